@@ -128,11 +128,11 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
     else:
         parsed = _parse(path, raw, gateway)
     del raw  # the waiting request keeps its upstream form alone
-    flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
+    in_flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
     del parsed
     while (await receive())["type"] != "http.disconnect":
         continue
-    gateway.runtime.hang_up(flight)
+    gateway.runtime.hang_up(in_flight)
 
 
 def _parse(path: str, raw: bytes, gateway: Gateway) -> Parsed:

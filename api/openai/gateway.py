@@ -130,7 +130,7 @@ class Gateway:
         if parsed.streamed and self.options.token_pacing:
             carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.carries_text
             send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
-        flight = InFlightRequest(
+        in_flight = InFlightRequest(
             request,
             parsed.head,
             send,
@@ -142,11 +142,11 @@ class Gateway:
             source=applied.source,
             translation=translation,
         )
-        flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
-        self._charge(flight, tenant)
+        in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
+        self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)
-        self.runtime.arrive(flight)
-        return flight
+        self.runtime.arrive(in_flight)
+        return in_flight
 
     def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
         model = parsed.model
@@ -175,14 +175,14 @@ class Gateway:
         )
         return request, applied
 
-    def _charge(self, flight: InFlightRequest, tenant: TenantConfig) -> None:
-        request = flight.request
-        flight.charged_tokens = request.prompt_tokens + request.output_tokens
+    def _charge(self, in_flight: InFlightRequest, tenant: TenantConfig) -> None:
+        request = in_flight.request
+        in_flight.charged_tokens = request.prompt_tokens + request.output_tokens
         try:
-            self.quotas.admit(tenant, flight.charged_tokens, request.arrival)
-            flight.quota = self.quotas.headers(tenant.name)
+            self.quotas.admit(tenant, in_flight.charged_tokens, request.arrival)
+            in_flight.quota = self.quotas.headers(tenant.name)
         except ApiError as error:
-            self.ledger.note(flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
-            flight.quota = self.quotas.headers(tenant.name)
-            error.about = flight.headers()
+            self.ledger.note(in_flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
+            in_flight.quota = self.quotas.headers(tenant.name)
+            error.about = in_flight.headers()
             raise

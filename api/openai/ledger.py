@@ -73,49 +73,53 @@ class Ledger:
         self._instruments = instruments
 
     def ended(
-        self, flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
+        self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
     ) -> None:
         """Exactly once for each request that was let in."""
-        self._quotas.release(flight.request.tenant, flight.charged_tokens, _tokens(flight))
-        self.note(flight, outcome, now, code=code, status=status)
+        self._quotas.release(in_flight.request.tenant, in_flight.charged_tokens, _tokens(in_flight))
+        self.note(in_flight, outcome, now, code=code, status=status)
 
-    def note(self, flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200) -> None:
+    def note(
+        self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
+    ) -> None:
         """The same for one refused by its quota, which was never let in."""
-        record, cause = _record(flight, outcome, now, code, status)
+        record, cause = _record(in_flight, outcome, now, code, status)
         if outcome is Outcome.OK:
-            self.finished.tick(flight.request.model, now)
-            self._learn(flight, record, now)
+            self.finished.tick(in_flight.request.model, now)
+            self._learn(in_flight, record, now)
         elif outcome in (Outcome.REFUSED, Outcome.EXPIRED):
             self.refusals[record.tenant, record.slo_class, code] += 1
         self.windows.observe(record, cause, now)
         self._instruments.ended(record)
         self._sink.add(record)
 
-    def _learn(self, flight: InFlightRequest, record: RequestRecord, now: float) -> None:
-        request = flight.request
+    def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
+        request = in_flight.request
         self.lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
         model = self.models.get(request.model)
-        if flight.text.chars and flight.usage is not None and model is not None:
-            self.estimates.observe(model, flight.text, request.prompt_tokens, flight.usage.prompt_tokens)
+        if in_flight.text.chars and in_flight.usage is not None and model is not None:
+            self.estimates.observe(model, in_flight.text, request.prompt_tokens, in_flight.usage.prompt_tokens)
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
 
 
-def _tokens(flight: InFlightRequest) -> int:
-    prompt = flight.usage.prompt_tokens if flight.usage else flight.request.prompt_tokens
-    return prompt + flight.output_tokens if flight.sends else 0
+def _tokens(in_flight: InFlightRequest) -> int:
+    prompt = in_flight.usage.prompt_tokens if in_flight.usage else in_flight.request.prompt_tokens
+    return prompt + in_flight.output_tokens if in_flight.sends else 0
 
 
-def _record(flight: InFlightRequest, outcome: Outcome, now: float, code: str, status: int) -> tuple[RequestRecord, str]:
-    request = flight.request
+def _record(
+    in_flight: InFlightRequest, outcome: Outcome, now: float, code: str, status: int
+) -> tuple[RequestRecord, str]:
+    request = in_flight.request
     e2e_s = now - request.arrival
-    prompt_tokens = flight.usage.prompt_tokens if flight.usage else request.prompt_tokens
-    times = [at - request.arrival for at in flight.times] if flight.times is not None else None
+    prompt_tokens = in_flight.usage.prompt_tokens if in_flight.usage else request.prompt_tokens
+    times = [at - request.arrival for at in in_flight.times] if in_flight.times is not None else None
     ttft_s = times[0] if times else None
-    n = flight.output_tokens
+    n = in_flight.output_tokens
     tpot_s = (times[-1] - times[0]) / (n - 1) if times and n > 1 else None
-    streamed_times = (times or []) if flight.streamed else None
+    streamed_times = (times or []) if in_flight.streamed else None
     outlook = judge(
         request.targets,
         outcome,
@@ -126,21 +130,21 @@ def _record(flight: InFlightRequest, outcome: Outcome, now: float, code: str, st
         output_tokens=n,
         token_times=streamed_times,
     )
-    queue_s = flight.sent_at - request.arrival if flight.sent_at is not None else None
+    queue_s = in_flight.sent_at - request.arrival if in_flight.sent_at is not None else None
     targets = request.targets
     record = RequestRecord(
         id=request.id,
-        arrived_at=flight.arrived_wall,
+        arrived_at=in_flight.arrived_wall,
         tenant=request.tenant,
         slo_class=request.slo_class,
         model=request.model,
         priority=request.priority,
-        instance=flight.instance,
+        instance=in_flight.instance,
         outcome=outcome.value,
         error_code=code,
         http_status=status,
-        streamed=flight.streamed,
-        judged_by="tokens" if flight.streamed else "e2e",
+        streamed=in_flight.streamed,
+        judged_by="tokens" if in_flight.streamed else "e2e",
         prompt_tokens=prompt_tokens,
         output_tokens=n,
         target_ttft_s=targets.ttft_s,
@@ -156,15 +160,15 @@ def _record(flight: InFlightRequest, outcome: Outcome, now: float, code: str, st
         deadline_met=outlook.deadline_met,
         attained=outlook.attained,
         goodput_tokens=outlook.goodput_tokens,
-        attempts=flight.sends,
+        attempts=in_flight.sends,
         workflow=request.workflow,
         stage=request.stage,
-        decisions=flight.decisions or [],
+        decisions=in_flight.decisions or [],
         token_times=summary(times) if times else [],
-        prefill_instance=flight.prefill_instance,
+        prefill_instance=in_flight.prefill_instance,
         may_defer=request.may_defer,
     )
-    return record, _cause(flight, outcome, outlook, code, queue_s)
+    return record, _cause(in_flight, outcome, outlook, code, queue_s)
 
 
 def summary(times: list[float]) -> list[float]:
@@ -176,27 +180,27 @@ def summary(times: list[float]) -> list[float]:
     return [*kept, round(times[-1], 6)]
 
 
-def _cause(flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code: str, queue_s: float | None) -> str:
+def _cause(in_flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code: str, queue_s: float | None) -> str:
     """Why it is a miss, in one short code; "" when attained or cancelled by its client."""
     if outlook.attained or outcome is Outcome.CANCELLED:
         return ""
     if outcome is Outcome.CUT:
         return code if code == "shutting_down" else "engine_cut"
     if outcome is not Outcome.OK:
-        return _decided(flight) or code or outcome.value
-    if not flight.streamed and not outlook.ttft_met:
+        return _decided(in_flight) or code or outcome.value
+    if not in_flight.streamed and not outlook.ttft_met:
         return "e2e_missed"
     if not outlook.ttft_met:
-        waited_most = (queue_s or 0.0) > flight.request.targets.ttft_s / 2
+        waited_most = (queue_s or 0.0) > in_flight.request.targets.ttft_s / 2
         return "queued_too_long" if waited_most else "slow_first_token"
     return "slow_decode" if not outlook.tpot_met else "deadline_missed"
 
 
-def _decided(flight: InFlightRequest) -> str:
+def _decided(in_flight: InFlightRequest) -> str:
     """What the decision that ended it says, which is more than the code its client got; "" if none ended it."""
-    if not flight.decisions:
+    if not in_flight.decisions:
         return ""
-    last = flight.decisions[-1]
+    last = in_flight.decisions[-1]
     if last["kind"] not in ("refuse", "expire", "cancel"):
         return ""
     figures = last["figures"]

@@ -22,82 +22,84 @@ class RelayListener(Protocol):
 
     def clock(self) -> float: ...
 
-    def accepted(self, flight: InFlightRequest) -> None: ...
+    def accepted(self, in_flight: InFlightRequest) -> None: ...
 
-    def pulling(self, flight: InFlightRequest) -> None: ...
+    def pulling(self, in_flight: InFlightRequest) -> None: ...
 
-    def first_token(self, flight: InFlightRequest, now: float) -> None: ...
+    def first_token(self, in_flight: InFlightRequest, now: float) -> None: ...
 
-    def progressed(self, flight: InFlightRequest, now: float) -> None: ...
+    def progressed(self, in_flight: InFlightRequest, now: float) -> None: ...
 
-    def completed(self, flight: InFlightRequest, now: float) -> None: ...
+    def completed(self, in_flight: InFlightRequest, now: float) -> None: ...
 
-    def lost(self, flight: InFlightRequest, error: EngineError) -> None: ...
+    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None: ...
 
 
-async def relay(flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: RelayListener) -> None:
+async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: RelayListener) -> None:
     """One attempt on one engine. Cancelling it closes the call upstream."""
     held = b""
     try:
         async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if chunk.kind == "data":
-                    flight.moved = chunk.moved or flight.moved
+                    in_flight.moved = chunk.moved or in_flight.moved
                     if chunk.pulling:
-                        driver.pulling(flight)
-                    held = await _data(flight, chunk, held, driver)
+                        driver.pulling(in_flight)
+                    held = await _data(in_flight, chunk, held, driver)
                 elif chunk.kind == "body":
-                    await _whole(flight, chunk, driver)
+                    await _whole(in_flight, chunk, driver)
                 else:
-                    flight.moved = chunk.moved
-                    driver.accepted(flight)
+                    in_flight.moved = chunk.moved
+                    driver.accepted(in_flight)
     except EngineError as error:
-        if flight.state is not State.ENDED:
-            driver.lost(flight, error)
+        if in_flight.state is not State.ENDED:
+            driver.lost(in_flight, error)
 
 
-async def _data(flight: InFlightRequest, chunk: AnswerChunk, held: bytes, driver: RelayListener) -> bytes:
+async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, driver: RelayListener) -> bytes:
     """Relay whole events; the answer is what must still be held back."""
     if chunk.tokens:
-        first, now = flight.times is None, driver.clock()
-        flight.delivered(chunk.tokens, now)
-        driver.first_token(flight, now) if first else driver.progressed(flight, now)
+        first, now = in_flight.times is None, driver.clock()
+        in_flight.delivered(chunk.tokens, now)
+        driver.first_token(in_flight, now) if first else driver.progressed(in_flight, now)
     if chunk.usage is not None:
-        flight.usage = chunk.usage
-    if flight.state is State.SENT:
+        in_flight.usage = chunk.usage
+    if in_flight.state is State.SENT:
         if not chunk.tokens and not chunk.done:
             return held + chunk.raw
-        await start_stream(flight)
-    raw = _told(flight, held + chunk.raw)
+        await start_stream(in_flight)
+    raw = _told(in_flight, held + chunk.raw)
     if chunk.done:
-        driver.completed(flight, driver.clock())
+        driver.completed(in_flight, driver.clock())
     if raw or chunk.done:
-        await flight.send({"type": "http.response.body", "body": raw, "more_body": not chunk.done})
+        await in_flight.send({"type": "http.response.body", "body": raw, "more_body": not chunk.done})
     return b""
 
 
-async def start_stream(flight: InFlightRequest) -> None:
-    flight.state = State.ANSWERING
-    headers = [EVENT_STREAM, NO_CACHE, *flight.headers()]
-    await flight.send({"type": "http.response.start", "status": 200, "headers": headers})
+async def start_stream(in_flight: InFlightRequest) -> None:
+    in_flight.state = State.ANSWERING
+    headers = [EVENT_STREAM, NO_CACHE, *in_flight.headers()]
+    await in_flight.send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _whole(flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
-    raw = _told(flight, chunk.raw)
-    flight.usage = chunk.usage
-    flight.state = State.ANSWERING
-    driver.completed(flight, driver.clock())
-    await respond(flight.send, 200, raw, flight.headers())
+async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
+    raw = _told(in_flight, chunk.raw)
+    in_flight.usage = chunk.usage
+    in_flight.state = State.ANSWERING
+    driver.completed(in_flight, driver.clock())
+    await respond(in_flight.send, 200, raw, in_flight.headers())
 
 
-def _told(flight: InFlightRequest, raw: bytes) -> bytes:
-    return raw if flight.translation is None else flight.translation.told(raw)
+def _told(in_flight: InFlightRequest, raw: bytes) -> bytes:
+    return raw if in_flight.translation is None else in_flight.translation.told(raw)
 
 
-async def end_with_error(flight: InFlightRequest, error: ApiError, *, started: bool) -> None:
+async def end_with_error(in_flight: InFlightRequest, error: ApiError, *, started: bool) -> None:
     """Answer an error: as a response, or as the last event of a stream that has begun."""
     if started:
-        await flight.send({"type": "http.response.body", "body": _told(flight, error.event()), "more_body": False})
+        await in_flight.send(
+            {"type": "http.response.body", "body": _told(in_flight, error.event()), "more_body": False}
+        )
     else:
-        headers = [*flight.headers(), *error.headers()]
-        await respond(flight.send, error.status, error.body(), headers)
+        headers = [*in_flight.headers(), *error.headers()]
+        await respond(in_flight.send, error.status, error.body(), headers)

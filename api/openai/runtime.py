@@ -47,7 +47,7 @@ class Outcomes(Protocol):
     """Hears of every request that ended, exactly once."""
 
     def ended(
-        self, flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
+        self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
     ) -> None: ...
 
 
@@ -99,31 +99,31 @@ class Runtime:
 
     # ---- what the gateway tells -----------------------------------------------------------------------------------
 
-    def arrive(self, flight: InFlightRequest) -> None:
-        self.requests[flight.request.id] = flight
-        self.push(ev.Arrived(flight.request))
+    def arrive(self, in_flight: InFlightRequest) -> None:
+        self.requests[in_flight.request.id] = in_flight
+        self.push(ev.Arrived(in_flight.request))
 
-    def hang_up(self, flight: InFlightRequest) -> None:
+    def hang_up(self, in_flight: InFlightRequest) -> None:
         """The client is gone: cancel at the engine at once."""
-        if flight.state is not State.ENDED:
-            self._end(flight, Outcome.CANCELLED, code="client_closed", status=499)
-            self.push(ev.Cancelled(flight.request.id))
+        if in_flight.state is not State.ENDED:
+            self._end(in_flight, Outcome.CANCELLED, code="client_closed", status=499)
+            self.push(ev.Cancelled(in_flight.request.id))
 
     def instance_down(self, instance_id: str, why: str) -> None:
         """Fail what it was serving. Of KV that it kept the scheduler knows."""
         self.push(ev.InstanceDown(instance_id))
         error = EngineError(f"instance {instance_id} is down: {why}")
-        for flight in [each for each in self.requests.values() if each.instance == instance_id]:
-            if flight.task is not None:
-                flight.stop_answer()
-                self.lost(flight, error)
-            elif flight.prefill is not None and flight.offer is None and not flight.prefill_instance:
-                flight.stop_prefill()
-                self.lost(flight, error)
+        for in_flight in [each for each in self.requests.values() if each.instance == instance_id]:
+            if in_flight.task is not None:
+                in_flight.stop_answer()
+                self.lost(in_flight, error)
+            elif in_flight.prefill is not None and in_flight.offer is None and not in_flight.prefill_instance:
+                in_flight.stop_prefill()
+                self.lost(in_flight, error)
 
     def serving(self, instance_id: str) -> int:
         """Requests that would be lost or begin again without it: also those whose KV it still holds for another."""
-        return sum(1 for flight in self.requests.values() if _needs(flight, instance_id))
+        return sum(1 for in_flight in self.requests.values() if _needs(in_flight, instance_id))
 
     def push(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -137,55 +137,55 @@ class Runtime:
 
     # ---- what the relay tells -------------------------------------------------------------------------------------
 
-    def accepted(self, flight: InFlightRequest) -> None:
+    def accepted(self, in_flight: InFlightRequest) -> None:
         """It frees no room, so it starts no pass either."""
-        self.tell(ev.Accepted(flight.request.id))
+        self.tell(ev.Accepted(in_flight.request.id))
 
-    def pulling(self, flight: InFlightRequest) -> None:
+    def pulling(self, in_flight: InFlightRequest) -> None:
         """Only decode stages pull (DecodeLeg)."""
 
-    def first_token(self, flight: InFlightRequest, now: float) -> None:
-        self._heard(flight.instance, now)
-        self.push(ev.FirstToken(flight.request.id))
+    def first_token(self, in_flight: InFlightRequest, now: float) -> None:
+        self._heard(in_flight.instance, now)
+        self.push(ev.FirstToken(in_flight.request.id))
 
-    def progressed(self, flight: InFlightRequest, now: float) -> None:
-        self._heard(flight.instance, now)
-        self._progress.add(flight.request.id)
+    def progressed(self, in_flight: InFlightRequest, now: float) -> None:
+        self._heard(in_flight.instance, now)
+        self._progress.add(in_flight.request.id)
         self._soon_enough()
 
     def _soon_enough(self) -> None:
         if self._soon is None and self._later is None:
             self._later = asyncio.get_running_loop().call_later(PROGRESS_S, self._pass)
 
-    def completed(self, flight: InFlightRequest, now: float) -> None:
-        if flight.usage is not None:
-            flight.output_tokens = flight.usage.completion_tokens
-        flight.task = None  # it ends by itself after the last write
-        self.push(ev.Finished(flight.request.id, flight.output_tokens))
-        self._end(flight, Outcome.OK)
+    def completed(self, in_flight: InFlightRequest, now: float) -> None:
+        if in_flight.usage is not None:
+            in_flight.output_tokens = in_flight.usage.completion_tokens
+        in_flight.task = None  # it ends by itself after the last write
+        self.push(ev.Finished(in_flight.request.id, in_flight.output_tokens))
+        self._end(in_flight, Outcome.OK)
 
-    def lost(self, flight: InFlightRequest, error: EngineError) -> None:
+    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
         """Its engine failed it: retried before the first token, ended by an error event after it."""
-        flight.task = None
-        flight.stop_answer()
+        in_flight.task = None
+        in_flight.stop_answer()
         if error.unreachable:
-            self._suspect(flight.instance)
+            self._suspect(in_flight.instance)
         if isinstance(error, UnreadableAnswer):
-            self.push(ev.Failed(flight.request.id, False, str(error)))
-            outcome = Outcome.CUT if flight.state is State.ANSWERING else Outcome.FAILED
-            self._refuse(flight, outcome, ApiError("engine_failed", str(error)))
-        elif flight.prefill_instance and flight.state is State.SENT:
-            self._decode_lost(flight, error)
-        elif flight.state is State.ANSWERING:
-            self.push(ev.Failed(flight.request.id, False, str(error)))
+            self.push(ev.Failed(in_flight.request.id, False, str(error)))
+            outcome = Outcome.CUT if in_flight.state is State.ANSWERING else Outcome.FAILED
+            self._refuse(in_flight, outcome, ApiError("engine_failed", str(error)))
+        elif in_flight.prefill_instance and in_flight.state is State.SENT:
+            self._decode_lost(in_flight, error)
+        elif in_flight.state is State.ANSWERING:
+            self.push(ev.Failed(in_flight.request.id, False, str(error)))
             message = "The engine failed during the answer; it is incomplete."
-            self._refuse(flight, Outcome.CUT, ApiError("engine_failed", message))
+            self._refuse(in_flight, Outcome.CUT, ApiError("engine_failed", message))
         elif error.client_fault:
-            self._rejected(flight, error)
+            self._rejected(in_flight, error)
         else:
-            log.warning("request %s failed on %s: %s", flight.request.id, flight.instance, error)
-            flight.restart()
-            self.push(ev.Failed(flight.request.id, True, str(error)))
+            log.warning("request %s failed on %s: %s", in_flight.request.id, in_flight.instance, error)
+            in_flight.restart()
+            self.push(ev.Failed(in_flight.request.id, True, str(error)))
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 
@@ -212,101 +212,103 @@ class Runtime:
         self._soon = self._later = self._wake = None
         events, self._events = self._events, []
         for request_id in self._progress:
-            if flight := self.requests.get(request_id):
-                events.append(ev.Progress(request_id, flight.output_tokens))
+            if in_flight := self.requests.get(request_id):
+                events.append(ev.Progress(request_id, in_flight.output_tokens))
         self._progress.clear()
         return events or [ev.Woke()]
 
     def _count(self, actions: Sequence[ev.Action], now: float) -> None:
         """Sends that stand: one that was turned away in the same pass is counted where it went instead."""
         for send in {action.request.id: action for action in actions if type(action) is ev.Send}.values():
-            flight = self.requests.get(send.request.id)
-            if flight is not None and flight.state is State.SENT:
+            in_flight = self.requests.get(send.request.id)
+            if in_flight is not None and in_flight.state is State.SENT:
                 self.rates.sent(send.request.model, now, prefill=send.part is not Part.WHOLE)
 
     # ---- actions: requests ----------------------------------------------------------------------------------------
 
-    def note(self, flight: InFlightRequest, decision: Decision) -> None:
-        flight.note(decision)
-        request = flight.request
+    def note(self, in_flight: InFlightRequest, decision: Decision) -> None:
+        in_flight.note(decision)
+        request = in_flight.request
         self.decided[request.tenant, request.slo_class, decision.kind, decision.reason] += 1
 
     def _send(self, action: ev.Send) -> None:
-        flight = self.requests.get(action.request.id)
-        if flight is None:  # it ended in this very iteration; its Cancelled is in the next batch
+        in_flight = self.requests.get(action.request.id)
+        if in_flight is None:  # it ended in this very iteration; its Cancelled is in the next batch
             return
-        self.note(flight, action.decision)
+        self.note(in_flight, action.decision)
         backend = self._backends.get(action.instance_id)
-        flight.instance = action.instance_id
-        flight.sent_at = self.clock()
-        flight.sends += 1
+        in_flight.instance = action.instance_id
+        in_flight.sent_at = self.clock()
+        in_flight.sends += 1
         if backend is None:
-            self.push(ev.Failed(flight.request.id, True, f"no instance {action.instance_id}"))
+            self.push(ev.Failed(in_flight.request.id, True, f"no instance {action.instance_id}"))
             return
-        flight.state = State.SENT
-        call = flight.upstream_call(action.rank)
+        in_flight.state = State.SENT
+        call = in_flight.upstream_call(action.rank)
         if action.part is not Part.WHOLE:
-            flight.call, flight.paired = call, action.part is Part.PAIR
-            if not flight.paired:  # a pair begins when its decode instance is known
-                self.transfers.begun(flight.request.id, action.instance_id)
-                flight.prefill = self.spawn(self._prefill(flight, backend, call))
+            in_flight.call, in_flight.paired = call, action.part is Part.PAIR
+            if not in_flight.paired:  # a pair begins when its decode instance is known
+                self.transfers.begun(in_flight.request.id, action.instance_id)
+                in_flight.prefill = self.spawn(self._prefill(in_flight, backend, call))
             return
-        flight.task = self.spawn(relay(flight, backend, call, self))
-        if not flight.streamed:
-            prefilled = ev.FirstToken(flight.request.id, assumed=True)
-            flight.assumes_first_token = asyncio.get_running_loop().call_later(action.prefill_s, self.push, prefilled)
+        in_flight.task = self.spawn(relay(in_flight, backend, call, self))
+        if not in_flight.streamed:
+            prefilled = ev.FirstToken(in_flight.request.id, assumed=True)
+            in_flight.assumes_first_token = asyncio.get_running_loop().call_later(
+                action.prefill_s, self.push, prefilled
+            )
 
     def _refused(self, action: ev.Refuse) -> None:
-        if flight := self.requests.get(action.request.id):
-            self.note(flight, action.decision)
+        if in_flight := self.requests.get(action.request.id):
+            self.note(in_flight, action.decision)
             field = action.decision.figures.get("field")
             param = field if isinstance(field, str) else None
             error = ApiError(action.code, refusal(action.decision), param=param, retry_after_s=action.retry_after_s)
-            self._refuse(flight, Outcome.FAILED if flight.sends else Outcome.REFUSED, error)
+            self._refuse(in_flight, Outcome.FAILED if in_flight.sends else Outcome.REFUSED, error)
 
     def _dropped(self, action: ev.Drop) -> None:
-        if flight := self.requests.get(action.request.id):
-            self.note(flight, action.decision)
+        if in_flight := self.requests.get(action.request.id):
+            self.note(in_flight, action.decision)
             if action.decision.kind == "cancel":
                 error = ApiError("cancelled", "The request was cancelled by an operator.")
-                self._refuse(flight, Outcome.REFUSED, error)
+                self._refuse(in_flight, Outcome.REFUSED, error)
             else:
                 error = ApiError("waiting_time_exceeded", refusal(action.decision))
-                self._refuse(flight, Outcome.EXPIRED, error)
+                self._refuse(in_flight, Outcome.EXPIRED, error)
 
     def _unscheduled(self, action: ev.Unscheduled) -> None:
-        if flight := self.requests.get(action.request.id):
-            self._refuse(flight, Outcome.FAILED, ApiError("internal_error", "The request could not be scheduled."))
+        if in_flight := self.requests.get(action.request.id):
+            self._refuse(in_flight, Outcome.FAILED, ApiError("internal_error", "The request could not be scheduled."))
 
     def _given_up(self, action: ev.GiveUp) -> None:
-        if flight := self.requests.get(action.request.id):
-            self.note(flight, action.decision)
+        if in_flight := self.requests.get(action.request.id):
+            self.note(in_flight, action.decision)
             message = "No engine could decode the answer."
             if action.prefilled:
                 message = "The engines that held this request's KV failed."
-            self._refuse(flight, Outcome.FAILED, ApiError("no_capacity", message))
+            self._refuse(in_flight, Outcome.FAILED, ApiError("no_capacity", message))
 
     # ---- actions: stages ------------------------------------------------------------------------------------------
 
     def _place(self, action: ev.Place) -> None:
-        flight = self.requests.get(action.request.id)
-        if flight is None:
+        in_flight = self.requests.get(action.request.id)
+        if in_flight is None:
             return
-        name, target = flight.request.id, action.target
-        backend, call = self._backends.get(target), flight.call
-        if backend is None or call is None or (flight.offer is None and not flight.paired):
+        name, target = in_flight.request.id, action.target
+        backend, call = self._backends.get(target), in_flight.call
+        if backend is None or call is None or (in_flight.offer is None and not in_flight.paired):
             self.push(ev.TransferFailed(name, target, "no_instance"))
             return
-        self.note(flight, action.decision)
-        flight.instance, flight.prefill_instance, flight.moved = target, action.source, None
-        self.transfers.placed(action, "placed" if call.streamed and not flight.paired else "moving")
+        self.note(in_flight, action.decision)
+        in_flight.instance, in_flight.prefill_instance, in_flight.moved = target, action.source, None
+        self.transfers.placed(action, "placed" if call.streamed and not in_flight.paired else "moving")
         leg = DecodeLeg(self, target, self.transfers, self.rates, backend.capabilities)
-        if flight.paired:
-            flight.task = self.spawn(self._both(flight, call, action, leg))
+        if in_flight.paired:
+            in_flight.task = self.spawn(self._both(in_flight, call, action, leg))
             self.push(ev.TransferStarted(name, target))
             return
-        there = replace(call, rank=action.rank, offer=flight.offer or b"")
-        flight.task = self.spawn(relay(flight, backend, there, leg))
+        there = replace(call, rank=action.rank, offer=in_flight.offer or b"")
+        in_flight.task = self.spawn(relay(in_flight, backend, there, leg))
         if call.streamed:
             return  # its headers say that it has begun
         self.push(ev.TransferStarted(name, target))
@@ -315,82 +317,82 @@ class Runtime:
 
     def _abort(self, action: ev.Abort) -> None:
         """Its decode stage there, and a prefill begun with it: the request itself goes on."""
-        flight = self.requests.get(action.request_id)
-        if flight is None or not flight.prefill_instance or flight.instance != action.instance_id:
+        in_flight = self.requests.get(action.request_id)
+        if in_flight is None or not in_flight.prefill_instance or in_flight.instance != action.instance_id:
             return
-        if flight.paired:
-            flight.stop_prefill()
-        if flight.task is not None:
-            flight.stop_answer()
-            self.transfers.undone(flight, action.reason or "undone", self.clock())
+        if in_flight.paired:
+            in_flight.stop_prefill()
+        if in_flight.task is not None:
+            in_flight.stop_answer()
+            self.transfers.undone(in_flight, action.reason or "undone", self.clock())
         if action.reason == "prefill_failed":  # nothing of it is left
-            flight.instance = flight.prefill_instance
-            flight.restart()
+            in_flight.instance = in_flight.prefill_instance
+            in_flight.restart()
 
     def _prefill_again(self, action: ev.PrefillAgain) -> None:
-        if flight := self.requests.get(action.request.id):
-            self.note(flight, action.decision)
-            self._stop_stages(flight)
-            flight.restart()
+        if in_flight := self.requests.get(action.request.id):
+            self.note(in_flight, action.decision)
+            self._stop_stages(in_flight)
+            in_flight.restart()
 
-    def _stop_stages(self, flight: InFlightRequest) -> None:
+    def _stop_stages(self, in_flight: InFlightRequest) -> None:
         """All that runs of it, and what is remembered of its transfer."""
-        source = flight.prefill_instance or flight.instance
-        if flight.stop_prefill() and not flight.paired:
-            self.transfers.free(flight.request.id, source)  # its engine may just have ended it
-        flight.stop_answer()
-        self.transfers.forget(flight, self.clock())
+        source = in_flight.prefill_instance or in_flight.instance
+        if in_flight.stop_prefill() and not in_flight.paired:
+            self.transfers.free(in_flight.request.id, source)  # its engine may just have ended it
+        in_flight.stop_answer()
+        self.transfers.forget(in_flight, self.clock())
 
     # ---- prefills and pairs ---------------------------------------------------------------------------------------
 
-    async def _prefill(self, flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
+    async def _prefill(self, in_flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
         """One leg. Of a pair its end says that the KV was taken."""
         source, me = backend.spec.id, asyncio.current_task()
         try:
-            if flight.paired:
+            if in_flight.paired:
                 prefilled = await backend.prefill(call)
             else:
-                prefilled = await backend.prefill(call, partial(self._ending, flight, source))
+                prefilled = await backend.prefill(call, partial(self._ending, in_flight, source))
         except EngineError as error:
-            if flight.prefill is me:
-                flight.prefill = None
-                self._prefill_lost(flight, source, error)
+            if in_flight.prefill is me:
+                in_flight.prefill = None
+                self._prefill_lost(in_flight, source, error)
             return
-        if flight.prefill is not me:
+        if in_flight.prefill is not me:
             return
-        flight.prefill = None
+        in_flight.prefill = None
         if prefilled.done:
-            self._answer_whole(flight, backend, call)
+            self._answer_whole(in_flight, backend, call)
             return
-        flight.offer = prefilled.offer
-        self._prefilled(flight, source)
-        self.push(ev.PrefillDone(flight.request, source, flight.request.prompt_tokens))
-        if flight.paired and not flight.streamed:  # its answer shows no first token
-            self.push(ev.TransferDone(flight.request.id, flight.instance))
+        in_flight.offer = prefilled.offer
+        self._prefilled(in_flight, source)
+        self.push(ev.PrefillDone(in_flight.request, source, in_flight.request.prompt_tokens))
+        if in_flight.paired and not in_flight.streamed:  # its answer shows no first token
+            self.push(ev.TransferDone(in_flight.request.id, in_flight.instance))
 
-    def _ending(self, flight: InFlightRequest, source: str, offer: bytes) -> None:
+    def _ending(self, in_flight: InFlightRequest, source: str, offer: bytes) -> None:
         """Its prompt is nearly computed, and its KV may be pulled."""
-        if flight.state is State.SENT:
-            flight.offer = offer
-            self.push(ev.PrefillEnding(flight.request.id, source))
+        if in_flight.state is State.SENT:
+            in_flight.offer = offer
+            self.push(ev.PrefillEnding(in_flight.request.id, source))
 
-    def _prefilled(self, flight: InFlightRequest, source: str) -> None:
-        request, now = flight.request, self.clock()
+    def _prefilled(self, in_flight: InFlightRequest, source: str) -> None:
+        request, now = in_flight.request, self.clock()
         self.rates.prefilled(request.model, now)
         figures: dict[str, Figure] = {"instance": source, "tokens": request.prompt_tokens}
-        self.note(flight, Decision("prefill", "prefilled", request.id, now, figures))
+        self.note(in_flight, Decision("prefill", "prefilled", request.id, now, figures))
 
-    def _answer_whole(self, flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
+    def _answer_whole(self, in_flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
         """Nothing is left to decode. One token is cheap to ask for once more, as the client wants it framed."""
-        if flight.task is not None:
-            flight.stop_answer()
-            self.transfers.undone(flight, "undone", self.clock())
-        flight.instance, flight.prefill_instance = backend.spec.id, ""
-        flight.call = flight.offer = None
-        self.push(ev.AnsweredWhole(flight.request.id, backend.spec.id))
-        flight.task = self.spawn(relay(flight, backend, call, self))
+        if in_flight.task is not None:
+            in_flight.stop_answer()
+            self.transfers.undone(in_flight, "undone", self.clock())
+        in_flight.instance, in_flight.prefill_instance = backend.spec.id, ""
+        in_flight.call = in_flight.offer = None
+        self.push(ev.AnsweredWhole(in_flight.request.id, backend.spec.id))
+        in_flight.task = self.spawn(relay(in_flight, backend, call, self))
 
-    async def _both(self, flight: InFlightRequest, call: UpstreamCall, place: ev.Place, leg: DecodeLeg) -> None:
+    async def _both(self, in_flight: InFlightRequest, call: UpstreamCall, place: ev.Place, leg: DecodeLeg) -> None:
         """Both stages of a pair, with a room of their own."""
         prefiller, decoder = self._backends.get(place.source), self._backends.get(place.target)
         try:
@@ -398,68 +400,68 @@ class Runtime:
                 raise EngineError(f"instance {place.source if prefiller is None else place.target} is gone")
             offer = await prefiller.meeting()
         except EngineError as error:
-            flight.task = None  # this one
-            self._prefill_lost(flight, place.source, error)
+            in_flight.task = None  # this one
+            self._prefill_lost(in_flight, place.source, error)
             return
         there = replace(call, offer=offer)
-        flight.stop_prefill()
-        flight.prefill = self.spawn(self._prefill(flight, prefiller, there))
-        await relay(flight, decoder, replace(there, rank=place.rank), leg)
+        in_flight.stop_prefill()
+        in_flight.prefill = self.spawn(self._prefill(in_flight, prefiller, there))
+        await relay(in_flight, decoder, replace(there, rank=place.rank), leg)
 
-    def _prefill_lost(self, flight: InFlightRequest, source: str, error: EngineError) -> None:
+    def _prefill_lost(self, in_flight: InFlightRequest, source: str, error: EngineError) -> None:
         """What follows is the scheduler's to say where a decode stage is at work already."""
-        needed = flight.state is State.SENT and flight.moved is None  # else the decode engine has all KV
-        if flight.state is State.ENDED:
+        needed = in_flight.state is State.SENT and in_flight.moved is None  # else the decode engine has all KV
+        if in_flight.state is State.ENDED:
             return
-        if flight.task is None or (needed and error.client_fault):
-            flight.stop_answer()
-            self.transfers.undone(flight, "prefill_failed", self.clock())
-            flight.instance, flight.prefill_instance = source, ""
-            self.lost(flight, error)
+        if in_flight.task is None or (needed and error.client_fault):
+            in_flight.stop_answer()
+            self.transfers.undone(in_flight, "prefill_failed", self.clock())
+            in_flight.instance, in_flight.prefill_instance = source, ""
+            self.lost(in_flight, error)
             return
         if not needed:
-            if self.transfers.under_way(flight):  # of a stream, before its first token
-                self.transfers.landed(flight, flight.moved, self.clock())
-                self.push(ev.TransferDone(flight.request.id, flight.instance, flight.moved, released=True))
-            self._prefilled(flight, source)
-        flight.offer = None
-        self.push(ev.PrefillFailed(flight.request.id, source, str(error)))
+            if self.transfers.under_way(in_flight):  # of a stream, before its first token
+                self.transfers.landed(in_flight, in_flight.moved, self.clock())
+                self.push(ev.TransferDone(in_flight.request.id, in_flight.instance, in_flight.moved, released=True))
+            self._prefilled(in_flight, source)
+        in_flight.offer = None
+        self.push(ev.PrefillFailed(in_flight.request.id, source, str(error)))
         if error.unreachable:
             self._suspect(source)
 
-    def _decode_lost(self, flight: InFlightRequest, error: EngineError) -> None:
+    def _decode_lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
         """The decode engine failed before its first byte reached the client."""
         reason = reason_of(error)
-        request, target = flight.request, flight.instance
+        request, target = in_flight.request, in_flight.instance
         log.warning("decode of %s on %s: %s (%s)", request.id, target, error, reason)
-        self.transfers.failed(flight, reason, error, self.clock())
-        if flight.paired:
-            flight.stop_prefill()
-        if error.client_fault if flight.paired else asks_wrong(error):
-            flight.instance, flight.prefill_instance = flight.prefill_instance, ""
-            self._rejected(flight, error)
+        self.transfers.failed(in_flight, reason, error, self.clock())
+        if in_flight.paired:
+            in_flight.stop_prefill()
+        if error.client_fault if in_flight.paired else asks_wrong(error):
+            in_flight.instance, in_flight.prefill_instance = in_flight.prefill_instance, ""
+            self._rejected(in_flight, error)
         else:
             self.push(ev.TransferFailed(request.id, target, told_migrator(error)))
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 
-    def _rejected(self, flight: InFlightRequest, error: EngineError) -> None:
+    def _rejected(self, in_flight: InFlightRequest, error: EngineError) -> None:
         """It is the request that is at fault: no engine would take it."""
-        self.push(ev.Cancelled(flight.request.id))
-        self._end(flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
-        self.spawn(end_with_error(flight, engine_refusal(error.status, error.body), started=False))
+        self.push(ev.Cancelled(in_flight.request.id))
+        self._end(in_flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
+        self.spawn(end_with_error(in_flight, engine_refusal(error.status, error.body), started=False))
 
-    def _refuse(self, flight: InFlightRequest, outcome: Outcome, error: ApiError) -> None:
-        started = flight.state is State.ANSWERING
-        self._end(flight, outcome, code=error.code, status=200 if started else error.status)
-        self.spawn(end_with_error(flight, error, started=started))
+    def _refuse(self, in_flight: InFlightRequest, outcome: Outcome, error: ApiError) -> None:
+        started = in_flight.state is State.ANSWERING
+        self._end(in_flight, outcome, code=error.code, status=200 if started else error.status)
+        self.spawn(end_with_error(in_flight, error, started=started))
 
-    def _end(self, flight: InFlightRequest, outcome: Outcome, *, code: str = "", status: int = 200) -> None:
-        flight.state = State.ENDED
-        self._stop_stages(flight)
-        del self.requests[flight.request.id]
+    def _end(self, in_flight: InFlightRequest, outcome: Outcome, *, code: str = "", status: int = 200) -> None:
+        in_flight.state = State.ENDED
+        self._stop_stages(in_flight)
+        del self.requests[in_flight.request.id]
         # Judging and recording take as long as all else at the end of a request: the last bytes leave before it.
-        ended = partial(self._outcomes.ended, flight, outcome, self.clock(), code=code, status=status)
+        ended = partial(self._outcomes.ended, in_flight, outcome, self.clock(), code=code, status=status)
         asyncio.get_running_loop().call_soon(ended)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -476,10 +478,10 @@ class Runtime:
 
     def give_up(self) -> None:
         """The gateway stops: whatever is still open ends, with its record, in words that its client understands."""
-        for flight in list(self.requests.values()):
-            outcome = Outcome.FAILED if flight.sends else Outcome.REFUSED
-            self.push(ev.Cancelled(flight.request.id))
-            self._refuse(flight, Outcome.CUT if flight.state is State.ANSWERING else outcome, shutting_down())
+        for in_flight in list(self.requests.values()):
+            outcome = Outcome.FAILED if in_flight.sends else Outcome.REFUSED
+            self.push(ev.Cancelled(in_flight.request.id))
+            self._refuse(in_flight, Outcome.CUT if in_flight.state is State.ANSWERING else outcome, shutting_down())
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open writes at shutdown."""
@@ -493,6 +495,6 @@ def report_defect(who: str, events: Sequence[ev.Event], error: Exception) -> Non
     log.error("the %s failed on %s", who, what, exc_info=error)
 
 
-def _needs(flight: InFlightRequest, instance_id: str) -> bool:
-    holds = flight.state is State.SENT and flight.prefill_instance == instance_id
-    return holds or (flight.state is not State.QUEUED and flight.instance == instance_id)
+def _needs(in_flight: InFlightRequest, instance_id: str) -> bool:
+    holds = in_flight.state is State.SENT and in_flight.prefill_instance == instance_id
+    return holds or (in_flight.state is not State.QUEUED and in_flight.instance == instance_id)

@@ -33,37 +33,37 @@ class DecodeLeg:
     def clock(self) -> float:
         return self._runtime.clock()
 
-    def accepted(self, flight: InFlightRequest) -> None:
+    def accepted(self, in_flight: InFlightRequest) -> None:
         """Of a stream: blocks are reserved. Of a whole answer whose engine tells: its KV is there."""
-        self._runtime.accepted(flight)
-        if flight.streamed:
+        self._runtime.accepted(in_flight)
+        if in_flight.streamed:
             moves = not self._engine.tells_pulling
-            self._transfers.reached(flight, "moving" if moves else "reserved")
-            self._runtime.push(ev.TransferStarted(flight.request.id, self._target, moves))
+            self._transfers.reached(in_flight, "moving" if moves else "reserved")
+            self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
-            self.landed(flight, self.clock())
+            self.landed(in_flight, self.clock())
 
-    def pulling(self, flight: InFlightRequest) -> None:
-        self._transfers.reached(flight, "moving")
-        self._runtime.push(ev.TransferMoves(flight.request.id, self._target))
+    def pulling(self, in_flight: InFlightRequest) -> None:
+        self._transfers.reached(in_flight, "moving")
+        self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
 
-    def first_token(self, flight: InFlightRequest, now: float) -> None:
-        self.landed(flight, now)
-        self._runtime.first_token(flight, now)
+    def first_token(self, in_flight: InFlightRequest, now: float) -> None:
+        self.landed(in_flight, now)
+        self._runtime.first_token(in_flight, now)
 
-    def landed(self, flight: InFlightRequest, now: float) -> None:
-        self._transfers.landed(flight, flight.moved, now)
-        released = flight.moved is not None  # who measured it has told the prefill engine
-        self._runtime.push(ev.TransferDone(flight.request.id, self._target, flight.moved, released=released))
+    def landed(self, in_flight: InFlightRequest, now: float) -> None:
+        self._transfers.landed(in_flight, in_flight.moved, now)
+        released = in_flight.moved is not None  # who measured it has told the prefill engine
+        self._runtime.push(ev.TransferDone(in_flight.request.id, self._target, in_flight.moved, released=released))
 
-    def progressed(self, flight: InFlightRequest, now: float) -> None:
-        self._runtime.progressed(flight, now)
+    def progressed(self, in_flight: InFlightRequest, now: float) -> None:
+        self._runtime.progressed(in_flight, now)
 
-    def completed(self, flight: InFlightRequest, now: float) -> None:
+    def completed(self, in_flight: InFlightRequest, now: float) -> None:
         """Of an answer in one piece this may be when its first token is known to have been there."""
-        self._transfers.landed(flight, flight.moved, now)
-        self._rates.decoded(flight.request.model, now)
-        self._runtime.completed(flight, now)
+        self._transfers.landed(in_flight, in_flight.moved, now)
+        self._rates.decoded(in_flight.request.model, now)
+        self._runtime.completed(in_flight, now)
 
-    def lost(self, flight: InFlightRequest, error: EngineError) -> None:
-        self._runtime.lost(flight, error)
+    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
+        self._runtime.lost(in_flight, error)

@@ -32,7 +32,7 @@ NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
 class Notes(Protocol):
-    def note(self, flight: InFlightRequest, decision: Decision) -> None: ...
+    def note(self, in_flight: InFlightRequest, decision: Decision) -> None: ...
 
     def push(self, event: ev.Event) -> None: ...
 
@@ -72,50 +72,50 @@ class Transfers:
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._open[name] = Opened(place, self._attempts[name], state)
 
-    def reached(self, flight: InFlightRequest, state: str) -> None:
-        if (opened := self._open.get(flight.request.id)) is not None:
+    def reached(self, in_flight: InFlightRequest, state: str) -> None:
+        if (opened := self._open.get(in_flight.request.id)) is not None:
             opened.state = state
 
-    def under_way(self, flight: InFlightRequest) -> bool:
+    def under_way(self, in_flight: InFlightRequest) -> bool:
         """Placed, and neither landed nor failed."""
-        return flight.request.id in self._open
+        return in_flight.request.id in self._open
 
-    def landed(self, flight: InFlightRequest, moved: KvMoved | None, now: float) -> None:
+    def landed(self, in_flight: InFlightRequest, moved: KvMoved | None, now: float) -> None:
         """The decode engine goes on. One that measured the transfer has told the prefill engine that it has it all."""
-        opened = self._close(flight)
+        opened = self._close(in_flight)
         if opened is None:
             return
         self.moved += 1
-        name, state = flight.request.id, "committed" if moved is None else "released"
-        self._ended[name] = self._note(flight, opened, "kv_landed", now, moved, state, "done")
+        name, state = in_flight.request.id, "committed" if moved is None else "released"
+        self._ended[name] = self._note(in_flight, opened, "kv_landed", now, moved, state, "done")
         if moved is not None:
             self._asked.discard((name, opened.place.source))
 
-    def failed(self, flight: InFlightRequest, reason: str, error: EngineError, now: float) -> None:
+    def failed(self, in_flight: InFlightRequest, reason: str, error: EngineError, now: float) -> None:
         """The decode engine, or the way to it."""
-        opened = self._close(flight)
+        opened = self._close(in_flight)
         if opened is None:
             return
         moved = moved_in(error.body)
         state = _reached(moved, "placed" if reason in NEVER_BEGAN else opened.state)
-        self._note(flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
+        self._note(in_flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
-    def undone(self, flight: InFlightRequest, reason: str, now: float) -> None:
+    def undone(self, in_flight: InFlightRequest, reason: str, now: float) -> None:
         """By us: a time-out, a lost prefill engine, a request that ended."""
-        opened = self._close(flight)
+        opened = self._close(in_flight)
         if opened is not None:
-            self._note(flight, opened, reason, now, None, opened.state, "undone", undo=reason)
+            self._note(in_flight, opened, reason, now, None, opened.state, "undone", undo=reason)
 
-    def forget(self, flight: InFlightRequest, now: float) -> None:
+    def forget(self, in_flight: InFlightRequest, now: float) -> None:
         """The request is over, or begins anew."""
-        self.undone(flight, "request_ended", now)
-        self._ended.pop(flight.request.id, None)
-        if flight.state is State.ENDED:
-            self._attempts.pop(flight.request.id, None)
+        self.undone(in_flight, "request_ended", now)
+        self._ended.pop(in_flight.request.id, None)
+        if in_flight.state is State.ENDED:
+            self._attempts.pop(in_flight.request.id, None)
 
-    def _close(self, flight: InFlightRequest) -> Opened | None:
+    def _close(self, in_flight: InFlightRequest) -> Opened | None:
         """No transfer of it is under way any more."""
-        return self._open.pop(flight.request.id, None)
+        return self._open.pop(in_flight.request.id, None)
 
     def close(self) -> None:
         if self._soon is not None:
@@ -123,7 +123,7 @@ class Transfers:
 
     def _note(
         self,
-        flight: InFlightRequest,
+        in_flight: InFlightRequest,
         opened: Opened,
         reason: str,
         now: float,
@@ -154,8 +154,8 @@ class Transfers:
                 "overlap_s": moved.busy_s,
                 "early_bytes": moved.early_bytes,
             }
-        self._host.note(flight, Decision("transfer", reason, flight.request.id, now, figures))
-        kept: dict[str, Any] = flight.decisions[-1]["figures"] if flight.decisions else {}
+        self._host.note(in_flight, Decision("transfer", reason, in_flight.request.id, now, figures))
+        kept: dict[str, Any] = in_flight.decisions[-1]["figures"] if in_flight.decisions else {}
         return kept
 
     # ---- KV nobody needs -------------------------------------------------------------------------------------------

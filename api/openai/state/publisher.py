@@ -205,10 +205,10 @@ class Publisher:
             command=message["id"], gateway=self._gateway.options.name, applied=[], gone=[], too_late=[]
         )
         for request_id in message["request_ids"]:
-            flight = self._gateway.runtime.requests.get(request_id)
-            if flight is None:
+            in_flight = self._gateway.runtime.requests.get(request_id)
+            if in_flight is None:
                 answer["gone"].append(request_id)
-            elif late or flight.state is not State.QUEUED:
+            elif late or in_flight.state is not State.QUEUED:
                 answer["too_late"].append(request_id)
             else:
                 answer["applied"].append(request_id)

@@ -15,7 +15,7 @@ from controller.dispatch.disaggregation.transfers import Transfer
 NOBODY: frozenset[str] = frozenset()
 
 
-class Strangers:
+class IncompatiblePeers:
     """Times are the caller's seconds. A word is believed until either end begins a new run (`forget`), for `lasts_s` at
     most, and remembered until KV was read all the same (`read`). `under_way`: is this transfer still what becomes of
     its request? It is asked each time, so that no trial is left behind by one that vanished."""
@@ -75,7 +75,7 @@ class Strangers:
             self._trials.pop(source, None)
 
 
-def begins_anew(load: Load, before: Load | None) -> bool:
+def begins_new_run(load: Load, before: Load | None) -> bool:
     """It sleeps, and may wake with other weights; or what it counts is less than it was: it was started again between
     two reports."""
     if not load.awake:

@@ -13,7 +13,7 @@ from controller.core import events as ev
 Kept = tuple[str, str]  # request, prefill instance
 
 
-class Releases:
+class KvReleases:
     """`timeout_s`: until an answer is missed; `tries`: how often the same is asked."""
 
     def __init__(self, timeout_s: float, tries: int) -> None:

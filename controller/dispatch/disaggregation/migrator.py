@@ -21,12 +21,12 @@ from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
-from controller.dispatch.disaggregation.incompatible_peers import Strangers, begins_anew
+from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers, begins_new_run
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.placements import Placement, Prefilled
 from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import Reach
-from controller.dispatch.disaggregation.rollback import Undoing
+from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfer_queue import TransferQueue
 from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
 from controller.dispatch.fleet import Roster
@@ -43,13 +43,21 @@ class Migrator:
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
         self._queue = TransferQueue(placement.order)
-        self._strangers = Strangers(config.strangers_s, self._queue.under_way)
-        self._reach = Reach(self._roster.workers, self.links, self._strangers)
-        self.undoing = Undoing(
-            config, self._queue, self._roster, self.links, self._reach, self._strangers, placement.one_shot
+        self._incompatible = IncompatiblePeers(config.strangers_s, self._queue.under_way)
+        self._reach = Reach(self._roster.workers, self.links, self._incompatible)
+        self.rollback = Rollback(
+            config, self._queue, self._roster, self.links, self._reach, self._incompatible, placement.one_shot
         )
         self.placing = Placing(
-            name, config, placement, self._queue, self._roster, self.links, self._reach, self._strangers, self.undoing
+            name,
+            config,
+            placement,
+            self._queue,
+            self._roster,
+            self.links,
+            self._reach,
+            self._incompatible,
+            self.rollback,
         )
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
@@ -83,7 +91,7 @@ class Migrator:
                 handler(event, now, actions)
             else:
                 self._roster.handle(event)
-        self.undoing.overdue(now, actions)
+        self.rollback.overdue(now, actions)
         if self._queue.waiting or self._queue.hopeless:
             self.placing.place_waiting(now, actions)
         wake_at = self.placing.next_at(now)
@@ -96,7 +104,7 @@ class Migrator:
     @property
     def busy(self) -> bool:
         """Is any decode stage known of, from the sending of its prefill to its end, or KV that is to be freed?"""
-        return len(self._queue) > 0 or len(self.undoing.releases) > 0
+        return len(self._queue) > 0 or len(self.rollback.kv_releases) > 0
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
@@ -115,14 +123,14 @@ class Migrator:
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
-        self.undoing.forget(
+        self.rollback.forget(
             event.request.id
         )  # of an earlier attempt: nor is it to begin anew for what became of that one
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
-        self.undoing.releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
+        self.rollback.kv_releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
         transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
         self._queue.add(transfer)
-        if self._strangers and self.placing.turned_away(transfer, now, actions):
+        if self._incompatible and self.placing.turned_away(transfer, now, actions):
             return
         if self.placement.one_shot:
             candidates = self._reach.candidates(transfer, self._reach.decoders(transfer, now))
@@ -132,7 +140,7 @@ class Migrator:
         if event.paired:
             self._begin_early(transfer, now)
         else:
-            self.undoing.prefill_begins(transfer, now)
+            self.rollback.prefill_begins(transfer, now)
 
     def _prefill_ending(self, event: ev.PrefillEnding, now: float, actions: list[ev.Action]) -> None:
         transfer = self._queue.get(event.request_id)
@@ -178,13 +186,13 @@ class Migrator:
         if event.released:
             self._queue.advance(transfer, On.RELEASED, now)
         elif not event.assumed:  # else it may be pulled still: freed when the answer is there
-            self.undoing.free(transfer, now, actions)
+            self.rollback.free(transfer, now, actions)
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
             worker.first_token(event.request_id, now, elsewhere=True)
 
     def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
-        self.undoing.releases.over(event.request_id, event.instance_id)
+        self.rollback.kv_releases.over(event.request_id, event.instance_id)
         transfer = self._queue.get(event.request_id)
         if event.known and transfer is not None and transfer.source == event.instance_id:
             self._queue.advance(transfer, On.RELEASED, now)
@@ -209,15 +217,15 @@ class Migrator:
             reason = "refused"  # an engine without room lets a pair wait: its refusal is a failure, and counted
         if reason == "no_room":  # the shadow state was wrong: no fault of the instance
             transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
-            self.undoing.withdraw(transfer, now)
+            self.rollback.withdraw(transfer, now)
         elif transfer.kv_is_lost(reason):
-            self.undoing.prefill_again(transfer, "kv_lost", now, actions)
+            self.rollback.prefill_again(transfer, "kv_lost", now, actions)
         elif assumed and reason != OTHER_MODEL:  # it may be there no more
             self.links.failed((transfer.source, transfer.target), transfer, now)
-            self.undoing.free(transfer, now, actions)
-            self.undoing.prefill_again(transfer, "decode_failed", now, actions)
+            self.rollback.free(transfer, now, actions)
+            self.rollback.prefill_again(transfer, "decode_failed", now, actions)
         else:
-            self.undoing.failed(transfer, reason, now, actions)
+            self.rollback.failed(transfer, reason, now, actions)
 
     def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
@@ -231,49 +239,49 @@ class Migrator:
     def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
         if isinstance(event, ev.Finished):
             self._progress(ev.Progress(event.request_id, event.output_tokens), now, actions)
-        transfer = self.undoing.forget(event.request_id)
+        transfer = self.rollback.forget(event.request_id)
         if transfer is None or not (transfer.landed and transfer.assumed):
             return
-        self.undoing.free(transfer, now, actions)
+        self.rollback.free(transfer, now, actions)
         if isinstance(event, ev.Finished):
             self._arrived(transfer, None, now)
 
     def _arrived(self, transfer: Transfer, moved: KvMoved | None, now: float) -> None:
         """Its KV, for certain: the way is good, and it is read at its end."""
         self.links.moved((transfer.source, transfer.target), moved)
-        self._strangers.read(transfer.source, transfer.target, now)
+        self._incompatible.read(transfer.source, transfer.target, now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
-        transfer = self.undoing.forget(event.request_id)
+        transfer = self.rollback.forget(event.request_id)
         if transfer is None or transfer.state is State.PREFILLING:
             return  # the dispatcher aborts the prefill
         if transfer.target:
             actions.append(ev.Abort(event.request_id, transfer.target))
         if not transfer.landed or transfer.assumed:
-            self.undoing.free(transfer, now, actions)
+            self.rollback.free(transfer, now, actions)
 
     def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
         self._roster.handle(event)
-        self._strangers.forget(event.spec.id)
+        self._incompatible.forget(event.spec.id)
 
     def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
         worker = self._roster.workers.get(event.instance_id)
-        if worker is not None and self._strangers and begins_anew(event.load, worker.load):
-            self._strangers.forget(event.instance_id)
+        if worker is not None and self._incompatible and begins_new_run(event.load, worker.load):
+            self._incompatible.forget(event.instance_id)
         self._roster.handle(event)
 
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
         self.links.forget(gone, self._roster.workers)
-        self._strangers.forget(gone)
-        self.undoing.releases.gone(gone)
+        self._incompatible.forget(gone)
+        self.rollback.kv_releases.gone(gone)
         for transfer in [t for t in self._queue if not t.landed]:
             if transfer.target == gone:
                 transfer.target = ""
                 self._queue.advance(transfer, On.UNDONE, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
-                self.undoing.prefill_again(transfer, "kv_lost", now, actions)
+                self.rollback.prefill_again(transfer, "kv_lost", now, actions)
 
 
 def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:

@@ -14,11 +14,11 @@ from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
 from controller.core.types import Request
-from controller.dispatch.disaggregation.incompatible_peers import Strangers
+from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
 from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import Reach
-from controller.dispatch.disaggregation.rollback import Undoing
+from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.stuck import Stuck
 from controller.dispatch.disaggregation.transfer_queue import Entry, TransferQueue
 from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
@@ -39,8 +39,8 @@ class Placing:
         roster: Roster,
         links: LinkBook,
         reach: Reach,
-        strangers: Strangers,
-        undoing: Undoing,
+        incompatible: IncompatiblePeers,
+        rollback: Rollback,
     ) -> None:
         self.config = config
         self._name = name
@@ -49,8 +49,8 @@ class Placing:
         self._roster = roster
         self._links = links
         self._reach = reach
-        self._strangers = strangers
-        self._undoing = undoing
+        self._incompatible = incompatible
+        self._rollback = rollback
         self._serial = 0
 
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
@@ -95,9 +95,9 @@ class Placing:
             if avoid is not None and self._waits_for_trial(transfer, candidates, now):
                 return self._cut_off(transfer, self._reach.reached(transfer, able, now), math.inf, stuck)
             if avoid is not None:
-                self._undoing.free(transfer, now, actions)
+                self._rollback.free(transfer, now, actions)
                 reason = "links_down" if candidates else without_decoder(transfer)
-                self._undoing.prefill_again(transfer, reason, now, actions, avoid)
+                self._rollback.prefill_again(transfer, reason, now, actions, avoid)
                 return False
             reached = self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
             if not reached:
@@ -121,7 +121,7 @@ class Placing:
         if transfer.strange and self._reach.may_come(transfer):
             transfer.strange = False  # somebody may come who reads it, as where nobody is there at all
         if now - transfer.since >= self._hold_s(transfer):
-            self._undoing.give_up(transfer, without_decoder(transfer), now, actions)
+            self._rollback.give_up(transfer, without_decoder(transfer), now, actions)
         else:
             stuck.add(transfer, self._most_s(transfer), competes=False)
         return False
@@ -141,16 +141,16 @@ class Placing:
         if transfer.paired or source in transfer.request.avoid:
             return False
         able = self._reach.decoders(transfer, now)
-        doubted = bool(able) and self._strangers.doubted(source, [w.id for w in able])
-        if doubted and not self._strangers.tried(source):
-            self._strangers.tries(transfer)
+        doubted = bool(able) and self._incompatible.doubted(source, [w.id for w in able])
+        if doubted and not self._incompatible.tried(source):
+            self._incompatible.tries(transfer)
             return False
         if not doubted and (able or not self._reach.among_strangers(transfer, now)):
             return False
         avoid = self._reach.but_for(frozenset({source}), transfer.request, now)
         if avoid is None:
             return False
-        self._undoing.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
+        self._rollback.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
         return True
 
     def _most_s(self, transfer: Transfer) -> float:
@@ -206,7 +206,7 @@ class Placing:
         self._queue.advance(transfer, On.PLACE, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
-            self._undoing.prefill_begins(transfer, now)
+            self._rollback.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
 
@@ -229,7 +229,7 @@ class Placing:
 
     def next_at(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
-        at = self._undoing.next_at()
+        at = self._rollback.next_at()
         waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
         if waiting:
             # Pace falls while they wait: a request becomes hopeless by time alone.

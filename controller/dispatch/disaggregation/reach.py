@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from controller.core.types import Request, Role
-from controller.dispatch.disaggregation.incompatible_peers import Strangers
+from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import Transfer
 from controller.dispatch.shadow import Worker, longest_context
@@ -14,22 +14,22 @@ from controller.dispatch.shadow import Worker, longest_context
 class Reach:
     """Reads `workers` (by id), `links` and `strangers`, which are the migrator's; changes nothing. `now` in seconds."""
 
-    def __init__(self, workers: Mapping[str, Worker], links: LinkBook, strangers: Strangers) -> None:
+    def __init__(self, workers: Mapping[str, Worker], links: LinkBook, incompatible: IncompatiblePeers) -> None:
         self._workers = workers
         self._links = links
-        self._strangers = strangers
+        self._incompatible = incompatible
 
     def decoders(self, transfer: Transfer, now: float) -> list[Worker]:
         """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
         enough, or nobody's is longer; without those that said its engine's KV is another model's or layout's."""
         able = self._alike(transfer.request, self._backend(transfer.source))
-        strangers = self._strangers.of(transfer.source, now)
-        return [w for w in able if w.id not in strangers] if strangers else able
+        incompatible = self._incompatible.of(transfer.source, now)
+        return [w for w in able if w.id not in incompatible] if incompatible else able
 
     def among_strangers(self, transfer: Transfer, now: float) -> bool:
         """Decode instances serve, but only such as said so."""
         able = self._alike(transfer.request, self._backend(transfer.source))
-        return bool(able) and self._strangers.of(transfer.source, now).issuperset(w.id for w in able)
+        return bool(able) and self._incompatible.of(transfer.source, now).issuperset(w.id for w in able)
 
     def may_come(self, transfer: Transfer) -> bool:
         """Does one that could take it sleep, or start? Whatever it said is forgotten in its sleep."""
@@ -79,8 +79,8 @@ class Reach:
             backend, source = worker.spec.backend, worker.id
             if backend not in by_backend:
                 by_backend[backend] = self._alike(request, backend)
-            strangers = self._strangers.of(source, now)
-            ways = (w.id for w in by_backend[backend] if w.id not in strangers)
+            incompatible = self._incompatible.of(source, now)
+            ways = (w.id for w in by_backend[backend] if w.id not in incompatible)
             if not any(self._links.usable((source, target), now) for target in ways):
                 found.add(source)
         return frozenset(found)

@@ -12,8 +12,8 @@ import math
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
-from controller.dispatch.disaggregation.incompatible_peers import Strangers
-from controller.dispatch.disaggregation.kv_releases import Releases
+from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
+from controller.dispatch.disaggregation.kv_releases import KvReleases
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.disaggregation.transfer_queue import TransferQueue
@@ -22,7 +22,7 @@ from controller.dispatch.fleet import Roster
 from controller.dispatch.lifecycle import On, State
 
 
-class Undoing:
+class Rollback:
     """Shares its parts with its migrator. `now` is in seconds and never goes backwards."""
 
     def __init__(
@@ -32,16 +32,16 @@ class Undoing:
         roster: Roster,
         links: LinkBook,
         reach: Reach,
-        strangers: Strangers,
+        incompatible: IncompatiblePeers,
         one_shot: bool,
     ) -> None:
         self.config = config
-        self.releases = Releases(config.release_timeout_s, config.release_tries)
+        self.kv_releases = KvReleases(config.release_timeout_s, config.release_tries)
         self._queue = queue
         self._roster = roster
         self._links = links
         self._reach = reach
-        self._strangers = strangers
+        self._incompatible = incompatible
         self._one_shot = one_shot
         self._prefills: list[tuple[float, int, Transfer]] = []  # a heap by `overdue_at`; ended ones leave at the top
         self._serial = 0
@@ -67,13 +67,13 @@ class Undoing:
         for _, transfer in [*self._queue.waiting, *self._queue.hopeless]:
             if now >= self._waits_until(transfer):
                 self.give_up(transfer, "waiting_timeout", now, actions)
-        self.releases.overdue(now, actions)
+        self.kv_releases.overdue(now, actions)
 
     def next_at(self) -> float:
         """When the next of them is overdue."""
         moving = (t.since + self._limit(t) for t in self._queue.moving.values())
         waiting = (self._waits_until(t) for _, t in (*self._queue.waiting, *self._queue.hopeless))
-        return min(self._next_prefill(), self.releases.next_at(), *moving, *waiting)
+        return min(self._next_prefill(), self.kv_releases.next_at(), *moving, *waiting)
 
     def _limit(self, transfer: Transfer) -> float:
         if transfer.state is State.PLACED:
@@ -105,7 +105,7 @@ class Undoing:
 
     def free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
         """What its prefill instance keeps."""
-        self.releases.ask(transfer.request.id, transfer.source, now, actions)
+        self.kv_releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def prefill_again(
         self,
@@ -137,7 +137,7 @@ class Undoing:
         transfer.excluded.add(transfer.target)
         if reason == OTHER_MODEL:  # no fault of anybody, and soon asked by nobody else: it ends with the instances
             if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it is said of a run before
-                self._strangers.met(transfer.source, transfer.target, now)
+                self._incompatible.met(transfer.source, transfer.target, now)
             self.withdraw(transfer, now)
             return
         transfer.failures += 1

@@ -40,8 +40,8 @@ async def test_an_answer_given_up_before_anything_was_sent_comes_from_another_en
     bed: ServerBed, engines: dict[str, EngineProcess]
 ) -> None:
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True))
-    await until(lambda: any(flight.instance for flight in bed.gateway.runtime.requests.values()))
-    (first,) = [flight.instance for flight in bed.gateway.runtime.requests.values()]
+    await until(lambda: any(in_flight.instance for in_flight in bed.gateway.runtime.requests.values()))
+    (first,) = [in_flight.instance for in_flight in bed.gateway.runtime.requests.values()]
     await asyncio.sleep(0.3)
     await abort(engines[first])
     answer = await client.done()

@@ -32,19 +32,19 @@ def _ledger() -> tuple[Ledger, ListSink]:
     return Ledger(sink, Quotas(), Instruments()), sink
 
 
-def _cause(flight: InFlightRequest, outcome: Outcome, code: str) -> str:
+def _cause(in_flight: InFlightRequest, outcome: Outcome, code: str) -> str:
     ledger, _ = _ledger()
-    ledger.note(flight, outcome, 105.0, code=code)
+    ledger.note(in_flight, outcome, 105.0, code=code)
     (row,) = ledger.windows.view(105.0, {}, {})
     return row["miss_reason"]
 
 
 def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
     ledger, sink = _ledger()
-    flight = _flight(deadline_s=5.0)
-    flight.delivered(2, 101.0)
-    flight.usage = Usage(prompt_tokens=20, completion_tokens=2)
-    ledger.note(flight, Outcome.OK, 102.0)
+    in_flight = _flight(deadline_s=5.0)
+    in_flight.delivered(2, 101.0)
+    in_flight.usage = Usage(prompt_tokens=20, completion_tokens=2)
+    ledger.note(in_flight, Outcome.OK, 102.0)
     assert sink.records[0].goodput_tokens == deadline_goodput(2.0, 5.0, 20, 2)
     assert sink.records[0].goodput_tokens != deadline_goodput(2.0, 5.0, 500, 2)
 
@@ -66,9 +66,9 @@ def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
 def test_the_cause_says_what_the_decision_says(
     kind: str, reason: str, figures: dict[str, Any], code: str, cause: str
 ) -> None:
-    flight = _flight()
-    flight.note(Decision(kind, reason, "r1", 104.0, figures))
-    assert _cause(flight, Outcome.REFUSED, code) == cause
+    in_flight = _flight()
+    in_flight.note(Decision(kind, reason, "r1", 104.0, figures))
+    assert _cause(in_flight, Outcome.REFUSED, code) == cause
 
 
 def test_without_a_decision_the_code_is_the_cause() -> None:

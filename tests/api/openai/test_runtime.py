@@ -73,7 +73,7 @@ async def test_a_streamed_answers_first_token_is_never_assumed(monkeypatch: pyte
 async def test_no_first_token_is_assumed_for_a_request_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(snapshot(("e1",))) as bed:
         send = bed.gateway.runtime._send
-        slow = lambda flight, action, now: send(flight, action._replace(prefill_s=0.05), now)  # noqa: E731
+        slow = lambda in_flight, action, now: send(in_flight, action._replace(prefill_s=0.05), now)  # noqa: E731
         monkeypatch.setattr(bed.gateway.runtime, "_send", slow)
         ear = Ear(bed, monkeypatch)
         assert (await bed.ask(completion())).status == 200

@@ -121,7 +121,7 @@ def test_a_decode_stage_goes_where_its_context_is_long_enough(prompt, max_tokens
 # ---- where else a prefilled request could begin anew ----------------------------------------------------------------
 
 
-def begins_anew(*others, links, prompt=2000):
+def begins_new_run(*others, links, prompt=2000):
     """Prefilled at `p`, which is long; `links` are down. Where it may not go then, None: it does not begin anew."""
     made = decoders.migrator(decoders=0)
     made.handle([decoders.up("p", Role.PREFILL, **LONG), *others], 0.0)
@@ -134,20 +134,20 @@ def begins_anew(*others, links, prompt=2000):
 def test_it_does_not_begin_anew_for_an_instance_whose_context_is_too_short(prompt, anew):
     """The dispatcher would send it back to where it was prefilled: nobody else is long enough."""
     others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **SHORT)]
-    avoid = begins_anew(*others, links=[("p", "d")], prompt=prompt)
+    avoid = begins_new_run(*others, links=[("p", "d")], prompt=prompt)
     assert avoid == ({"p"} if anew else None)
 
 
 def test_what_is_too_long_for_all_begins_anew_where_nobodys_context_is_longer():
     others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **LONG)]
-    assert begins_anew(*others, links=[("p", "d")], prompt=5000) == {"p"}
+    assert begins_new_run(*others, links=[("p", "d")], prompt=5000) == {"p"}
 
 
 @pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
 def test_it_does_not_begin_anew_where_only_decoders_that_are_too_short_are_reached(prompt, anew):
     others = [decoders.up("q", Role.PREFILL, **LONG), decoders.up("long", **LONG), decoders.up("brief", **SHORT)]
     links = [("p", "long"), ("q", "long"), ("p", "brief")]
-    assert begins_anew(*others, links=links, prompt=prompt) == ({"p"} if anew else None)
+    assert begins_new_run(*others, links=links, prompt=prompt) == ({"p"} if anew else None)
 
 
 def test_a_longer_one_that_sleeps_counts_among_the_lengths_as_it_does_for_the_dispatcher():

@@ -37,7 +37,7 @@ def test_a_client_may_always_hang_up(state: State) -> None:
     assert after(state, "Cancelled") is State.ENDED
 
 
-@pytest.mark.parametrize("state", set(TWO_STAGES) - {State.COMMITTED, State.RELEASED})
+@pytest.mark.parametrize("state", sorted({*TWO_STAGES} - {State.COMMITTED, State.RELEASED}))
 def test_each_state_before_the_kv_is_there_has_a_time_out(state: State) -> None:
     assert hasattr(MigratorConfig(), f"{state.value}_timeout_s")
 

@@ -211,7 +211,7 @@ def test_a_prefilled_request_that_the_migrator_lost_begins_again(monkeypatch: py
     asked = request("a")
     made.handle([ev.Arrived(asked)], 0.0)
     assert made.migrator is not None
-    made.migrator.undoing.forget("a")
+    made.migrator.rollback.forget("a")
     breaks(2, made.migrator, monkeypatch, ev.PrefillDone)  # with the others, and alone
     reply = made.handle([ev.PrefillDone(asked, "p", 10)], 1.0)
     assert [each.decision.reason for each in of(reply, ev.PrefillAgain)] == ["migrator_failed"]

@@ -9,7 +9,7 @@ import pytest
 from api.openai.state import status
 from controller.core import events as ev
 from controller.dispatch.lifecycle import State
-from tests.api.openai.disaggregation.handoffs import STREAMED, fleet, kinds, left_outstanding, patience
+from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, kinds, left_outstanding, patience
 from tests.api.openai.gateways import TestBed, completion, until
 from workers.backends.fake import Script
 

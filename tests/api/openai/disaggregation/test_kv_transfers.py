@@ -12,7 +12,7 @@ from api.openai.disaggregation.link_watch import LinkWatch
 from api.openai.state import status
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved, LinkReport, LinkState
-from tests.api.openai.disaggregation.handoffs import STREAMED, fleet, freed, patience, reads, transfers
+from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, freed, patience, reads, transfers
 from tests.api.openai.gateways import TestBed, completion, until
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend, Script

@@ -10,7 +10,7 @@ import pytest
 
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.lifecycle import MAX_PREFILLS
-from tests.api.openai.disaggregation.handoffs import patience
+from tests.api.openai.disaggregation.disaggregated import patience
 from tests.api.openai.gateways import completion, until
 from tests.api.openai.servers import ServerBed
 from tests.workers.backends.nixl_server import ASKED, NixlServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from tests.api.openai.disaggregation.handoffs import (
+from tests.api.openai.disaggregation.disaggregated import (
     STREAMED,
     fleet,
     kinds,

@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.kv_links import KvMoved
 from controller.core.types import InstanceSpec, Role
-from tests.api.openai.disaggregation.handoffs import (
+from tests.api.openai.disaggregation.disaggregated import (
     STREAMED,
     Gate,
     both_at_work,
@@ -86,9 +86,9 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         decode.capabilities = replace(decode.capabilities, tells_landing=True)
         client = bed.send(completion())
         await until(lambda: gate.calls == 2)
-        (flight,) = bed.gateway.runtime.requests.values()
-        assert flight.request.attempts == 1
-        assert not bed.gateway.scheduler.dispatcher.waiting(flight.request.id)
+        (in_flight,) = bed.gateway.runtime.requests.values()
+        assert in_flight.request.attempts == 1
+        assert not bed.gateway.scheduler.dispatcher.waiting(in_flight.request.id)
         gate.ends()
         assert (await client.done()).status == 200
         await asyncio.sleep(0.05)

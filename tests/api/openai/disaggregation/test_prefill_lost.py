@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.core.kv_links import KvMoved
-from tests.api.openai.disaggregation.handoffs import (
+from tests.api.openai.disaggregation.disaggregated import (
     Gate,
     both_at_work,
     fleet,
@@ -27,7 +27,7 @@ SLOW = Script(first_delay_s=0.1, moved=MOVED)
 
 def landed(bed: TestBed) -> bool:
     """The decode engine has said so."""
-    return any(flight.moved is not None for flight in bed.gateway.runtime.requests.values())
+    return any(in_flight.moved is not None for in_flight in bed.gateway.runtime.requests.values())
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from controller.core.types import InstanceSpec, Role
-from tests.api.openai.disaggregation.handoffs import transfers
+from tests.api.openai.disaggregation.disaggregated import transfers
 from tests.api.openai.gateways import Answer, completion
 from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import COMPLETIONS, samples

@@ -10,7 +10,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved
 from controller.dispatch.lifecycle import State
-from tests.api.openai.disaggregation.handoffs import (
+from tests.api.openai.disaggregation.disaggregated import (
     STREAMED,
     fleet,
     kinds,
@@ -106,7 +106,7 @@ async def test_a_request_that_the_migrator_lost_begins_anew(monkeypatch: pytest.
             if done and left[0]:
                 left[0] -= 1
                 for event in done:
-                    migrator.undoing.forget(event.request.id)
+                    migrator.rollback.forget(event.request.id)
                 raise RuntimeError("a defect")
             return handle(events, now)
 

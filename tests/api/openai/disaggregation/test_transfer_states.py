@@ -13,7 +13,7 @@ import pytest
 from api.openai.state import status
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.lifecycle import State
-from tests.api.openai.disaggregation.handoffs import (
+from tests.api.openai.disaggregation.disaggregated import (
     STREAMED,
     both_at_work,
     fleet,
@@ -133,8 +133,8 @@ async def test_an_engine_is_believed_to_move_once_it_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         pulls(bed.backend("d"), AnswerChunk("accepted"), AnswerChunk("data", pulling=True))
         client = bed.send(STREAMED)
-        migrator, flights = bed.gateway.scheduler.migrator, bed.gateway.runtime.requests
-        await until(lambda: [migrator.state_of(name) for name in flights] == [State.MOVING])
+        migrator, requests_in_flight = bed.gateway.scheduler.migrator, bed.gateway.runtime.requests
+        await until(lambda: [migrator.state_of(name) for name in requests_in_flight] == [State.MOVING])
         await client.hang_up()
         assert transfers(bed)[0]["state"] == "moving"
 

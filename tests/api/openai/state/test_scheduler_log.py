@@ -10,7 +10,7 @@ from controller.core import events as ev
 from controller.dispatch import build_scheduler
 from controller.dispatch.event_log import Log
 from controller.simulator.replay import Replay
-from tests.api.openai.disaggregation.handoffs import fleet
+from tests.api.openai.disaggregation.disaggregated import fleet
 from tests.api.openai.gateways import TestBed, completion, until
 from workers.backends.fake import Script
 

@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
-from controller.dispatch.disaggregation.incompatible_peers import Strangers
+from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, targets, up
 from tests.controller.dispatch.disaggregation.test_other_model import stranger
@@ -104,12 +104,12 @@ def test_a_mistake_heals() -> None:
 
 
 def test_what_is_no_longer_known_takes_no_room() -> None:
-    strangers = Strangers(60.0, lambda transfer: True)
-    strangers.met("p", "d0", 0.0)
-    assert (len(strangers), strangers.of("p", 59.9), strangers.of("q", 0.0)) == (1, {"d0"}, set())
-    assert (strangers.of("p", 60.0), len(strangers)) == (set(), 1), "to be tried"
-    strangers.read("p", "d0", 60.0)
-    assert len(strangers) == 0
+    incompatible = IncompatiblePeers(60.0, lambda transfer: True)
+    incompatible.met("p", "d0", 0.0)
+    assert (len(incompatible), incompatible.of("p", 59.9), incompatible.of("q", 0.0)) == (1, {"d0"}, set())
+    assert (incompatible.of("p", 60.0), len(incompatible)) == (set(), 1), "to be tried"
+    incompatible.read("p", "d0", 60.0)
+    assert len(incompatible) == 0
 
 
 @pytest.mark.parametrize("gone", ["p", "d0"])
@@ -119,7 +119,7 @@ def test_one_that_has_gone_is_not_remembered_by_what_is_said_of_it_late(gone: st
     made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", assumed=True)], 0.0)
     made.handle([ev.InstanceDown(gone)], 1.0)
     made.handle([ev.TransferFailed("a", "d0", "other_model")], 2.0)
-    assert len(made._strangers) == 0
+    assert len(made._incompatible) == 0
 
 
 def test_a_landing_that_was_assumed_and_fails_late_may_go_to_one_that_was_started_again() -> None:

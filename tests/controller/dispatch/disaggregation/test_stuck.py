@@ -32,7 +32,7 @@ def names() -> list[str]:
     return [f"a{number:02}" for number in range(MANY)]
 
 
-def strangers() -> Migrator:
+def incompatible() -> Migrator:
     made = fleet(decoders=1)
     made.handle([done("first")], 0.0)
     stranger(made, "first", "d0", 0.1)
@@ -49,7 +49,7 @@ def links_down() -> Migrator:
     return made
 
 
-@pytest.mark.parametrize("stuck", [strangers, no_decoder, links_down])
+@pytest.mark.parametrize("stuck", [incompatible, no_decoder, links_down])
 def test_another_models_request_is_placed_in_the_same_pass(stuck: Callable[[], Migrator]) -> None:
     made = stuck()
     made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
@@ -57,7 +57,7 @@ def test_another_models_request_is_placed_in_the_same_pass(stuck: Callable[[], M
     assert targets(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
 
 
-@pytest.mark.parametrize("stuck", [strangers, no_decoder])
+@pytest.mark.parametrize("stuck", [incompatible, no_decoder])
 def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_for(
     stuck: Callable[[], Migrator],
 ) -> None:
@@ -68,7 +68,7 @@ def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_
 
 
 def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> None:
-    made = strangers()
+    made = incompatible()
     hold_s = made.config.strangers_hold_s
     older = [done(name, 1.0, tpot=0.2) for name in names()]
     made.handle(older, 1.0)
@@ -81,27 +81,27 @@ def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> N
 
 
 def test_those_that_were_passed_over_wake_it_in_time() -> None:
-    made = strangers()
+    made = incompatible()
     made.handle([ev.Cancelled("first"), ev.KvReleased("first", "p")], 0.5)
     made.handle([done("older", 1.0, tpot=0.2)], 1.0)
     assert made.handle([done("younger", 2.0, tpot=0.1)], 2.0).wake_at == 1.0 + made.config.strangers_hold_s
 
 
 def test_one_that_sleeps_or_starts_is_waited_for_as_long_as_one_that_is_not_there() -> None:
-    made = strangers()
+    made = incompatible()
     made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False)), done("a", 0.3)], 0.3)
     assert of(made.handle([ev.Woke()], 0.3 + made.config.strangers_hold_s), ev.GiveUp) == []
     assert ("a", "d1") in targets(made.handle([ev.Telemetry("d1", Load(5.0))], 5.0))
 
 
 def test_one_that_drains_is_not_waited_for() -> None:
-    made = strangers()
+    made = incompatible()
     made.handle([up("d1"), ev.InstanceDraining("d1"), done("a", 0.2)], 0.2)
     assert of(made.handle([ev.Woke()], 0.2 + made.config.strangers_hold_s), ev.GiveUp) != []
 
 
 def test_where_one_sleeps_what_was_sent_to_the_wrong_one_still_leaves_it_at_once() -> None:
-    made = strangers()
+    made = incompatible()
     made.handle([ev.Cancelled("first"), up("q", Role.PREFILL)], 0.2)
     made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False))], 0.2)
     sent = made.handle([ev.PrefillSent(request("b"), "p")], 0.3)
@@ -140,7 +140,7 @@ def test_a_pass_looks_at_one_of_them_only(monkeypatch: pytest.MonkeyPatch) -> No
         return other_way(reach, transfer, candidates, now)
 
     monkeypatch.setattr(Reach, "other_way", counted)
-    made = strangers()
+    made = incompatible()
     looked.clear()
     made.handle([done(name, 0.2) for name in names()], 0.2)
     assert len(looked) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
-from controller.dispatch.disaggregation.kv_releases import Releases
+from controller.dispatch.disaggregation.kv_releases import KvReleases
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
@@ -35,8 +35,8 @@ def patience(bed: TestBed, **changes: Any) -> None:
     """Other settings of its migrator: `patience(bed, moving_timeout_s=0.05)`."""
     migrator = bed.gateway.scheduler.migrator
     config = replace(migrator.config, **changes)
-    migrator.config = migrator.undoing.config = migrator.placing.config = config
-    migrator.undoing.releases = Releases(config.release_timeout_s, config.release_tries)
+    migrator.config = migrator.rollback.config = migrator.placing.config = config
+    migrator.rollback.kv_releases = KvReleases(config.release_timeout_s, config.release_tries)
 
 
 # ---- what was noted -------------------------------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def transfers(bed: TestBed) -> list[dict[str, Any]]:
 
 def transfers_so_far(bed: TestBed) -> list[str]:
     """Of the only request under way, the reasons."""
-    (flight,) = bed.gateway.runtime.requests.values()
-    return [step["reason"] for step in flight.decisions or () if step["kind"] == "transfer"]
+    (in_flight,) = bed.gateway.runtime.requests.values()
+    return [step["reason"] for step in in_flight.decisions or () if step["kind"] == "transfer"]
 
 
 async def freed(bed: TestBed, name: str) -> list[str]:
