@@ -1,4 +1,4 @@
-"""Actions: orders to instances that take more than a moment, and what became of them. Newest first."""
+"""Actions: long-running operations on instances and their outcomes. Newest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys of tenants. The secret is shown once, in the answer to its creation; afterwards only its prefix."""
+"""API keys of tenants. The secret is returned once, on creation; later only its prefix is shown."""
 
 from __future__ import annotations
 

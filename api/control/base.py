@@ -1,4 +1,4 @@
-"""What every control view shares: who may call which method, checked input, pages, versions."""
+"""Base of all control views: access by method, validated input, pagination, versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIGNED_IN = IsViewer | IsTenantKey
 
 
 class VersionRequired(ApiError):
-    """A change to an existing object says which version it was made from."""
+    """A change must name the version of the object that it is based on."""
 
     default_code = "validation_failed"
 
@@ -117,24 +117,24 @@ class ControlView(APIView):
         return Actor.person(self.request.user.get_username())
 
     def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:
-        """The checked query parameters; a wrong or unknown one is an error that names it."""
+        """The validated query parameters. Unknown parameters are errors."""
         return _valid(serializer, self.request.query_params.dict())
 
     def body(self, serializer: type[serializers.Serializer], *, partial: bool = False) -> dict[str, Any]:
-        """The checked JSON body; unknown fields are errors, so that a typing slip is never silently dropped."""
+        """The validated JSON body. Unknown fields are errors, so that a typo is never ignored silently."""
         if not isinstance(self.request.data, Mapping):
             raise serializers.ValidationError("The body must be a JSON object.")
         return _valid(serializer, dict(self.request.data), partial=partial, why_not=self._why_not)
 
     def _why_not(self, field: str) -> str:
-        """Why the body may not have a field: one that the resource shows is there, and takes no value."""
+        """Why the body may not have this field: it is unknown, or it is read-only."""
         if field not in self._shown:
             return UNKNOWN
-        return "It cannot be changed here." if self.request.method == "PATCH" else "It cannot be set here."
+        return "This field cannot be changed." if self.request.method == "PATCH" else "This field cannot be set."
 
     @cached_property
     def _shown(self) -> frozenset[str]:
-        """The fields of what this call answers with, as its description for the OpenAPI document says."""
+        """The fields of the response, taken from the OpenAPI description of this call."""
         handler = getattr(self, (self.request.method or "").lower())
         schema = handler.kwargs["schema"]()
         schema.view, schema.method = self, self.request.method
@@ -148,14 +148,14 @@ class ControlView(APIView):
         return Response({"items": output(page.items, many=True).data, "next_cursor": page.next_cursor})
 
     def found(self, rows: QuerySet[Any], pk: Any) -> Any:
-        """The row of this key among those the caller may see; another tenant's answers 404 like one that is not."""
+        """The row with this key that the caller may see. Rows of other tenants are answered with 404 too."""
         row = rows.filter(pk=pk).first()
         if row is None:
             raise NotFound("Not found.")
         return row
 
     def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
-        """One object; its version travels as ETag too, to be sent back as If-Match."""
+        """One object, with its version as ETag for a later If-Match."""
         response = Response(output(row).data, status=code)
         version = getattr(row, "version", None)
         if version is not None:

@@ -1,4 +1,4 @@
-"""Devices: the accelerators of a host, or its processor."""
+"""Devices: the accelerators of a host, or its CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an operation is described in the OpenAPI document: one decorator, so that no view repeats the error answers."""
+"""The decorator that describes an operation in the OpenAPI document, with the error responses all share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Field types the resources share: bounded numbers, names, JSON that PostgreSQL can hold, versions, times."""
+"""Shared field types: bounded numbers, names, JSON that PostgreSQL can store, versions, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gateways publish. What is older than three periods is not shown as now."""
+"""Live state published by gateways. Anything older than three publishing periods is left out as stale."""
 
 from __future__ import annotations
 

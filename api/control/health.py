@@ -1,4 +1,4 @@
-"""The state of every component, for whoever is signed in. Load balancers ask `/healthz`, which needs no login."""
+"""The state of every component, for signed-in users. Load balancers use `/healthz`, which needs no login."""
 
 from __future__ import annotations
 

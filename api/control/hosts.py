@@ -1,4 +1,4 @@
-"""Hosts: machines that carry devices and instances."""
+"""Hosts: machines with devices and instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between instances, as their engines report them. Read-only: they open and close as the fleet changes."""
+"""Links between instances, as reported by their engines. Read-only: they follow the fleet."""
 
 from __future__ import annotations
 

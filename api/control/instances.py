@@ -1,4 +1,4 @@
-"""Instances: serving engines. What is wished here a provisioner brings about; `observed_state` says what it saw."""
+"""Instances: set the desired state here; a provisioner brings it about and reports `observed_state`."""
 
 from __future__ import annotations
 
@@ -232,30 +232,30 @@ class InstanceDetail(ControlView):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class _InstanceWishView(ControlView):
-    """A wish for one instance: said twice, it changes nothing."""
+class _InstanceStateView(ControlView):
+    """Sets the desired state of one instance. Idempotent."""
 
     access: ClassVar = {"POST": IsOperator}
 
-    def wish(self, service: Callable[..., Instance], pk: str, data: dict[str, Any]) -> Response:
+    def set_state(self, service: Callable[..., Instance], pk: str, data: dict[str, Any]) -> Response:
         service(actor=self.actor, instance_id=pk, version=stated_version(self.request, data))
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 
-class InstanceDrain(_InstanceWishView):
+class InstanceDrain(_InstanceStateView):
     """Nothing new is sent there; what runs may finish."""
 
     @operation("instance_drain", "Drain an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
     def post(self, request: Request, pk: str) -> Response:
-        return self.wish(instance_drain, pk, self.body(InstanceAction))
+        return self.set_state(instance_drain, pk, self.body(InstanceAction))
 
 
-class InstanceStop(_InstanceWishView):
+class InstanceStop(_InstanceStateView):
     """At once, whatever runs there, and for good."""
 
     @operation("instance_stop", "Stop an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
     def post(self, request: Request, pk: str) -> Response:
-        return self.wish(instance_stop, pk, self.body(InstanceAction))
+        return self.set_state(instance_stop, pk, self.body(InstanceAction))
 
 
 class InstanceSetRole(ControlView):
@@ -314,7 +314,7 @@ class InstanceWake(_InstanceOrderView):
         return self.order(wake_order, pk, self.body(InstanceAction))
 
 
-class InstanceDesiredState(_InstanceWishView):
+class InstanceDesiredState(_InstanceStateView):
     """The wish itself: draining, running again after a drain, or stopped for good."""
 
     SERVICES: ClassVar = {
@@ -332,7 +332,7 @@ class InstanceDesiredState(_InstanceWishView):
     )
     def post(self, request: Request, pk: str) -> Response:
         data = self.body(InstanceWish)
-        return self.wish(self.SERVICES[data["desired_state"]], pk, data)
+        return self.set_state(self.SERVICES[data["desired_state"]], pk, data)
 
 
 def _referring(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""KV transfers: each attempt to bring a request's KV from its prefill to a decode instance. Newest first."""
+"""KV transfers: attempts to move the KV cache of a request from a prefill to a decode instance. Newest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Served models: what clients may name in `model`, and what is known about it."""
+"""Served models: the names that clients may send as `model`, and the properties of each."""
 
 from __future__ import annotations
 

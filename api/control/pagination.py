@@ -1,7 +1,7 @@
-"""Keyset pages: `limit` rows after `cursor`, never an OFFSET and never a count of a large table.
+"""Keyset pagination: `limit` rows after `cursor`, without OFFSET and without counting large tables.
 
-A page is `{"items": [...], "next_cursor": "..." | null}`. The cursor is opaque to callers: the sort values of the last
-row of the page, so a page costs the same wherever it lies, and rows added meanwhile shift nothing.
+A page is `{"items": [...], "next_cursor": "..." | null}`. The cursor is opaque to callers. It holds the sort
+values of the last row, so every page costs the same, and rows added in the meantime do not shift pages.
 """
 
 from __future__ import annotations

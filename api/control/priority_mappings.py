@@ -1,4 +1,4 @@
-"""Priority mappings: how a bare priority becomes SLO targets (HyperFlexis sec. 5.2). At most one a tenant."""
+"""Priority mappings: how a priority becomes SLO targets (HyperFlexis sec. 5.2). At most one per tenant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The live queue of all gateways, and commands on requests that wait in it.
+"""The live queue of all gateways, and commands on the requests in it.
 
-Gateways publish their whole queue when somebody asks: a look waits up to `FIRST_LOOK_S` for it.
+Gateways publish their whole queue only while it is watched, so the first read waits up to `FIRST_LOOK_S` for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects named in a body, by name; one that does not exist is an error of that field."""
+"""Looks up objects that a body refers to by name. A missing object is an error of its field."""
 
 from __future__ import annotations
 

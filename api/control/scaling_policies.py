@@ -1,4 +1,4 @@
-"""Scaling policies: how many instances of a model and role there may be, and when to change that (Alg. 3)."""
+"""Scaling policies: the number of instances of a model and role, and when to change it (HyperFlexis Alg. 3)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Simulations: a workload under several policy sets or fleets, run by the serving code on virtual time.
 
-`spec` is the simulator's JSON with a fleet, recorded traffic and registered traces by name; the console's page
-Experiments shows the same objects.
+`spec` is the JSON of the simulator, with fleets, recorded traffic and uploaded traces by name. The Experiments page of
+the console shows the same objects.
 """
 
 from __future__ import annotations

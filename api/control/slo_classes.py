@@ -1,4 +1,4 @@
-"""SLO classes: what a request of this class is promised, and how many of them must get it."""
+"""SLO classes: the targets of requests of a class, and the share that must attain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long new instances took to serve, by how they began and where their weights came from."""
+"""Startup times of instances, by how they started and where their weights came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants: who sends requests, with which quota, and which class where a request names none."""
+"""Tenants: quotas, and the default class for requests that name none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: arrivals and lengths handed in as CSV, to simulate by."""
+"""Traces: arrival times and lengths of requests, uploaded as CSV and replayed in simulations."""
 
 from __future__ import annotations
 

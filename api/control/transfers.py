@@ -1,4 +1,4 @@
-"""Transfers: attempts to bring weights to instances, with what moved and how fast. Newest first."""
+"""Weight transfers: attempts to load weights on instances, with size and speed. Newest first."""
 
 from __future__ import annotations
 

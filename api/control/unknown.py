@@ -1,4 +1,4 @@
-"""What is not an address of the control API, answered in its own error shape."""
+"""Answers unknown paths under the control API in its own error shape."""
 
 from __future__ import annotations
 

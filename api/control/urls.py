@@ -1,4 +1,4 @@
-"""Every address under `/api/v1/`. No trailing slashes."""
+"""All paths under `/api/v1/`, without trailing slashes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ const asUtc = (date) => date.toISOString().slice(0, 19);
 const asLocal = (date) => asUtc(new Date(date.getTime() - date.getTimezoneOffset() * MINUTE_MS));
 const whole = (text) => (text.length === 16 ? `${text}:00` : text.slice(0, 19));
 const ofUtc = (text) => new Date(/(Z|[+-]\d\d:?\d\d)$/.test(text) ? text : `${text}Z`);
-const sayable = (date) => date.getTime() >= 0 && date.getUTCFullYear() < 10_000; // false for what is no date, too
+const sayable = (date) => date.getTime() >= 0 && date.getUTCFullYear() < 10_000; // false for an invalid date, too
 
 /** The UTC text that an input stands for; its raw value if that is not a valid time. */
 function meant(input) {

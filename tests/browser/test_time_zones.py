@@ -111,7 +111,7 @@ def test_of_an_hour_that_comes_twice_either_may_be_meant(visit: Visit):
 def test_an_hour_that_the_clocks_skip_is_said_to_be_none(visit: Visit):
     page = visit("viewer", "/requests/", timezone_id=NEW_YORK)
     page.get_by_label("Arrived after (your time)").fill("2026-03-08T02:30")
-    expect(page.locator("#id_since_utc")).to_have_text("= 2026-03-08 07:30:00 UTC: clocks skip the time that is typed")
+    expect(page.locator("#id_since_utc")).to_have_text("= 2026-03-08 07:30:00 UTC: clocks skip the entered time")
     page.get_by_label("Arrived after (your time)").fill("2026-03-08T03:30")
     expect(page.locator("#id_since_utc")).to_have_text("= 2026-03-08 07:30:00 UTC")
     page.get_by_label("Arrived after (your time)").fill("")

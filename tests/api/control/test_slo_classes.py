@@ -128,7 +128,7 @@ def test_what_is_shown_and_takes_no_value_is_not_called_unknown(operator, change
     (field,) = change
     answer = operator.patch(f"/slo-classes/{row.pk}", {**change, "version": 1})
     assert answer.status_code == 400
-    assert answer.data["error"]["fields"] == {field: ["It cannot be changed here."]}
+    assert answer.data["error"]["fields"] == {field: ["This field cannot be changed."]}
     row.refresh_from_db()
     assert row.version == 1
 
@@ -138,15 +138,15 @@ def test_each_field_is_answered_for_itself(operator):
     answer = operator.patch(f"/slo-classes/{row.pk}", {"id": 9, "ttft": 1, "items": [], "version": 1})
     unknown = ["Unknown field."]
     assert answer.data["error"]["fields"] == {
-        "id": ["It cannot be changed here."], "ttft": unknown, "items": unknown,
+        "id": ["This field cannot be changed."], "ttft": unknown, "items": unknown,
     }  # fmt: skip
 
 
 def test_what_a_new_one_is_given_by_the_service_is_not_called_unknown_either(operator):
     answer = operator.post("/slo-classes", {**NEW, "id": 9, "version": 3, "ttft": 1})
     assert answer.data["error"]["fields"] == {
-        "id": ["It cannot be set here."],
-        "version": ["It cannot be set here."],
+        "id": ["This field cannot be set."],
+        "version": ["This field cannot be set."],
         "ttft": ["Unknown field."],
     }
 
