@@ -81,7 +81,7 @@ class ServerConfig:
     batching_options: Mapping[str, Any] = field(default_factory=dict)  # as given: what no measurement changes
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
-    program: Any = None  # the loaded model (`workers.engine.torch.task.Program`)
+    program: Any = None  # the loaded model (`workers.engine.torch.task.OperatorProgram`)
     host_copy: HostCopy | None = None  # as this engine found it before it read the model
     group: Any = None  # its other ranks (`workers.engine.torch.group.RankGroup`)
 
