@@ -79,7 +79,7 @@ def experiment_list(request: HttpRequest) -> HttpResponse:
 @require_POST
 @allows(UserRole.OPERATOR)
 def experiment_ask(request: HttpRequest) -> HttpResponse:
-    """ "What would yesterday have looked like with one instance less?" """
+    """ "What would yesterday have looked like with one fewer instance?" """
     window, change = request.POST.get("window", ""), CHANGES.get(request.POST.get("change", ""))
     if window not in WINDOWS or change is None:
         messages.error(request, "Unknown time range or change. Use the buttons on this page.")

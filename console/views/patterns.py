@@ -60,7 +60,7 @@ SENTENCES = [
     "scaler scaled out demo: load 1.25 is above 0.8 with 2 ready",
     "olga changed SLO class chat",
 ]
-CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Attained by", "95 %", "97 %")]
+CONFLICT = [Difference("TTFT", "0.5 s", "0.4 s"), Difference("Attainment target", "95 %", "97 %")]
 
 
 class PatternExample(forms.Form):

@@ -47,7 +47,7 @@ def missed(stack: Stack, caller: Caller) -> str:
 
 
 def simulated(caller: Caller) -> str:
-    """Slug of an experiment that is done: the last hour with one instance less."""
+    """Slug of an experiment that is done: the last hour with one fewer instance."""
     path = caller.submit("/experiments/ask/", {"window": "hour", "change": "less"})
     slug = path.strip("/").split("/")[1]
     within(SIMULATED_S, lambda: caller.get(f"simulations/{slug}")["state"] not in ("queued", "running"))

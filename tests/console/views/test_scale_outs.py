@@ -126,7 +126,7 @@ def test_a_scale_out_that_is_forgotten_breaks_no_page(viewer, live_store):
 def test_an_instance_of_no_scale_out_has_no_such_section(viewer, live_store):
     row = factories.instance()
     assert way_of(row, row.actions.all()) is None
-    assert "From wish to first token" not in viewer.get(address(row)).content.decode()
+    assert 'id="way-title"' not in viewer.get(address(row)).content.decode()
 
 
 def test_only_what_is_an_instance_becomes_a_link(viewer, live_store):
