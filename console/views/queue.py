@@ -173,7 +173,8 @@ def say_all(kind: str, outcome: Mapping[str, Any]) -> str:
 
 
 def not_known(count: int, done: str) -> str:
-    return f"No answer for {count} request{'' if count == 1 else 's'}, which may still be {done} within 5 seconds."
+    requests = "1 request" if count == 1 else f"{count} requests"
+    return f"No answer for {requests}, which may have been {done}, or may be within 5 seconds."
 
 
 def priority_of(request: HttpRequest) -> int | None:

@@ -30,7 +30,7 @@ def wrong_password(page: Page, places: Places) -> None:
     page.get_by_label("Username").fill("operator")
     page.get_by_label("Password").fill("not this one")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not match")
+    expect(page.get_by_role("alert")).to_contain_text("Incorrect username or password")
 
 
 def key_made(page: Page, places: Places) -> None:
@@ -44,7 +44,7 @@ def class_wrong(page: Page, places: Places) -> None:
     page.goto(f"/classes/{places['class']}/")
     page.get_by_label("TTFT").fill("0")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("Not saved: see the marked fields.")).to_be_visible()
+    expect(page.get_by_text("Not saved. Correct the marked fields.")).to_be_visible()
 
 
 def class_preview(page: Page, places: Places) -> None:

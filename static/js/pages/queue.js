@@ -212,7 +212,7 @@ function answered(text, ok) {
 }
 
 const NOT_ALLOWED = "No requests were changed: your session has ended or lacks permission. Reload the page.";
-const NO_ANSWER = "The console did not respond. The command may still take effect within 5 seconds; check the queue.";
+const NO_ANSWER = "The console did not respond. The command may have taken effect, or may within 5 seconds. Check the queue.";
 const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
 
 /** For an answer without JSON. After a 5xx of a proxy or of the console it is unknown how much of the command was done. */

@@ -52,8 +52,8 @@ def test_what_waits_in_a_silent_gateway_is_not_called_gone(operator, live_store)
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 503
     assert said.json()["message"] == (
-        "1 cancelled. Some gateways did not answer in time. No answer for 2 requests, which may still be cancelled "
-        "within 5 seconds. Check the queue for the current state."
+        "1 cancelled. Some gateways did not answer in time. No answer for 2 requests, which may have been "
+        "cancelled, or may be within 5 seconds. Check the queue for the current state."
     )
     decision = Decision.objects.get(kind="queue_cancel")
     assert (decision.outcome["gone"], decision.outcome["unanswered"]) == ([], ["req-2", "req-3"])

@@ -125,7 +125,7 @@ async def test_a_gateway_that_does_not_answer_is_not_told_the_rest_and_not_calle
     end = told[-1]
     assert (end["applied"], end["gone"], end["unanswered"], end["told"], end["of"]) == (300, 0, 250, 550, 900)
     assert not end["ok"]
-    assert "No answer for 250 requests, which may still be cancelled" in end["message"]
+    assert "No answer for 250 requests, which may have been cancelled" in end["message"]
     assert "350 unchanged" in end["message"]
 
 
@@ -178,7 +178,7 @@ async def test_a_part_whose_answer_is_lost_is_told_and_not_known(person, live_st
     live_store.answer = answer
     _, told = await person(asked())
     assert told[-1]["message"] == (
-        "250 cancelled. No answer for 250 requests, which may still be cancelled within 5 seconds. "
+        "250 cancelled. No answer for 250 requests, which may have been cancelled, or may be within 5 seconds. "
         "Redis is unavailable: 500 unchanged."
     )
     decision = await Decision.objects.aget(kind="queue_cancel")

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.db
 GATEWAY = "gateway-lost"
 ASKS = b"BLPOP"  # how the console waits for an answer
 LOST = (
-    "Redis became unavailable before the answer. No answer for 1 request, which may still be paused within 5 seconds. "
-    "Check the queue for the current state."
+    "Redis became unavailable before the answer. No answer for 1 request, which may have been paused, "
+    "or may be within 5 seconds. Check the queue for the current state."
 )
 
 
@@ -112,6 +112,6 @@ def test_a_gateway_that_hears_and_says_nothing_is_silent(operator, board, heard)
     (command,) = heard()
     assert board.exists(COMMAND_ANSWER_KEY.format(command=command["id"])) == 0
     assert said.status_code == 503
-    unknown = "No gateway answered in time. No answer for 1 request, which may still be cancelled"
+    unknown = "No gateway answered in time. No answer for 1 request, which may have been cancelled"
     assert unknown in said.json()["message"]
     assert Decision.objects.get(kind="queue_cancel").outcome["gone"] == []
