@@ -66,6 +66,7 @@ class InFlightRequest:
         "text",
         "times",
         "translation",
+        "two_stages",
         "usage",
     )
 
@@ -105,6 +106,7 @@ class InFlightRequest:
         self.call: UpstreamCall | None = None  # of one with two stages, for both
         self.offer: bytes | None = None  # where its KV waits, once its prefill is nearly over
         self.paired = False  # both stages begin together
+        self.two_stages = False  # it was prefilled for another engine at least once: KV transfers are kept for it
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed

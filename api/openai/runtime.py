@@ -246,7 +246,7 @@ class Runtime:
         in_flight.state = State.SENT
         call = in_flight.upstream_call(action.rank)
         if action.part is not Part.WHOLE:
-            in_flight.call, in_flight.paired = call, action.part is Part.PAIR
+            in_flight.call, in_flight.paired, in_flight.two_stages = call, action.part is Part.PAIR, True
             if not in_flight.paired:  # a pair begins when its decode instance is known
                 self.transfers.begun(in_flight.request.id, action.instance_id)
                 in_flight.prefill = self.spawn(self._prefill(in_flight, backend, call))
@@ -341,7 +341,8 @@ class Runtime:
         if in_flight.stop_prefill() and not in_flight.paired:
             self.transfers.free(in_flight.request.id, source)  # its engine may just have ended it
         in_flight.stop_answer()
-        self.transfers.forget(in_flight, self.clock())
+        if in_flight.two_stages:
+            self.transfers.forget(in_flight, self.clock())
 
     # ---- prefills and pairs ---------------------------------------------------------------------------------------
 

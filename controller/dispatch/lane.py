@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from itertools import islice
 
 from controller.core import events as ev
@@ -11,9 +12,9 @@ from controller.core.policy import Cost, Screening
 from controller.core.types import Request
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow import Worker, longest_context
-from controller.dispatch.traffic import RecentTargets
 from controller.predict.latency import LatencyModel
 
+REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NOBODY_RETRY_S = 5.0  # a client may ask again: whoever starts an instance needs about that long
 TOLD_APART = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
@@ -23,6 +24,59 @@ def refuse(
     request: Request, code: str, reason: str, retry_after_s: float, now: float, figures: dict[str, Figure]
 ) -> ev.Refuse:
     return ev.Refuse(request, code, retry_after_s, Decision("refuse", reason, request.id, now, figures))
+
+
+class RecentTargets:
+    """TTFT targets of the last `window_s` seconds: what may arrive next (the "tightest TTFT" of eq. 5, our reading).
+
+    `tightest` is their `share` quantile: 0 is the minimum; a few percent keep one odd request from shrinking the whole
+    fleet's budget.
+    """
+
+    def __init__(self, window_s: float, share: float, limit: int = 2_000) -> None:
+        self._window_s = window_s
+        self._share = share
+        self._limit = limit
+        self._seen: deque[tuple[float, float]] = deque()
+        self._counts: Counter[float] = Counter()
+        self._tightest: float | None = None
+        self._fresh_until = 0.0
+
+    def add(self, ttft_s: float, now: float) -> None:
+        self._seen.append((now, ttft_s))
+        self._counts[ttft_s] += 1
+        if self._tightest is None or ttft_s < self._tightest:
+            self._fresh_until = now  # recompute: it may be the new tightest
+        if len(self._seen) > self._limit:
+            self._forget()
+
+    def tightest(self, now: float, default: float) -> float:
+        """Seconds; `default` where there was no traffic."""
+        if now < self._fresh_until and self._tightest is not None:
+            return self._tightest
+        while self._seen and self._seen[0][0] < now - self._window_s:
+            self._forget()
+        self._fresh_until = now + REFRESH_S
+        self._tightest = self._quantile()
+        return default if self._tightest is None else self._tightest
+
+    def _quantile(self) -> float | None:
+        if not self._seen:
+            return None
+        wanted = self._share * len(self._seen)
+        seen = 0
+        ordered = sorted(self._counts)
+        for ttft in ordered:
+            seen += self._counts[ttft]
+            if seen > wanted:
+                return ttft
+        return ordered[-1]
+
+    def _forget(self) -> None:
+        _, ttft = self._seen.popleft()
+        self._counts[ttft] -= 1
+        if not self._counts[ttft]:
+            del self._counts[ttft]
 
 
 class Lane:

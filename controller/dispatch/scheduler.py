@@ -64,6 +64,7 @@ class Scheduler:
         self._defect = defect
         self._open: dict[str, OpenRequest] = {}
         self._roles: dict[str, Role] = {}  # of instances that only prefill or only decode
+        self._stages = False  # there are roles, or there were and the migrator has not finished
         self._paired: set[str] = set()
         self._now = 0.0
         self._dispatch_at = math.inf
@@ -98,7 +99,7 @@ class Scheduler:
         if heard.told:
             actions += self._dispatch(heard.told, now)
         if self.migrator is not None:
-            if self._roles or self.migrator.busy:
+            if self.disaggregated:
                 self._migrate(self.migrator, heard, actions, now)
             elif not OF_INSTANCES.isdisjoint(map(type, heard.news)):
                 # It has to know all instances when some have roles again.
@@ -110,7 +111,9 @@ class Scheduler:
     @property
     def disaggregated(self) -> bool:
         """Are there instances that only prefill or decode, or requests that began while there were?"""
-        return bool(self._roles) or (self.migrator is not None and self.migrator.busy)
+        if not self._roles and self._stages:  # where there never were any, the migrator is not asked at each pass
+            self._stages = self.migrator is not None and self.migrator.busy
+        return bool(self._roles) or self._stages
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -273,7 +276,7 @@ class Scheduler:
         if role is Role.COLLOCATED:
             self._roles.pop(name, None)
             return event
-        before, self._roles[name] = self._roles.get(name), role
+        before, self._roles[name], self._stages = self._roles.get(name), role, True
         if role is Role.PREFILL:
             return event
         return None if before is Role.DECODE else ev.InstanceDown(name)
