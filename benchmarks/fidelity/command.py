@@ -12,7 +12,7 @@ none of it on the runs that are compared:
 
 - step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs of the
   load with other arrivals, before, between and after its real runs and under the policies in turn
-  (`controller/predict/latency_refit.py`, and prefill against decode as `fidelity_machine.py` says): while it serves, an
+  (`controller/predict/latency_refit.py`, and prefill against decode as `machine.py` says): while it serves, an
   engine shares the machine with gateway and client, which a profile of idle servers does not show, and the machine is
   not as fast all day.
 - the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from

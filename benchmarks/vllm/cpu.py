@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements" / "vllm.txt"
 CONSTRAINTS = ROOT / "requirements" / "vllm-constraints.txt"
-MODEL_SCRIPT = ROOT / "benchmarks" / "vllm_model.py"
+MODEL_SCRIPT = ROOT / "benchmarks" / "vllm" / "model.py"
 DEFAULT_TARGET = ROOT / ".vllm"
 STAMP = "installed.json"
 # No CPU builds of these exist, and serving text needs none of them.

@@ -177,7 +177,7 @@ def plots(curves: Curves) -> list[Plot]:
 
 SETTINGS = """
 Paper: MiniMax-M2.5 (229B, FP8) on 8 H200: four GPUs for prefill and four for decode, each one tensor-parallel group, so
-one prefill engine and one decode engine; here two engine schedulers on virtual time (`kairos_stages.py`), KV over a
+one prefill engine and one decode engine; here two engine schedulers on virtual time (`stages.py`), KV over a
 link of two million tokens a second. Latency from the paper's anchors (worked example K8). A decode step costs 9.05 ms,
 0.238 us for each token of its *longest* sequence, as the paper has it, and 0.18 ms a sequence.
 
