@@ -147,7 +147,7 @@ def test_actions_are_wishes_and_audited(operator, live_store):
     row.refresh_from_db()
     assert row.desired_state == "stopped"
     again = {**act, "version": row.version, "action": "undrain"}
-    assert b"a new instance gets a new id" in operator.post(reverse("instance-act"), again, follow=True).content
+    assert b"cannot be started again" in operator.post(reverse("instance-act"), again, follow=True).content
     assert Decision.objects.filter(subject=row.pk).count() == 2
 
 

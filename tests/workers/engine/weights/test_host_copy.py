@@ -158,10 +158,10 @@ def test_the_last_user_takes_it_away(base, checkpoint):
 USER = """
 import sys, time
 from pathlib import Path
-from workers.engine.weights.host_copy import Entry, HostCopy
+from workers.engine.weights.host_copy import CopyEntry, HostCopy
 
 copy = HostCopy(Path(sys.argv[1]), Path(sys.argv[2]), "float32")
-entries = [Entry("a", "torch.float32", (2,), 8, "d1")]
+entries = [CopyEntry("a", "torch.float32", (2,), 8, "d1")]
 
 def tensors():
     if "half" in sys.argv:
