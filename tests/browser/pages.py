@@ -127,11 +127,11 @@ ACTIONS = (
     Action("/scaling/{policy}/", "operator", "scaling", ("link", "Edit demo/collocated"), {"upper": "9"}),
     Action("/experiments/ask/", "operator", "experiments", ("button", re.compile("^The last hour with one")), LESS),
     Action("/experiments/new/", "operator", "experiments", ("link", "New experiment"), {"name": "forged"}),
-    Action("/experiments/check/", "operator", "experiment-new", ("button", "Start")),
+    Action("/experiments/check/", "operator", "experiment-new", ("button", "Start experiment")),
     Action("/experiments/{experiment}/change/", "operator", "experiment", ("button", "Save"), {"name": "forged"}),
     Action("/experiments/{experiment}/cancel/", "operator", "experiment", None),
     Action("/experiments/{experiment}/remove/", "operator", "experiment", ("button", "Remove")),
-    Action("/traces/", "operator", "traces", ("button", "Register"), {"name": "forged"}),
+    Action("/traces/", "operator", "traces", ("button", "Upload trace"), {"name": "forged"}),
     Action("/traces/{trace}/remove/", "operator", "traces", ("button", re.compile("^Remove "))),
 )
 

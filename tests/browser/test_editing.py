@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -58,7 +60,9 @@ def test_a_level_is_added_to_the_mapping_and_taken_away(visit):
     expect(page.get_by_role("status")).to_contain_text("updated")
     expect(page.get_by_role("rowheader", name=f"Priority {before}")).to_be_visible()
     page.get_by_role("link", name="Edit").click()
+    page.wait_for_url(re.compile(r"/mappings/\d+/$"))  # loaded, so that the script handles the button
     page.get_by_role("button", name="Remove lowest priority").click()
+    expect(levels).to_have_count(before)
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("rowheader", name=f"Priority {before}")).to_have_count(0)
 

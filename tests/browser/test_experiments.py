@@ -112,7 +112,7 @@ def test_one_that_runs_is_cancelled_and_removed(visit):
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator('.lead [data-cell="state"]')).to_have_text("cancelled")
     page.get_by_role("button", name="Remove").click()
-    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
     expect(page.get_by_role("status").first).to_contain_text("Too long removed")
     page.goto("/audit/?kind=experiment_cancelled")
     expect(page.locator("#audit-rows tr").first).to_contain_text("operator")

@@ -96,7 +96,7 @@ def test_every_instance_is_on_one_page_of_a_wide_screen_and_found_on_any(visit, 
 
 def test_many_links_are_folded_and_stay_open_once_opened(visit, many):
     page = visit("viewer", "/fleet/", 390)
-    section = page.get_by_role("region", name="Links", exact=True)
+    section = page.get_by_role("region", name="Host links", exact=True)
     expect(section.locator("summary")).to_have_text(f"{LINKS} links between hosts, all up")
     expect(section.get_by_role("table")).to_be_hidden()
     section.locator("summary").focus()
