@@ -117,7 +117,7 @@ def test_engines_share_a_copy_only_where_there_is_room(monkeypatch, tmp_path, sh
     started = []
 
     @contextmanager
-    def engine(count, logs, *options, environment):
+    def engine(count, logs, *options, **placed):
         started.append(options)
         yield [SimpleNamespace(url="", log=logs)]
 
