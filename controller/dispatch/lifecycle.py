@@ -1,7 +1,8 @@
-"""The states of a request and what leads from one to the next: the table that scheduler, migrator and gateway go by.
+"""The states of a request and the transitions between them, used by the scheduler, the migrator and the gateway.
 
-`STEPS` is the table, `after` looks a step up in it. What has no step in a state does not apply there: late news of an
-attempt that is over, for instance. docs/reference/request-lifecycle.md draws it, and a test compares the two.
+`STEPS` is the table and `after` looks up a transition. An event without a transition in a state is ignored there: for
+example a stale event of an attempt that has ended. docs/reference/request-lifecycle.md draws the table, and a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -15,33 +16,32 @@ MAX_PREFILLS = 3  # of one request, not counting those after which `PrefillAgain
 
 
 class State(StrEnum):
-    """One engine serves a request whole (SENT, ANSWERING), or two do, one after the other (PREFILLING to RELEASED).
-
-    Each of the latter has a time-out (`MigratorConfig`) and a rollback for when it has passed or something failed.
+    """One engine serves the whole request (SENT, ANSWERING), or a prefill and a decode instance do (PREFILLING to
+    RELEASED). Each of the latter states has a time-out (`MigratorConfig`) and a rollback after a time-out or a failure.
     """
 
     QUEUED = "queued"  # waits for an instance
-    SENT = "sent"  # one engine has all of it, and has given no token yet
-    ANSWERING = "answering"  # a token is out: no second attempt
-    PREFILLING = "prefilling"  # Rollback: the prefill is aborted and computed again elsewhere
-    WAITING = "waiting"  # for a decode instance. Rollback: given up, its KV freed
-    PLACED = "placed"  # a decode instance was chosen and told. Rollback: aborted there, another is chosen
-    RESERVED = "reserved"  # it took blocks and pulls nothing yet. Rollback: the same
-    MOVING = "moving"  # KV flows. Rollback: the same
-    COMMITTED = "committed"  # it decodes there. Time-out: the prefill instance is told again to free its KV
-    RELEASED = "released"  # the prefill instance keeps nothing of it
+    SENT = "sent"  # one engine serves it; no token yet
+    ANSWERING = "answering"  # the client has a token: no second attempt
+    PREFILLING = "prefilling"  # Rollback: the prefill is aborted and runs again on another instance
+    WAITING = "waiting"  # for a decode instance. Rollback: the request is given up and its KV freed
+    PLACED = "placed"  # sent to a decode instance. Rollback: aborted there, another instance is chosen
+    RESERVED = "reserved"  # the decode instance reserved blocks; the KV transfer has not begun. Rollback: the same
+    MOVING = "moving"  # the KV transfer runs. Rollback: the same
+    COMMITTED = "committed"  # the decode instance has the KV. Time-out: the prefill instance frees its copy
+    RELEASED = "released"  # the prefill instance has freed its copy
     ENDED = "ended"
 
     def __init__(self, _: str) -> None:
-        self.steps: dict[str, State] = {}  # what leads where: STEPS, without a look at the hash of an enum's member
+        self.steps: dict[str, State] = {}  # STEPS by event; faster than a dict keyed by members
 
 
 class On:
-    """What leads to another state: events that drivers report, and actions that they are given."""
+    """Causes of transitions: events that drivers report, and actions that they perform."""
 
     SEND = "Send"
     SEND_PREFILL = "Send (prefill)"
-    SEND_PAIR = "Send (pair)"  # its prefill begins when its decode stage is placed
+    SEND_PAIR = "Send (pair)"  # prefill and decode begin together, once a decode instance is chosen
     REFUSE = "Refuse"
     DROP = "Drop"
     UNSCHEDULED = "Unscheduled"
@@ -69,7 +69,7 @@ class Transition(NamedTuple):
     to: State
 
 
-UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)  # a decode instance was chosen, and the KV is not there yet
+UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)  # a decode instance was chosen but does not have the KV yet
 LANDED = (State.COMMITTED, State.RELEASED)
 TWO_STAGES = (State.PREFILLING, State.WAITING, *UNDER_WAY, *LANDED)
 OPEN = (State.QUEUED, State.SENT, State.ANSWERING, *TWO_STAGES)
@@ -92,7 +92,7 @@ STEPS: tuple[Transition, ...] = (
     *(Transition(state, On.DONE, State.COMMITTED) for state in UNDER_WAY),
     Transition(State.COMMITTED, On.RELEASED, State.RELEASED),
     *(Transition(state, On.FINISHED, State.ENDED) for state in (*UNDER_WAY, *LANDED)),
-    # the prefill turned out to be the whole answer
+    # the prefill instance produced the whole answer
     *(Transition(state, On.ANSWERED_WHOLE, State.SENT) for state in TWO_STAGES),
     # back: another decode instance, another prefill, or the queue
     *(Transition(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
@@ -110,13 +110,13 @@ for _step in STEPS:
 
 
 def after(state: State, on: str) -> State | None:
-    """The next state; None where this does not apply."""
+    """The next state, or None if `on` has no transition in `state`."""
     return state.steps.get(on)
 
 
 class OpenRequest:
-    """One that has not ended. `source` was sent it or its prompt, `target` decodes it: "" where none does. `landed`:
-    its KV is there, for certain. `paired`: both stages begin when the target is chosen."""
+    """A request that has not ended. `source`: the instance that serves or prefills it, `target`: the one that decodes
+    it, "" for none. `landed`: the target confirmed that it has the KV. `paired`: both stages begin together."""
 
     __slots__ = ("landed", "paired", "request", "source", "state", "target")
 
@@ -129,7 +129,7 @@ class OpenRequest:
         self.paired = False
 
     def follow(self, on: str) -> bool:
-        """False where this does not apply to a request in its state."""
+        """Take the transition. False if `on` has none in the present state."""
         to = self.state.steps.get(on)
         if to is None:
             return False

@@ -1,15 +1,15 @@
 """The scheduler: one state machine over the dispatcher (collocated and prefill) and the migrator (decode), without I/O.
 
-Drivers hand it what happened, in batches with one `now`, perform the actions that it answers, and call it again when
-something happens or `wake_at` has come. The gateway (api.openai.runtime) and the simulator (controller.simulator) are
-such drivers; everything that they would otherwise decide is decided here:
+A driver passes in events in batches that share one `now`, performs the actions that `handle` returns, and calls
+`handle` again when something happens or when `wake_at` is reached. The gateway (api.openai.runtime) and the simulator
+(controller.simulator) are the two drivers. The scheduler decides everything that they would otherwise decide twice:
 
-- which instances prefill, decode or do both, and that the dispatcher does not see those that only decode;
-- what part of a request an instance is sent, and what the migrator is told of it (`PrefillSent`);
-- what the end of one stage means for the other, also where both run at once (overlap, pairs);
-- how often a request may be prefilled, and where it goes when it has to begin again;
-- which of two wake-ups comes first;
-- that nothing is lost when a policy raises.
+- which instances prefill, decode or do both; the dispatcher never sees an instance that only decodes;
+- which part of a request an instance receives, and what the migrator learns about it (`PrefillSent`);
+- what the end of one stage means for the other, also when both run at once (overlap, pairs);
+- how often a request may be prefilled, and where it goes when it starts again;
+- which of the two wake-ups comes first;
+- that no request is lost when a policy raises.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ from controller.dispatch.queue import QueueView
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
 AFTER_FAILURE_S = 0.1  # next try of a policy that raised
 
-OF_INSTANCES = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
-ENDS_OF_STAGES = frozenset({ev.PrefillFailed, ev.TransferFailed, ev.AnsweredWhole})
+INSTANCE_EVENTS = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
+STAGE_ENDS = frozenset({ev.PrefillFailed, ev.TransferFailed, ev.AnsweredWhole})
 
 Defect = Callable[[str, Sequence[ev.Event], Exception], None]
 
 
-class Heard:
-    """One batch, sorted out: what the dispatcher is told, what is news for the migrator, what the driver is to do
-    whatever these two say, and which requests are to be prefilled again."""
+class SortedEvents:
+    """One batch of events, sorted by who needs them.
 
-    __slots__ = ("actions", "again", "news", "told")
+    `actions`: what the driver does in any case. `prefill_again`: requests that lost their KV and are prefilled again.
+    """
+
+    __slots__ = ("actions", "for_dispatcher", "for_migrator", "prefill_again")
 
     def __init__(self) -> None:
-        self.told: list[ev.Event] = []
-        self.news: list[ev.Event] = []
+        self.for_dispatcher: list[ev.Event] = []
+        self.for_migrator: list[ev.Event] = []
         self.actions: list[ev.Action] = []
-        self.again: list[ev.Action] = []
+        self.prefill_again: list[ev.PrefillAgain] = []
 
 
 class Scheduler:
-    """`migrator`: without one, the roles of instances mean nothing. `defect`: told who raised on which events; the rest
-    of the batch is rescued, and every request it concerns goes on or is answered. None: exceptions are the caller's.
+    """`migrator`: None ignores the roles of instances. `defect`: called with the part that raised ("dispatcher" or
+    "migrator"), the events and the exception; the rest of the batch is then handled, and every request in it goes on or
+    is answered. Without `defect`, the exception reaches the caller.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Scheduler:
         self._now = 0.0
         self._dispatch_at = math.inf
         self._migrate_at = math.inf
-        self._hears: dict[type, Callable[[Any], ev.Event | None]] = {
+        self._followers: dict[type, Callable[[Any], ev.Event | None]] = {
             ev.Arrived: self._arrived,
             ev.Cancelled: self._ended,
             ev.Finished: self._ended,
@@ -90,34 +93,34 @@ class Scheduler:
     # ---- the driver's side -----------------------------------------------------------------------------------------
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
-        """Take in what happened, then decide what follows. `now` never goes backwards."""
+        """Apply the events, then decide. `now`: seconds on the driver's clock; an earlier one counts as the last."""
         now = self._now = max(now, self._now)
-        heard = self._hear(events, now)
-        actions = heard.actions
+        batch = self._sort(events, now)
+        actions = batch.actions
         if now >= self._dispatch_at:
-            heard.told.append(ev.Woke())
-        if heard.told:
-            actions += self._dispatch(heard.told, now)
+            batch.for_dispatcher.append(ev.Woke())
+        if batch.for_dispatcher:
+            actions += self._dispatch(batch.for_dispatcher, now)
         if self.migrator is not None:
             if self.disaggregated:
-                self._migrate(self.migrator, heard, actions, now)
-            elif not OF_INSTANCES.isdisjoint(map(type, heard.news)):
-                # It has to know all instances when some have roles again.
-                heard.news = [event for event in heard.news if type(event) in OF_INSTANCES]
-                self._migrate(self.migrator, heard, actions, now)
+                self._migrate(self.migrator, batch, actions, now)
+            elif not INSTANCE_EVENTS.isdisjoint(map(type, events)):
+                # The migrator keeps track of all instances, so that it knows them when some have roles again.
+                batch.for_migrator = [event for event in batch.for_migrator if type(event) in INSTANCE_EVENTS]
+                self._migrate(self.migrator, batch, actions, now)
         wake_at = min(self._dispatch_at, self._migrate_at)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
     @property
     def disaggregated(self) -> bool:
-        """Are there instances that only prefill or decode, or requests that began while there were?"""
-        if not self._roles and self._stages:  # where there never were any, the migrator is not asked at each pass
+        """True while an instance only prefills or only decodes, and until all requests from that time have ended."""
+        if not self._roles and self._stages:  # a fleet that was always collocated skips the migrator in each pass
             self._stages = self.migrator is not None and self.migrator.busy
         return bool(self._roles) or self._stages
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """Of the instances that only prefill or only decode."""
+        """Roles by instance id, of the instances that only prefill or only decode."""
         return self._roles
 
     def state_of(self, request_id: str) -> State:
@@ -125,53 +128,53 @@ class Scheduler:
         return State.ENDED if found is None else found.state
 
     def fleet(self, now: float) -> list[FleetState]:
-        """All instances as they are believed to be."""
+        """All instances, in the state in which the scheduler believes they are."""
         decode = self.migrator.fleet(now) if self.migrator is not None else []
         return [*self.dispatcher.fleet(now), *decode]
 
     def queue(self) -> QueueView:
-        """Requests that wait to be sent."""
+        """The requests that wait for an instance."""
         return self.dispatcher.queue()
 
     def pending_above(self, priority: int) -> bool:
         return self.dispatcher.pending_above(priority)
 
     def decode_pressure(self, now: float) -> dict[str, tuple[int, float]]:
-        """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
+        """By model: requests that wait for a decode instance, and the longest wait since prefill over its TPOT."""
         return {} if self.migrator is None else self.migrator.pressure(now)
 
     def links(self, now: float) -> list[LinkView]:
-        """Between prefill and decode instances, as they are believed to be."""
+        """The links between prefill and decode instances, in the state in which the migrator believes they are."""
         return [] if self.migrator is None else self.migrator.links.views(now)
 
-    # ---- what is heard ---------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, events: Sequence[ev.Event], now: float) -> Heard:
-        """Follow each request through the table, and sort out who is to hear what."""
-        heard = Heard()
-        told, news, hears = heard.told, heard.news, self._hears
+    def _sort(self, events: Sequence[ev.Event], now: float) -> SortedEvents:
+        """Follow each request through the table of states, and sort the events by who needs them."""
+        batch = SortedEvents()
+        for_dispatcher, for_migrator, followers = batch.for_dispatcher, batch.for_migrator, self._followers
         for event in events:
             kind = type(event)
-            if kind in ENDS_OF_STAGES:
-                self._stage_ended(event, heard, now)
+            if kind in STAGE_ENDS:
+                self._stage_ended(event, batch, now)
                 continue
-            hear = hears.get(kind)
-            for_dispatcher = event if hear is None else hear(event)
-            if for_dispatcher is not None:
-                told.append(for_dispatcher)
-            news.append(event)
-        return heard
+            follow = followers.get(kind)
+            passed_on = event if follow is None else follow(event)
+            if passed_on is not None:
+                for_dispatcher.append(passed_on)
+            for_migrator.append(event)
+        return batch
 
-    def _stage_ended(self, event: ev.Event, heard: Heard, now: float) -> None:
-        """What the end of one stage means depends on how far the other is."""
+    def _stage_ended(self, event: ev.Event, batch: SortedEvents, now: float) -> None:
+        """What the end of one stage means depends on the state of the other."""
         if isinstance(event, ev.PrefillFailed):
-            self._prefill_failed(event, heard)
+            self._prefill_failed(event, batch)
         elif isinstance(event, ev.TransferFailed):
-            self._transfer_failed(event, heard, now)
+            self._transfer_failed(event, batch, now)
         elif isinstance(event, ev.AnsweredWhole):
-            # The migrator forgets it, and a decode stage that waits for its KV is aborted.
+            # The migrator drops the request and aborts a decode stage that waits for its KV.
             self._follow(event.request_id, On.ANSWERED_WHOLE)
-            heard.news.append(ev.Cancelled(event.request_id))
+            batch.for_migrator.append(ev.Cancelled(event.request_id))
 
     def _arrived(self, event: ev.Arrived) -> ev.Event:
         self._open[event.request.id] = OpenRequest(event.request)
@@ -190,7 +193,7 @@ class Scheduler:
     def _failed(self, event: ev.Failed) -> ev.Event:
         if not event.before_first_token:
             self._open.pop(event.request_id, None)
-        elif self.dispatcher.holds(event.request_id):  # else it is late news of an attempt that is over
+        elif self.dispatcher.holds(event.request_id):  # otherwise the event is stale: its attempt has ended
             self._follow(event.request_id, On.FAILED)
         return event
 
@@ -205,8 +208,8 @@ class Scheduler:
         self._follow(event.request.id, On.PREFILL_DONE)
         return event
 
-    def _prefill_failed(self, event: ev.PrefillFailed, heard: Heard) -> None:
-        """A decode stage whose engine has said that all KV is there needs nothing else of its prefill, and goes on."""
+    def _prefill_failed(self, event: ev.PrefillFailed, batch: SortedEvents) -> None:
+        """A decode stage that has all of its KV goes on without its prefill instance; otherwise the request failed."""
         name = event.request_id
         found = self._open.get(name)
         means: ev.Event
@@ -214,27 +217,29 @@ class Scheduler:
             means = self._prefill_done(ev.PrefillDone(found.request, event.instance_id, found.request.prompt_tokens))
         else:
             if found is not None and found.target:
-                heard.actions.append(ev.Abort(name, found.target, "prefill_failed"))
+                batch.actions.append(ev.Abort(name, found.target, "prefill_failed"))
             means = self._failed(ev.Failed(name, True, event.error))
-        heard.told.append(means)
-        heard.news.append(means)
+        batch.for_dispatcher.append(means)
+        batch.for_migrator.append(means)
 
-    def _transfer_failed(self, event: ev.TransferFailed, heard: Heard, now: float) -> None:
-        """The migrator looks for another decode instance, unless the KV had been taken: then it is nowhere any more."""
+    def _transfer_failed(self, event: ev.TransferFailed, batch: SortedEvents, now: float) -> None:
+        """The migrator looks for another decode instance, unless the KV had moved already: then it is lost."""
         name = event.request_id
         found = self._open.get(name)
         if found is None or found.target != event.instance_id:
-            heard.news.append(event)
+            batch.for_migrator.append(event)
             return
-        gone = found.landed or (found.paired and not self.dispatcher.holds(name))
+        kv_lost = found.landed or (found.paired and not self.dispatcher.holds(name))
         found.follow(On.UNDONE)
         found.target = ""
-        if not gone:
-            heard.news.append(event)
+        if not kv_lost:
+            batch.for_migrator.append(event)
             return
-        heard.news.append(ev.Failed(name, True, event.reason))
+        batch.for_migrator.append(ev.Failed(name, True, event.reason))
         figures: dict[str, Figure] = {"instance": event.instance_id, "error": event.reason}
-        heard.again.append(ev.PrefillAgain(found.request, Decision("place", "decode_failed", name, now, figures)))
+        batch.prefill_again.append(
+            ev.PrefillAgain(found.request, Decision("place", "decode_failed", name, now, figures))
+        )
 
     def _transfer_started(self, event: ev.TransferStarted) -> None:
         self._decodes(event.request_id, event.instance_id, On.MOVES if event.moves else On.STARTED)
@@ -255,7 +260,7 @@ class Scheduler:
             found.follow(On.RELEASED)
 
     def _decodes(self, request_id: str, instance_id: str, on: str) -> OpenRequest | None:
-        """News of a decode stage. None: of one that was undone meanwhile, or is further on already."""
+        """Follow an event of a decode stage. None if it is stale: rolled back meanwhile, or further on already."""
         found = self._open.get(request_id)
         return found if found is not None and found.target == instance_id and found.follow(on) else None
 
@@ -266,7 +271,7 @@ class Scheduler:
             found.landed = found.paired = False
 
     def _instance_up(self, event: ev.InstanceUp) -> ev.Event | None:
-        """Decode instances are the migrator's: one that becomes one is gone for the dispatcher."""
+        """An instance that becomes a decode instance goes down for the dispatcher; the migrator has it from then on."""
         name, role = event.spec.id, event.spec.role
         if self.migrator is None:
             return event
@@ -289,7 +294,7 @@ class Scheduler:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Sequence[ev.Event], now: float) -> list[ev.Action]:
-        """Let the dispatcher decide, and follow what it did."""
+        """Let the dispatcher decide, and follow its actions through the table of states."""
         try:
             reply = self.dispatcher.handle(events, now)
         except Exception as error:  # a bug in a policy must not leave clients waiting for ever
@@ -308,7 +313,7 @@ class Scheduler:
         return actions
 
     def _with_part(self, send: ev.Send) -> ev.Send:
-        """Of a request for one token nothing is left for another engine, but in pairs."""
+        """A request for one token has no decode stage, except in pairs, whose two stages begin together."""
         if self._roles.get(send.instance_id) is not Role.PREFILL:
             return send
         if send.instance_id in self._paired:
@@ -328,27 +333,27 @@ class Scheduler:
 
     # ---- decode stages ---------------------------------------------------------------------------------------------
 
-    def _migrate(self, migrator: Migrator, heard: Heard, actions: list[ev.Action], now: float) -> None:
-        """Let the migrator decide; what it sends back to the queue the dispatcher may send at once."""
-        begun = [*heard.news, *_prefills(actions)]
+    def _migrate(self, migrator: Migrator, batch: SortedEvents, actions: list[ev.Action], now: float) -> None:
+        """Let the migrator decide. The dispatcher may send at once what the migrator returns to the queue."""
+        begun = [*batch.for_migrator, *_prefills(actions)]
         while True:
             decided, failed = self._decide(migrator, begun, now)
-            told: list[ev.Event] = []
-            for action in (*heard.again, *decided):
-                self._take_up(action, actions, told)
-            heard.again = []
+            returned: list[ev.Event] = []
+            for action in (*batch.prefill_again, *decided):
+                self._take_up(action, actions, returned)
+            batch.prefill_again = []
             if failed:
-                self._rescue(migrator, actions, told, now)
-            if not told:
+                self._rescue(migrator, actions, returned, now)
+            if not returned:
                 return
-            sent = self._dispatch(told, now)
+            sent = self._dispatch(returned, now)
             actions += sent
             begun = _prefills(sent)
             if not begun:
                 return
 
     def _decide(self, migrator: Migrator, events: Sequence[ev.Event], now: float) -> tuple[list[ev.Action], bool]:
-        """And whether it raised."""
+        """The migrator's actions, and whether it raised."""
         failed = False
         try:
             reply = migrator.handle(events, now)
@@ -360,20 +365,20 @@ class Scheduler:
         self._migrate_at = math.inf if reply.wake_at is None else max(reply.wake_at, now + SHORTEST_WAKE_S)
         return reply.actions, failed
 
-    def _take_up(self, action: ev.Action, actions: list[ev.Action], told: list[ev.Event]) -> None:
-        """One action of the migrator: what the driver is to do, and what the dispatcher is to hear (`told`)."""
+    def _take_up(self, action: ev.Action, actions: list[ev.Action], returned: list[ev.Event]) -> None:
+        """Apply one action of the migrator. Adds to `actions` for the driver and to `returned` for the dispatcher."""
         if isinstance(action, ev.FreeKv | ev.LeftToLease):
             actions.append(action)
             return
         name = action.request_id if isinstance(action, ev.Abort) else action.request.id
         found = self._open.get(name)
         if isinstance(action, ev.PrefillAgain):
-            if found is not None and found.state in TWO_STAGES:  # else it failed in the same moment, and is queued
-                self._prefill_again(found, action, actions, told)
+            if found is not None and found.state in TWO_STAGES:  # otherwise it failed in the same batch and is queued
+                self._prefill_again(found, action, actions, returned)
             return
         if isinstance(action, ev.GiveUp):
             if found is not None and found.state in TWO_STAGES:
-                self._give_up(action, actions, told)
+                self._give_up(action, actions, returned)
             return
         if found is not None and isinstance(action, ev.Place) and found.follow(On.PLACE):
             found.target, found.landed = action.target, False
@@ -383,86 +388,86 @@ class Scheduler:
         actions.append(action)
 
     def _prefill_again(
-        self, found: OpenRequest, action: ev.PrefillAgain, actions: list[ev.Action], told: list[ev.Event]
+        self, found: OpenRequest, action: ev.PrefillAgain, actions: list[ev.Action], returned: list[ev.Event]
     ) -> None:
-        """Its prefill goes, where it still runs, and the request is queued again: not without end."""
+        """Abort the prefill if it still runs, and queue the request again, up to MAX_PREFILLS times."""
         request = found.request
         runs = self.dispatcher.holds(request.id)
         pair, reason = found.paired and runs, action.decision.reason
         self._follow(request.id, On.PREFILL_AGAIN)
-        if pair:  # nothing of it was computed in vain: it is queued as after any failure of its prefill instance
+        if pair:  # no prefill was wasted, so it does not count: the request is queued as after a failed instance
             actions.append(action)
-            told.append(ev.Failed(request.id, True, reason))
+            returned.append(ev.Failed(request.id, True, reason))
             return
         if runs:
-            told.append(ev.Failed(request.id, False, reason))
+            returned.append(ev.Failed(request.id, False, reason))
         request.attempts += action.counts
         if request.attempts >= MAX_PREFILLS:
             self._open.pop(request.id, None)
             actions.append(ev.GiveUp(request, action.decision, prefilled=True))
             return
         actions.append(action)
-        told.append(ev.Arrived(request, action.avoid))
+        returned.append(ev.Arrived(request, action.avoid))
 
-    def _give_up(self, action: ev.GiveUp, actions: list[ev.Action], told: list[ev.Event]) -> None:
+    def _give_up(self, action: ev.GiveUp, actions: list[ev.Action], returned: list[ev.Event]) -> None:
         name = action.request.id
         self._open.pop(name, None)
         actions.append(action)
         if self.dispatcher.holds(name):  # its prefill has not ended
-            told.append(ev.Cancelled(name))
+            returned.append(ev.Cancelled(name))
 
     # ---- when a policy raises --------------------------------------------------------------------------------------
 
     def _salvage(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
-        """What happened must not be lost with the pass: told again, one by one. What waits nowhere then is answered.
+        """Handle the events of a failed pass again, one by one, and answer requests that are in no queue afterwards.
 
-        Events are safe to hear twice. Arrivals are not: those that did not get into the queue end here, as do requests
-        whose Send was lost with the failed pass.
+        The dispatcher may receive any event twice except an arrival. Arrivals that did not reach the queue end here, as
+        do requests whose Send was lost with the failed pass.
         """
         actions: list[ev.Action] = []
         for event in events:
             if not isinstance(event, ev.Arrived):
-                actions += self._once_more(event, now)
+                actions += self._handle_alone(event, now)
         decided = {action.request.id for action in actions if isinstance(action, ev.Send | ev.Refuse | ev.Drop)}
         for name, found in list(self._open.items()):
             if found.state is State.QUEUED and name not in decided and not self.dispatcher.waiting(name):
                 del self._open[name]
-                self._once_more(ev.Cancelled(name), now)
+                self._handle_alone(ev.Cancelled(name), now)
                 actions.append(ev.Unscheduled(found.request))
         return ev.Reply(actions, now + AFTER_FAILURE_S)
 
-    def _once_more(self, event: ev.Event, now: float) -> list[ev.Action]:
+    def _handle_alone(self, event: ev.Event, now: float) -> list[ev.Action]:
         try:
             return self.dispatcher.handle([event], now).actions
-        except Exception as error:  # this event is the one it fails on: the others are not to suffer
-            self._complain("dispatcher", event, error)
+        except Exception as error:  # the other events of the pass are still handled
+            self._report_defect("dispatcher", event, error)
             return []
 
     def _salvage_stages(self, migrator: Migrator, events: Sequence[ev.Event], now: float) -> ev.Reply:
-        """The same: the migrator may hear any event twice. A Place that was lost meets its time-out."""
+        """The same for the migrator, which may receive any event twice. A lost Place runs into its time-out."""
         actions: list[ev.Action] = []
         for event in events:
             try:
                 actions += migrator.handle([event], now).actions
             except Exception as error:
-                self._complain("migrator", event, error)
+                self._report_defect("migrator", event, error)
         return ev.Reply(actions, now + AFTER_FAILURE_S)
 
-    def _complain(self, who: str, event: ev.Event, error: Exception) -> None:
+    def _report_defect(self, who: str, event: ev.Event, error: Exception) -> None:
         if self._defect is not None:
             self._defect(who, [event], error)
 
-    def _rescue(self, migrator: Migrator, actions: list[ev.Action], told: list[ev.Event], now: float) -> None:
-        """Prefilled requests that the migrator has lost begin again."""
+    def _rescue(self, migrator: Migrator, actions: list[ev.Action], returned: list[ev.Event], now: float) -> None:
+        """Prefill again what the migrator lost when it raised."""
         for name, found in list(self._open.items()):
             lost = found.state is State.WAITING and migrator.state_of(name) is None
             if lost and not self.dispatcher.holds(name):
                 decision = Decision("place", "migrator_failed", name, now, {"instance": found.source})
-                self._prefill_again(found, ev.PrefillAgain(found.request, decision), actions, told)
+                self._prefill_again(found, ev.PrefillAgain(found.request, decision), actions, returned)
 
 
 def _prefills(actions: Sequence[ev.Action]) -> list[ev.Event]:
-    """What the migrator is to know of those: which requests were sent to be decoded elsewhere."""
+    """The requests among `actions` that will be decoded by another instance, as events for the migrator."""
     return [
         ev.PrefillSent(action.request, action.instance_id, action.part is Part.PAIR, action.prefill_s)
         for action in actions
@@ -471,4 +476,4 @@ def _prefills(actions: Sequence[ev.Action]) -> list[ev.Event]:
 
 
 def _not_for_dispatcher(event: ev.Event) -> None:
-    """Nothing that it decides depends on it."""
+    """The dispatcher's decisions do not depend on this event."""
