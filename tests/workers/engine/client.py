@@ -67,3 +67,19 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout: fl
         while not await condition():
             await asyncio.sleep(0.01)
     assert await condition(), what
+
+
+async def kv_received(http: aiohttp.ClientSession) -> float:
+    """Bytes of KV that the engine has pulled so far."""
+    async with http.get("/metrics") as response:
+        text = await response.text()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("slackline_kv_received_bytes "))
+
+
+async def kv_has_come(http: aiohttp.ClientSession, nbytes: float) -> None:
+    """Return when the engine has pulled so much in all."""
+
+    async def came() -> bool:
+        return await kv_received(http) >= nbytes
+
+    await until(came, f"{nbytes} bytes have come")

@@ -18,10 +18,17 @@ LISTENING = re.compile(r"listening on (http://[\d.]+:\d+)")
 
 class EngineProcess:
     """`with EngineProcess("--profile", "constant:2ms") as engine: engine.url`. `token`: the fleet's, if not the
-    environment's; `before`: what stands before the command, such as `network.SecondHost.command`."""
+    environment's; `before`: what stands before the command, such as `network.SecondHost.command`; `main`: what Python
+    runs, such as a `held.Gate`'s options."""
 
-    def __init__(self, *options: str, token: str | None = None, before: Sequence[str] = ()) -> None:
-        command = [*before, sys.executable, "-m", "workers.engine", "--port", "0", *options]
+    def __init__(
+        self,
+        *options: str,
+        token: str | None = None,
+        before: Sequence[str] = (),
+        main: Sequence[str] = ("-m", "workers.engine"),
+    ) -> None:
+        command = [*before, sys.executable, *main, "--port", "0", *options]
         told = os.environ if token is None else {**os.environ, "FLEET_TOKEN": token}
         self.process = subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -25,6 +26,8 @@ from tests.api.openai.disaggregation.disaggregated import (
 )
 from tests.api.openai.gateways import TestBed, completion, until
 from tests.api.openai.servers import ServerBed
+from tests.workers.engine.client import kv_has_come, kv_received
+from tests.workers.engine.held import PrefillGate
 from tests.workers.engine.process import EngineProcess
 from workers.backends.fake import Script
 
@@ -210,17 +213,19 @@ async def test_many_at_once_are_all_answered_once() -> None:
 
 @pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
 async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_is_the_same(
-    monkeypatch, scheduler: str
+    monkeypatch, tmp_path: Path, scheduler: str
 ) -> None:
     monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
     kv = ("--kv-layers", "4", "--kv-token-bytes", "1024", "--no-enable-prefix-caching", "--shutdown-timeout", "0")
     options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", *kv, "--scheduler", scheduler)
     body = completion(prompt=list(range(1, 301)), max_tokens=6, ignore_eos=True, seed=1)
+    whole = 4 * 1024 * 300
+    gate = PrefillGate(tmp_path)
     with (
-        EngineProcess(*options, "--profile", "constant:800ms", "--role", "prefill") as p,
+        EngineProcess(*options, "--profile", "constant:20ms", "--role", "prefill", main=gate.options) as p,
         EngineProcess(*options, "--profile", "constant:2ms", "--role", "decode") as d,
     ):
-        async with aiohttp.ClientSession(auto_decompress=False) as session:
+        async with aiohttp.ClientSession(auto_decompress=False) as session, aiohttp.ClientSession(d.url) as decode:
             specs = [
                 InstanceSpec("p", "demo", p.url, "reference", Role.PREFILL),
                 InstanceSpec("d", "demo", d.url, "reference", Role.DECODE),
@@ -228,13 +233,17 @@ async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_i
             async with ServerBed(specs, session) as bed:
                 texts = []
                 for stream in (True, False):
-                    answer = await bed.ask({**body, "stream": stream})
+                    before = await kv_received(decode)
+                    with gate.closed():
+                        client = bed.send({**body, "stream": stream})
+                        await kv_has_come(decode, before + whole * 3 / 4)
+                    answer = await client.done()
                     assert (answer.status, answer.headers["x-slackline-instance"]) == (200, "d")
                     events = [event for event in answer.events if event != "[DONE]"] if stream else [answer.body]
                     texts.append("".join(json.loads(event)["choices"][0]["text"] for event in events))
                     (one,) = transfers(bed)
                     assert (one["outcome"], one["measured_by"], one["tokens"]) == ("done", "engine", 300)
-                    assert 0 < one["early_bytes"] < one["bytes"] == 4 * 1024 * 300
+                    assert (one["early_bytes"], one["bytes"]) == (whole * 3 / 4, whole)
             async with session.post(f"{d.url}/v1/completions", json={**body, "model": "demo"}) as alone:
                 texts.append((await alone.json())["choices"][0]["text"])
     assert len(set(texts)) == 1

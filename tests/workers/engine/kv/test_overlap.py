@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +14,11 @@ import pytest
 from controller.core.kv_links import KvMoved, moved_from_json
 from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
-from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
-from tests.workers.engine.process import FLEET
+from tests.workers.engine.client import COMPLETIONS, complete, events_of, kv_has_come, kv_received, post, samples, until
+from tests.workers.engine.held import PrefillGate
+from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.suspended import turns
+from tests.workers.engine.suspended import until as until_true
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.errors import HttpError
 from workers.engine.kv import links as kv_links
@@ -36,18 +39,38 @@ OPTIONS = (
     *("--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching"),
     *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(TOKEN_BYTES), "--shutdown-timeout", "0"),
 )
-SLOW = {
-    "continuous": ("--profile", "constant:800ms", "--max-num-batched-tokens", "160"),  # the prompt takes two steps
-    "slackline": ("--profile", "constant:1600ms"),  # one, that is offered when three of four layers are passed
+SCHEDULERS = {
+    "continuous": ("--max-num-batched-tokens", "160"),  # the prompt takes two steps, and is offered with the second
+    "slackline": (),  # one, and it is offered when three of four layers are passed
 }
+EARLY_BYTES = WHOLE * (LAYERS - 1) // LAYERS  # what moves while the last step is held in its last layer
 EARLY = {"do_remote_decode": True, "early": True}
 
 
-@pytest.fixture(scope="module", params=list(SLOW))
-def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
-    same = (*OPTIONS, "--scheduler", request.param)
-    prefill = (*same, *SLOW[request.param], "--role", "prefill")
-    return {"p": prefill, "d": (*same, "--profile", "constant:2ms", "--role", "decode")}
+@pytest.fixture(scope="module")
+def module_gate(tmp_path_factory: pytest.TempPathFactory) -> PrefillGate:
+    return PrefillGate(tmp_path_factory.mktemp("prefill"))
+
+
+@pytest.fixture
+def gate(module_gate: PrefillGate) -> Iterator[PrefillGate]:
+    """No prefill ends before the test opens it."""
+    with module_gate.closed():
+        yield module_gate
+
+
+@pytest.fixture(scope="module", params=list(SCHEDULERS))
+def scheduler(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engines(scheduler: str, module_gate: PrefillGate) -> Iterator[dict[str, EngineProcess]]:
+    same, told = (*OPTIONS, "--scheduler", scheduler), {"token": FLEET["token"]}
+    prefill = (*same, *SCHEDULERS[scheduler], "--profile", "constant:20ms", "--role", "prefill")
+    decode = (*same, "--profile", "constant:2ms", "--role", "decode")
+    with EngineProcess(*prefill, main=module_gate.options, **told) as p, EngineProcess(*decode, **told) as d:
+        yield {"p": p, "d": d}
 
 
 def asked(params: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -75,33 +98,29 @@ class Prefill:
         return cls(response)
 
 
-async def received(session: aiohttp.ClientSession, name: str = "received_bytes") -> float:
-    async with session.get("/metrics") as answer:
-        text = await answer.text()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"slackline_kv_{name} "))
-
-
-async def test_kv_moves_before_the_prefill_has_ended(sessions):
+async def test_kv_moves_before_the_prefill_has_ended(sessions, gate):
     whole = await complete(sessions["d"], prompt=PROMPT, max_tokens=6, ignore_eos=True)
-    before = await received(sessions["d"])
+    before = await kv_received(sessions["d"])
     prefill = await Prefill.begin(sessions["p"])
     assert "first_token" not in prefill.offer
     async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, stream=True)) as response:
         assert response.status == 200, "blocks are reserved"
-
-        async def some_came() -> bool:
-            return await received(sessions["d"]) - before > WHOLE / 2 - 1
-
-        await until(some_came, "half of it, at least, was computed when the offer was made")
+        await kv_has_come(sessions["d"], before + EARLY_BYTES)
+        assert not prefill.body.done()
+        gate.open()
         raw = await response.read()
     said = await prefill.body
     text = "".join(orjson.loads(event)["choices"][0]["text"] for event in events_of(raw)[:-1])
     assert text == whole["choices"][0]["text"]
     assert text.startswith(said["choices"][0]["text"])
     moved = moved_in(raw)
-    assert moved.bytes == await received(sessions["d"]) - before == WHOLE
-    assert WHOLE / 2 <= moved.early_bytes < WHOLE, "all but the last layer, at most, of what the last step computes"
-    assert (await samples(sessions["p"]))["vllm:kv_cache_usage_perc", ""] == 0, "released once taken"
+    assert moved.bytes == await kv_received(sessions["d"]) - before == WHOLE
+    assert moved.early_bytes == EARLY_BYTES, "all but the last layer of what the last step computes"
+
+    async def released() -> bool:
+        return (await samples(sessions["p"]))["vllm:kv_cache_usage_perc", ""] == 0
+
+    await until(released, "released once taken")
 
 
 def moved_in(raw: bytes) -> KvMoved:
@@ -111,22 +130,27 @@ def moved_in(raw: bytes) -> KvMoved:
     return moved
 
 
-async def test_a_whole_answers_headers_come_with_its_kv(sessions):
+async def test_a_whole_answers_headers_come_with_its_kv(sessions, gate):
+    before = await kv_received(sessions["d"])
     prefill = await Prefill.begin(sessions["p"])
-    async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=150)) as response:
+    answer = asyncio.ensure_future(sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=150)))
+    await kv_has_come(sessions["d"], before + EARLY_BYTES)
+    gate.open()
+    async with await answer as response:
         assert not response.content.at_eof(), "150 steps of 2 ms are to come"
         moved = moved_from_json(orjson.loads(response.headers["x-slackline-kv"]))
         assert moved is not None
-        assert moved.early_bytes > 0
+        assert moved.early_bytes == EARLY_BYTES
         whole = await response.json()
     assert whole["usage"]["completion_tokens"] == 150
     await prefill.body
 
 
-async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(sessions):
+async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(sessions, gate):
+    before = await kv_received(sessions["d"])
     prefill = await Prefill.begin(sessions["p"], request_id="gone")
     decode = asyncio.ensure_future(post(sessions["d"], COMPLETIONS, asked(prefill.offer)))
-    await asyncio.sleep(0.05)
+    await kv_has_come(sessions["d"], before + EARLY_BYTES)
     told, said = await post(sessions["p"], "/abort_requests", {**FLEET, "request_ids": ["gone"]})
     assert told == 200, said
     status, answer = await decode
@@ -135,7 +159,7 @@ async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(session
     assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
 
 
-async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions):
+async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions, gate):
     prefill = await Prefill.begin(sessions["p"])
     lost = prefill.offer | {"remote_port": 1}
     async with sessions["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
@@ -144,6 +168,7 @@ async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions):
     assert raw.startswith(b'data: {"error"')
     assert orjson.loads(raw[6:])["error"]["kv"]["reason"] == "unreachable"
     assert b"[DONE]" not in raw
+    gate.open()
     await prefill.body
     body = asked(prefill.offer, stream=True)
     async with sessions["d"].post(COMPLETIONS, json=body) as response:
@@ -160,13 +185,24 @@ async def test_who_does_not_ask_gets_no_early_offer(sessions):
 # ---- layer by layer, without engines --------------------------------------------------------------------------------
 
 
+class WatchedProgress(KvProgress):
+    """Counts how often the sender looked for something that was not there yet."""
+
+    in_vain = 0
+
+    def there(self, seq: Seq, layer: int, stop: int) -> bool:
+        found = super().there(seq, layer, stop)
+        self.in_vain += not found
+        return found
+
+
 class Source:
     """A sequence in the middle of its prefill: a step computes its tokens 32 to 64, and `passed` layers are done."""
 
     def __init__(self) -> None:
         self.passed = 0
         self.seq = Seq("s", 0.0, 64, 1, token_ids=list(range(64)), keep_kv=True, state=SeqState.RUNNING, computed=32)
-        self.progress = KvProgress(lambda step_id: self.passed if step_id == 7 else 0)
+        self.progress = WatchedProgress(lambda step_id: self.passed if step_id == 7 else 0)
         list(self.progress.began(Step(7, (StepChunk(self.seq, 32, 32, True),), (), 0)))
 
     def end(self) -> None:
@@ -187,26 +223,26 @@ async def begin(source: Source, timeout_s: float = 5.0) -> tuple[asyncio.Task[An
     return asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target)), server, links, taken
 
 
-async def settled(server: KvServer) -> int:
-    """Bytes sent once nothing more comes."""
-    await asyncio.sleep(0.1)
+async def settled(source: Source, server: KvServer) -> int:
+    """Bytes sent when the sender has looked twice more and found nothing to send."""
+    enough = source.progress.in_vain + 2
+    await until_true(lambda: source.progress.in_vain >= enough)
     return server.traffic.sent_bytes
 
 
 async def test_layers_go_as_the_running_step_passes_them():
     source = Source()
     pulling, server, links, taken = await begin(source)
-    assert await settled(server) == 0
+    assert await settled(source, server) == 0
     source.passed = 1
-    assert await settled(server) == 64 * 64, "the first layer, of all tokens: those of earlier steps too"
+    assert await settled(source, server) == 64 * 64, "the first layer, of all tokens: those of earlier steps too"
     source.passed = 3
-    assert await settled(server) == 3 * 64 * 64
+    assert await settled(source, server) == 3 * 64 * 64
     assert not pulling.done()
     source.end()
     moved, first_token = await pulling
     assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
-    await asyncio.sleep(0.05)
-    assert taken == [source.seq]
+    await until_true(lambda: taken == [source.seq])
     links.close()
     server.close()
 
@@ -215,9 +251,9 @@ async def test_a_sequence_that_gave_its_blocks_back_is_waited_for():
     source = Source()
     pulling, server, links, _ = await begin(source)
     source.passed = 2
-    await settled(server)
+    await settled(source, server)
     source.passed, source.seq.computed, source.seq.state = 0, 0, SeqState.WAITING
-    assert await settled(server) == 2 * 64 * 64
+    assert await settled(source, server) == 2 * 64 * 64
     source.end()
     moved, _ = await pulling
     assert moved.bytes == 4 * 64 * 64
@@ -226,10 +262,10 @@ async def test_a_sequence_that_gave_its_blocks_back_is_waited_for():
 
 
 async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
-    monkeypatch.setattr(kv_server, "STILL_S", 0.05)
+    monkeypatch.setattr(kv_server, "STILL_S", 0.02)
     source = Source()
-    pulling, server, links, _ = await begin(source, timeout_s=1.0)
-    await asyncio.sleep(2.0)
+    pulling, server, links, _ = await begin(source, timeout_s=0.4)
+    await asyncio.sleep(0.9)  # more than twice the time that a silent source is given
     assert not pulling.done()
     source.end()
     assert (await pulling)[1] == 9
@@ -253,13 +289,14 @@ async def test_a_source_that_says_for_ever_that_it_computes_is_not_waited_for(mo
 async def test_a_receiver_that_goes_away_while_it_waits_is_not_waited_for():
     source = Source()
     pulling, server, links, taken = await begin(source)
-    await settled(server)
+    await settled(source, server)
     pulling.cancel()
     async with asyncio.timeout(0.8):  # sooner than the next word to it
         while not server.traffic.failed:
             await asyncio.sleep(0.01)
     source.end()
-    assert (await settled(server), taken) == (0, [])
+    await turns()
+    assert (server.traffic.sent_bytes, taken) == (0, [])
     links.close()
     server.close()
 
