@@ -1,4 +1,4 @@
-"""What was decided and why: one object that log, console, audit and test read."""
+"""The Decision: one object for the log, the console, the audit and the tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ Figure = float | int | str | bool | None
 
 
 class Decision(NamedTuple):
-    """A short machine-readable `reason` and the figures behind it.
+    """One decision: a short, stable `reason` code and the figures it was based on.
 
-    `kind` says what was decided ("dispatch", "refuse", "expire", "scale_out"), `subject` on whom (request or instance
-    id), `rejected` the alternatives with the score or reason that ruled each out.
+    `kind` is what was decided ("dispatch", "refuse", "expire", "scale_out"), `subject` the request or instance it is
+    about. `at` is seconds on the clock of whoever decides. `rejected` holds the alternatives, each with the score or
+    reason that ruled it out.
     """
 
     kind: str

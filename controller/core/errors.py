@@ -1,10 +1,10 @@
-"""One error tree. `field` names what the caller must change."""
+"""The base classes of all errors. `field` names what the caller must change."""
 
 from __future__ import annotations
 
 
 class SlacklineError(Exception):
-    """Base of every error of ours."""
+    """Base class of every error that Slackline raises."""
 
 
 class ConfigError(SlacklineError, ValueError):
@@ -16,4 +16,4 @@ class ConfigError(SlacklineError, ValueError):
 
 
 class UnknownName(ConfigError):
-    """A name nobody registered; the message lists the valid ones."""
+    """A name that is not registered; the message lists the valid ones."""

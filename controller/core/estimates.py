@@ -1,4 +1,4 @@
-"""What is believed of a sequence's length and worth when it is sent to an engine: bounds that sharpen as it runs."""
+"""What is predicted of a sequence's length and worth when it is sent to an engine. The bounds tighten as it runs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Protocol
 
 class LengthBound(Protocol):
     def upper(self, produced: int) -> int:
-        """Tokens the whole answer will have at most, as far as is known after `produced` of them. More than that."""
+        """The most tokens that the whole answer is expected to have, given `produced` of them; more than `produced`."""
         ...
 
     def lower(self, produced: int) -> int:
-        """Tokens it will have at least. More than `produced`."""
+        """The fewest tokens that the answer is expected to have; more than `produced`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Times are on the driver's clock; goodput is in whatever unit the operator counts (tokens, requests).
+    """Predicted length, worth and due times of one sequence.
 
-    `goodput`: what ending in time earns; of a program's call, what the whole program earns. `each_token`: every token
-    that comes by its own time earns one (latency-sensitive requests), and `goodput` is not used. `due`: the end of its
-    stage under the amortised deadline (Concord sec. 4.1); `latest`: an end after which the promise, or the program's,
-    cannot be kept any more at best, `likely_latest` most likely. `program` names calls that only count together,
-    `later_*` are the tokens of its stages to come.
+    Times are seconds on the driver's clock. Goodput is in the operator's unit (tokens or requests).
+
+    - `goodput`: earned if the sequence ends in time. For a call of a program: what the whole program earns.
+    - `each_token`: every token that is delivered on time earns one (latency-sensitive requests); `goodput` is unused.
+    - `due`: end of the call's stage under the amortised deadline (Concord sec. 4.1).
+    - `latest`: if the sequence ends later, its targets (or its program's) cannot be met even in the best case;
+      `likely_latest`: the same for the likely case.
+    - `program`: calls of one program only count together. `later_*`: tokens of the program's later stages.
     """
 
     length: LengthBound

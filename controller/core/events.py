@@ -1,6 +1,7 @@
-"""What drivers tell the scheduler, and what it answers. Events come in batches with one `now` (monotonic seconds).
+"""Events that drivers report to the scheduler, and actions that it returns.
 
-The scheduler hands them on to dispatcher and migrator, which are told and answer in the same words.
+Events come in batches with one `now` (monotonic seconds). The scheduler passes them to the dispatcher and the migrator,
+which use the same events and actions.
 """
 
 from __future__ import annotations
@@ -15,33 +16,39 @@ from controller.core.types import InstanceSpec, Load, Part, Request, Role
 
 
 class Arrived(NamedTuple):
-    """`avoid`: instances that are asked only if there is no other (they failed it before)."""
+    """A new request. `avoid`: instances that failed it before and are used only if there is no other."""
 
     request: Request
     avoid: frozenset[str] = frozenset()
 
 
 class Cancelled(NamedTuple):
-    """The client hung up, or an operator cancelled. Queued or sent, the request is over."""
+    """The client hung up or an operator cancelled. The request ends, whether it was queued or sent."""
 
     request_id: str
 
 
 class Accepted(NamedTuple):
-    """The engine answered with headers: the request is in its queue."""
+    """The engine answered with headers, so the request is in its queue."""
 
     request_id: str
 
 
 class FirstToken(NamedTuple):
-    """Prefill ended: the request decodes from here on. `assumed`: nobody saw it, so its pace teaches nothing."""
+    """Prefill ended; from now on the request decodes.
+
+    `assumed`: the token was not observed, so its time is not learned from.
+    """
 
     request_id: str
     assumed: bool = False
 
 
 class Progress(NamedTuple):
-    """Output tokens delivered so far. Drivers report at most four a second per request: steps are many, events cost."""
+    """Output tokens delivered so far.
+
+    Drivers report at most four times a second per request, because each event costs time.
+    """
 
     request_id: str
     tokens: int
@@ -53,7 +60,7 @@ class Finished(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The engine failed this request. Before the first token it is queued again (its instance excluded once)."""
+    """The engine failed this request. Before the first token it is queued again, and this instance is avoided once."""
 
     request_id: str
     before_first_token: bool
@@ -61,8 +68,11 @@ class Failed(NamedTuple):
 
 
 class PrefillSent(NamedTuple):
-    """For the migrator, made by the scheduler: the request was sent to a prefill instance. `paired`: it begins when its
-    decode stage is placed, both at once (SGLang's bootstrap). `prefill_s`: how long it is expected to take."""
+    """The request was sent to a prefill instance; the scheduler makes this event for the migrator.
+
+    `paired`: prefill begins only when the decode stage is placed, since the engine takes both stages at once (SGLang's
+    bootstrap). `prefill_s`: expected seconds of the prefill.
+    """
 
     request: Request
     instance_id: str
@@ -71,15 +81,19 @@ class PrefillSent(NamedTuple):
 
 
 class PrefillEnding(NamedTuple):
-    """Its prompt is nearly computed, at an engine that gives out KV while it computes: whoever is to decode it may
-    begin to pull. PrefillDone follows."""
+    """The prompt is nearly computed.
+
+    Its engine gives out KV during the prefill, so a decode instance may begin to pull now. PrefillDone follows.
+    """
 
     request_id: str
     instance_id: str
 
 
 class PrefillDone(NamedTuple):
-    """Its first token is out and its work on the prefill instance over; `kv_tokens` of KV are kept there for it."""
+    """The first token is out and the prefill instance has finished; it keeps `kv_tokens` tokens of KV for the decode
+    stage.
+    """
 
     request: Request
     instance_id: str
@@ -87,8 +101,11 @@ class PrefillDone(NamedTuple):
 
 
 class PrefillFailed(NamedTuple):
-    """The prefill instance failed it while a decode instance works on it already. What becomes of it depends on whether
-    its KV had arrived; where no decode instance was asked yet, or the prefill is all there is, it is `Failed`."""
+    """The prefill instance failed the request while a decode instance already works on it.
+
+    What follows depends on whether its KV has arrived. If no decode instance was chosen yet, or the request is prefill
+    only, drivers report `Failed` instead.
+    """
 
     request_id: str
     instance_id: str
@@ -96,15 +113,18 @@ class PrefillFailed(NamedTuple):
 
 
 class AnsweredWhole(NamedTuple):
-    """Its first token was its last: the prefill instance answers it alone, and no decode stage follows."""
+    """The first token was also the last: the prefill instance answers alone and no decode stage follows."""
 
     request_id: str
     instance_id: str
 
 
 class TransferStarted(NamedTuple):
-    """The decode instance has reserved its blocks. `moves`: the KV is on its way, as far as its engine tells; False:
-    the engine says with TransferMoves when it has begun to pull."""
+    """The decode instance has reserved blocks.
+
+    `moves`: KV is moving, as far as the engine can tell. If False, the engine reports TransferMoves once it has begun
+    to pull.
+    """
 
     request_id: str
     instance_id: str
@@ -112,16 +132,19 @@ class TransferStarted(NamedTuple):
 
 
 class TransferMoves(NamedTuple):
-    """The prefill engine has answered the decode engine that pulls: the KV comes, as far as it is computed."""
+    """The prefill engine has answered the pull of the decode engine: KV moves as fast as it is computed."""
 
     request_id: str
     instance_id: str
 
 
 class TransferDone(NamedTuple):
-    """The KV is at the decode instance, whole: the sequence decodes there. `moved`: as its engine measured it.
-    `assumed`: nobody will see when it is (an answer in one piece), so it says nothing about the link. `released`: the
-    engine that pulled has told the prefill engine so, which has freed its copy."""
+    """All KV is at the decode instance, where the sequence decodes now.
+
+    `moved`: the transfer as the decode engine measured it. `assumed`: the end of the transfer cannot be observed (an
+    answer in one piece), so it says nothing about the link. `released`: the decode engine has told the prefill engine,
+    which has freed its copy.
+    """
 
     request_id: str
     instance_id: str
@@ -131,8 +154,11 @@ class TransferDone(NamedTuple):
 
 
 class KvReleased(NamedTuple):
-    """Of a FreeKv: the prefill instance keeps nothing of it any more. `known` False: it cannot be told (its engine
-    frees KV when it was read, or at the end of its lease), and is not to be asked again."""
+    """Answer to FreeKv: the prefill instance keeps no KV of the request any more.
+
+    `known` False: it cannot be told (its engine frees KV once read, or when its lease ends) and must not be asked
+    again.
+    """
 
     request_id: str
     instance_id: str
@@ -140,9 +166,12 @@ class KvReleased(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """It did not get there: `no_room`, `refused`, a broken link. What is kept at the prefill instance is still there,
-    unless its TransferDone was assumed, or `reason` is `kv_lost` (it is not) or `transfer_failed` (nobody says). After
-    its TransferDone: the decode instance lost what it had, before a byte of the answer went out."""
+    """The KV transfer failed, for instance `no_room`, `refused` or a broken link.
+
+    The prefill instance still has its KV, unless TransferDone was assumed, or `reason` is `kv_lost` (it has not) or
+    `transfer_failed` (unknown). After a TransferDone this event means that the decode instance lost the KV before it
+    sent a byte of the answer.
+    """
 
     request_id: str
     instance_id: str
@@ -150,7 +179,10 @@ class TransferFailed(NamedTuple):
 
 
 class LinkSeen(NamedTuple):
-    """What the engine at `target` says of its link from `source`. Bytes a second and seconds; None: not measured."""
+    """State of the link from `source`, as the engine at `target` reports it.
+
+    Bytes/s and seconds; None: not measured.
+    """
 
     source: str
     target: str
@@ -165,28 +197,31 @@ class Telemetry(NamedTuple):
 
 
 class InstanceUp(NamedTuple):
-    """`paired`: of a prefill instance whose engine wants both stages of a request at once (SGLang's bootstrap)."""
+    """An instance joined.
+
+    `paired`: a prefill instance whose engine takes both stages of a request at once (SGLang's bootstrap).
+    """
 
     spec: InstanceSpec
     paired: bool = False
 
 
 class InstanceDraining(NamedTuple):
-    """Nothing new is sent there; what runs may finish."""
+    """The instance finishes its requests and gets no new ones."""
 
     instance_id: str
 
 
 class InstanceDown(NamedTuple):
-    """Gone. The driver reports Failed for each request it was serving."""
+    """The instance is gone. The driver also reports Failed for each request that it was serving."""
 
     instance_id: str
 
 
 class Expected(NamedTuple):
-    """An instance of the model is on its way, and may be there at `at` at the earliest; infinite: none is any more.
+    """An instance of the model is starting and will be up at `at` at the earliest; infinite: none is starting any more.
 
-    Until it is there requests wait that would otherwise be refused for want of an instance.
+    Until then, requests wait that would otherwise be refused because no instance exists.
     """
 
     model: str
@@ -199,14 +234,14 @@ class RoleChanged(NamedTuple):
 
 
 class SharesChanged(NamedTuple):
-    """The part (0..1] of an instance's budget that is this gateway's; 1.0 with one gateway."""
+    """This gateway's share (0..1] of an instance's budget; 1.0 if there is one gateway."""
 
     instance_id: str
     share: float
 
 
 class Command(NamedTuple):
-    """From the console: what to do with queued requests. Answered by the driver: applied, gone or too late."""
+    """A command from the console for queued requests. The driver answers which were applied, gone or too late."""
 
     id: str
     actor: str
@@ -216,7 +251,7 @@ class Command(NamedTuple):
 
 
 class Woke(NamedTuple):
-    """The wake-up asked for has come (maybe late, maybe for nothing)."""
+    """The requested wake-up time has come, possibly late and possibly without need."""
 
 
 Event = (
@@ -253,12 +288,13 @@ Event = (
 
 
 class Send(NamedTuple):
-    """Send the request to the instance. `rank`: lower is more urgent, a plain int the adapter translates.
+    """Send the request to the instance. `rank`: lower is more urgent; the backend translates it to the engine's scale.
 
-    `slack_s` is the time left to the first-token deadline; deadlines cross processes as remaining time. `prefill_s` is
-    the predicted time to the first token there; a driver that will see no first token (a request that is not streamed)
-    reports FirstToken after that time, or the prompt would count as waiting until the answer ends. `part`: what of the
-    request the instance is asked for.
+    - `slack_s`: seconds left to the first-token deadline. Deadlines cross processes as remaining time, because clocks
+      differ.
+    - `prefill_s`: predicted seconds to the first token. A driver that will not see one (the answer is not streamed)
+      reports FirstToken after that time. Otherwise the prompt would count as waiting until the answer ends.
+    - `part`: which stages of the request this instance serves.
     """
 
     request: Request
@@ -280,20 +316,20 @@ class Refuse(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """waiting_time ran out: answer `waiting_time_exceeded`."""
+    """The waiting time has passed: answer `waiting_time_exceeded`."""
 
     request: Request
     decision: Decision
 
 
 class Unscheduled(NamedTuple):
-    """A defect in a policy left the request nowhere: answer `internal_error`."""
+    """A defect in a policy left the request neither queued nor sent: answer `internal_error`."""
 
     request: Request
 
 
 class Abort(NamedTuple):
-    """Cancel at the engine what was sent there. `reason`: of a decode stage, why; the request itself goes on."""
+    """Cancel the request at the engine. `reason` is set for a decode stage; the request itself goes on."""
 
     request_id: str
     instance_id: str
@@ -301,10 +337,10 @@ class Abort(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The decode stage of the request runs at `target`; its KV goes there from `source`.
+    """Run the decode stage of the request at `target`; its KV moves there from `source`.
 
-    Answered by TransferStarted and TransferDone, or by TransferFailed. An Abort of the request at `target` undoes it,
-    even if its KV has landed there; a driver then drops answers that are still on their way.
+    Answered by TransferStarted and TransferDone, or by TransferFailed. An Abort of the request at `target` rolls this
+    back, even if its KV has arrived there; a driver then discards answers that are still in flight.
     """
 
     request: Request
@@ -315,15 +351,16 @@ class Place(NamedTuple):
 
 
 class FreeKv(NamedTuple):
-    """What the prefill instance keeps for the request is not needed any more. Answered by KvReleased; asked again where
-    no answer comes."""
+    """The prefill instance can free the KV of this request. Answered by KvReleased; sent again if no answer comes."""
 
     request_id: str
     instance_id: str
 
 
 class LeftToLease(NamedTuple):
-    """The prefill instance was asked `tries` times to free KV and never said that it has: its lease will."""
+    """The prefill instance was asked `tries` times to free KV and never confirmed; the KV is freed when its lease
+    ends.
+    """
 
     request_id: str
     instance_id: str
@@ -331,10 +368,12 @@ class LeftToLease(NamedTuple):
 
 
 class PrefillAgain(NamedTuple):
-    """Its KV was lost, cannot leave where it is, or never comes: the request is queued again, and a prefill of it that
-    still runs is aborted. `avoid`: where not to prefill it again. `counts`: as one of the attempts that a request has;
-    the first time that it leaves an instance whose KV nobody reads does not, or it would be over before the one that
-    fits was asked."""
+    """The KV was lost, cannot be transferred from its instance, or never arrives: the request is queued again.
+
+    A prefill of it that still runs is aborted. `avoid`: instances that should not prefill it again. `counts`: whether
+    this uses up one of the request's attempts. The first move away from an instance whose KV no decode instance can
+    read does not count; otherwise the attempts could end before a compatible instance is tried.
+    """
 
     request: Request
     decision: Decision
@@ -354,7 +393,7 @@ Action = Send | Refuse | Drop | Unscheduled | Abort | Place | FreeKv | LeftToLea
 
 
 class Reply(NamedTuple):
-    """`wake_at`: ask again then, at the latest; None: only on an event."""
+    """Actions to perform. `wake_at`: call again then at the latest; None: only when there are events."""
 
     actions: list[Action]
     wake_at: float | None

@@ -1,4 +1,4 @@
-"""Links between engines as engines report them: a kept connection over which one pulls KV from another."""
+"""Links as engines report them: a link is a kept connection over which one engine pulls KV from another."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-INT64 = 2**63  # JSON here and the database hold less
-OTHER_MODEL = "other_model"  # what one of the two engines computes is no KV for the other, whatever way it takes
+INT64 = 2**63  # integers in JSON messages and in the database are smaller
+OTHER_MODEL = "other_model"  # the engines are incompatible peers: neither can use the KV of the other
 
 
 class LinkState(StrEnum):
     CONNECTING = "connecting"  # no answer yet
     UP = "up"
-    DEGRADED = "degraded"  # answers, but something failed on it lately, or it is far slower than it was
+    DEGRADED = "degraded"  # answers, but a transfer failed lately or it is far slower than before
     DOWN = "down"  # no answer
 
 
 class LinkReport(NamedTuple):
-    """What the engine that pulls says of its link from `peer` (an instance's id). Seconds, bytes, bytes a second.
+    """State of one link, reported by the engine that pulls; `peer` is the id of the instance at the other end.
 
-    Counts are since the link was made; `bandwidth_bytes_s` and `latency_s` are recent means, None before there is one.
+    Seconds, bytes and bytes/s. Counts start when the link is made; `bandwidth_bytes_s` and `latency_s` are recent
+    means, None before the first measurement.
     """
 
     peer: str
@@ -36,17 +37,22 @@ class LinkReport(NamedTuple):
 
 
 def report_from_json(raw: Mapping[str, Any]) -> LinkReport:
-    """The inverse of `_asdict` after a trip through JSON. Raises KeyError, TypeError or ValueError; keys it does not
-    know are a newer engine's and left out."""
+    """The inverse of `_asdict` after JSON.
+
+    Keys of newer engines are ignored. Raises KeyError, TypeError or ValueError.
+    """
     known = {name: raw[name] for name in LinkReport._fields if name in raw}
     return LinkReport(**{**known, "state": LinkState(raw["state"])})
 
 
 class KvMoved(NamedTuple):
-    """How one KV transfer went, as the engine that pulled it measured it. `busy_s`: of `seconds`, how long the engine
-    computed for others meanwhile. `tokens` came, `cached` were there already. `reserved`: blocks were taken.
-    `early_bytes`: of `bytes`, what was sent while the prompt was still being computed; `waited_s`: of `seconds`, what
-    was spent on waiting for it."""
+    """Figures of one KV transfer, measured by the engine that pulled it.
+
+    - `tokens` were received, `cached` were already there. `reserved`: blocks were reserved.
+    - `seconds`: the whole transfer. `busy_s`: of these, while the engine computed for other requests. `waited_s`: of
+      these, while KV was not computed yet.
+    - `bytes`: all that was received. `early_bytes`: of these, sent while the prompt was still being computed.
+    """
 
     bytes: int = 0
     layers: int = 0
@@ -61,7 +67,7 @@ class KvMoved(NamedTuple):
 
 
 def moved_from_json(raw: Any) -> KvMoved | None:
-    """None for what is no such object."""
+    """The inverse of `_asdict` after JSON; None unless it is such an object."""
     if not isinstance(raw, Mapping):
         return None
     try:

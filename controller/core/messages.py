@@ -1,4 +1,4 @@
-"""Names in Redis and shapes of what travels there. Only what can be rebuilt lives in Redis."""
+"""Redis keys, and the shapes of the messages under them. Redis holds only what can be rebuilt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NotRequired, TypedDict
 TELEMETRY_KEY = "slackline:telemetry:{instance}"  # TelemetryMessage, TTL three periods
 FLEET_KEY = "slackline:fleet:{gateway}"  # FleetMessage, TTL three periods
 GATEWAYS_KEY = "slackline:gateways"  # set of gateway ids seen lately
-QUEUE_KEY = "slackline:queue:{gateway}"  # QueueState, TTL 10 s; written when somebody who watches asks
-QUEUE_ASKED_KEY = "slackline:queue-asked"  # how often a whole state was asked for, of every gateway
+QUEUE_KEY = "slackline:queue:{gateway}"  # QueueState, TTL 10 s; written when a reader asks for it
+QUEUE_ASKED_KEY = "slackline:queue-asked"  # counts requests for a whole state, for all gateways
 LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
 WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
@@ -31,7 +31,7 @@ class ClassWindow(TypedDict):
 
     tenant: str
     slo_class: str
-    window_s: float  # the span the counts cover: the window, or less where it was cut to its newest requests
+    window_s: float  # seconds that the counts cover: less than the window if it was cut to its newest requests
     finished: int  # misses included, cancellations not
     attained: int
     ttft_met: int
@@ -46,14 +46,14 @@ class ClassWindow(TypedDict):
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     tpot_p50_s: float | None
-    miss_reason: str  # the commonest cause of misses in the window, "" if none
-    sampled: NotRequired[int]  # the newest of `finished`, which the latencies are read from
-    first_tokens: NotRequired[int]  # those of them whose first token was seen: TTFT is theirs alone
-    in_one_piece: NotRequired[int]  # those that were served without streaming: nobody sees their first token
+    miss_reason: str  # the most frequent cause of misses in the window, "" if none
+    sampled: NotRequired[int]  # size of the sample (newest of `finished`) for the latencies
+    first_tokens: NotRequired[int]  # of the sample, those with a measured first token, which the TTFT is based on
+    in_one_piece: NotRequired[int]  # of the sample, those not streamed, whose first token cannot be measured
 
 
 class DecisionCount(TypedDict):
-    """What a gateway's dispatcher decided about requests of one (tenant, class) since the gateway began."""
+    """How many decisions of one kind a gateway made about requests of one (tenant, class) since it started."""
 
     tenant: str
     slo_class: str
@@ -78,16 +78,16 @@ class InstanceMessage(TypedDict):
 
 
 class StageTraffic(TypedDict):
-    """What prefill or decode saw of a model whose stages run apart; the wait is over the TTFT or the TPOT target."""
+    """Traffic of one stage (prefill or decode) of a disaggregated model, as a gateway saw it."""
 
-    arrival_rate: float  # prompts for prefill; prefilled requests for decode; each per second over the last 10 s
-    service_rate: float  # those it finished
+    arrival_rate: float  # prompts/s (prefill) or prefilled requests/s (decode), over the last 10 s
+    service_rate: float  # requests/s that finished the stage
     queued: int
     wait_over_slo: float
 
 
 class LinkMessage(TypedDict):
-    """A link as a gateway believes it to be. `closed`: transfers on it failed, so it is left alone for a while."""
+    """A link as a gateway sees it. `closed`: transfers failed on it, so the migrator avoids it for a while."""
 
     source: str
     target: str
@@ -98,19 +98,19 @@ class LinkMessage(TypedDict):
 
 
 class ModelTraffic(TypedDict):
-    """What a gateway saw of one served model; models without traffic or queue are left out."""
+    """Traffic of one served model, as a gateway saw it; models without traffic and without a queue are left out."""
 
     arrival_rate: float  # requests/s over the last 10 s
     service_rate: float  # requests/s finished over the last 10 s
     queued: int
     wait_over_slo: float  # largest wait / TTFT target among queued
-    migrating: int  # prefilled, and without a decode instance yet
-    migrate_wait_over_slo: float  # largest wait since the first token / TPOT target among those
-    stages: NotRequired[dict[str, StageTraffic]]  # by role, where prefill and decode run apart
+    migrating: int  # prefilled requests that wait for a decode instance
+    migrate_wait_over_slo: float  # largest wait since the first token / TPOT target among them
+    stages: NotRequired[dict[str, StageTraffic]]  # by role, if the model is disaggregated
 
 
 class FleetMessage(TypedDict):
-    """The gateway's view, for scaler and pages. `at` is wall time (epoch seconds): readers check its age."""
+    """The gateway's view of the fleet, for the scaler and the pages. `at`: epoch seconds; readers check the age."""
 
     gateway: str
     at: float
@@ -123,13 +123,15 @@ class FleetMessage(TypedDict):
     arrival_rate: float  # requests/s over the last 10 s
     service_rate: float  # requests/s finished over the last 10 s
     wait_over_slo: float  # largest wait / TTFT target among queued
-    models: dict[str, ModelTraffic]  # the four above by model: what the scaler of a model reads
+    models: dict[str, ModelTraffic]  # the same rates, queue and wait by model, read by its scaler
     classes: list[ClassWindow]
-    tenants: dict[str, int]  # requests let in and not ended, of tenants with any: what `max_concurrency` bounds
+    tenants: dict[str, int]  # open requests by tenant (bounded by `max_concurrency`); tenants without any are left out
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
     decisions: NotRequired[list[DecisionCount]]
-    # What becomes of a request, by model: `up`, an engine takes it; `undecoded`, one prefills it and none decodes it;
+    # `coming`, it waits for one; `none`, it is refused.
+    # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
+    # `coming`, it waits for an instance that starts; `none`, it is refused.
     # `coming`, it waits for one; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
 
@@ -141,7 +143,7 @@ class TelemetryMessage(TypedDict):
 
 
 class QueueRow(TypedDict):
-    """One waiting request. Nothing in it changes with time alone. Instants are epoch seconds once published."""
+    """One queued request. No field changes just because time passes. Times are epoch seconds once published."""
 
     id: str
     tenant: str
@@ -151,31 +153,31 @@ class QueueRow(TypedDict):
     output_tokens: int  # expected
     ttft_s: float  # the target
     arrived_at: float
-    due_at: float  # to be started by, if its first token shall be in time
-    gives_up_at: NotRequired[float]  # its waiting time is over then; left out by gateways of an older release
-    order: list[float]  # place in its model's queue: rows sorted by this, then arrival, then id
+    due_at: float  # latest start for a first token in time
+    gives_up_at: NotRequired[float]  # end of its waiting time; absent from gateways of an older release
+    order: list[float]  # sort key within its model's queue, then arrival, then id
     hopeless: bool
-    paused: bool  # held back by an operator
+    paused: bool  # by an operator
     priority: int | None
 
 
 class QueueState(TypedDict):
-    """The whole queue of one gateway, as of `version` of `feed`; written when a reader asks."""
+    """The whole queue of one gateway at `version` of its `feed`; written when a reader asks for it."""
 
     gateway: str
-    feed: str  # a new one each time the gateway starts to publish: versions of two feeds do not compare
+    feed: str  # new each time the gateway starts to publish; versions of two feeds cannot be compared
     version: int
-    asked: int  # the newest request for a whole state that this one answers
+    asked: int  # number of the newest request for a whole state that this answers
     at: float
     rates: dict[str, float]  # requests/s finished by model, over the last 10 s
     rows: list[QueueRow]
 
 
 class QueueChanges(TypedDict):
-    """What makes `base` of a feed its `version`: rows new or changed, and ids that wait no more.
+    """Changes from version `base` of a feed to `version`: new or changed rows, and ids that left the queue.
 
-    Sent several times a second, also when nothing changed: a reader whose version is not `base` has lost one, and
-    asks for the whole state. `total` is how many wait then, to check the result by.
+    Sent several times a second, even without changes: a reader whose version is not `base` has missed one and asks for
+    the whole state. `total`: queued requests afterwards, so that a reader can check its result.
     """
 
     gateway: str
@@ -189,21 +191,21 @@ class QueueChanges(TypedDict):
     gone: list[str]
 
 
-QUEUE_ROWS_SHOWN = 200  # of the control API, at once
-QUEUE_PRESSURE_ROWS = 200  # most urgent rows of which the longest wait is told to the scaler
+QUEUE_ROWS_SHOWN = 200  # most rows in one answer of the control API
+QUEUE_PRESSURE_ROWS = 200  # the scaler gets the longest wait among this many most urgent rows
 
 
 class DecisionMessage(TypedDict):
-    """One decision as pages list it. Made by `controller.wording.sentences.message_of` and by nobody else."""
+    """One decision for a list on a page. Only `controller.wording.sentences.message_of` makes these."""
 
     id: str
     at: float  # epoch seconds
     sentence: str
-    figures_text: str  # its most telling figures, less those that the sentence has
+    figures_text: str  # its most important figures, without those in the sentence
 
 
 class LiveMessage(TypedDict):
-    """What a browser gets: a topic, a sequence number (a gap means refetch), the age of the data, the data."""
+    """An update to a browser: topic, sequence number (a gap means: fetch again), time of the data, and the data."""
 
     topic: str
     seq: int
@@ -229,7 +231,7 @@ class CommandAnswer(TypedDict):
 
 
 class ExperimentMessage(TypedDict):
-    """How far an experiment is. `progress` is a share 0..1, `step` what runs at the moment."""
+    """Progress of an experiment: `progress` is a share 0..1, `step` what runs now."""
 
     slug: str
     state: str

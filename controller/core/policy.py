@@ -1,4 +1,4 @@
-"""What a policy is. Each has a frozen Config, one decision method on read-only views, and `observe`.
+"""The interfaces of policies. A policy has a frozen Config, one decision method on read-only views, and `observe`.
 
 Learned state changes only in `observe(event, now)`; the decision method changes nothing. Ties are broken by arrival,
 then id. Policies are registered by name beside their implementation.
@@ -15,7 +15,7 @@ from controller.core.types import Request
 
 
 class Cost(NamedTuple):
-    """What serving one request is predicted to take, in engine seconds."""
+    """Predicted cost of one request, in engine seconds."""
 
     prefill_s: float  # alone on an idle engine
     service_s: float  # its share of an engine's time: prefill work and output_tokens marginal decode steps
@@ -23,14 +23,17 @@ class Cost(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """`key`: smaller goes first. `valid_until`: the queue asks again then (None: never changes)."""
+    """Sort key in the queue; smaller goes first.
+
+    `valid_until`: the rank is computed again then (None: it never changes).
+    """
 
     key: tuple[float, ...]
     valid_until: float | None = None
 
 
 class AdmissionResult(NamedTuple):
-    """`admit` with a probability of meeting the TTFT; otherwise wait (here, now) with the reason."""
+    """Whether to send the request to this worker now, with its probability of meeting the TTFT; if not, the reason."""
 
     admit: bool
     probability: float
@@ -38,7 +41,7 @@ class AdmissionResult(NamedTuple):
 
 
 class WorkerView(Protocol):
-    """What policies may read of an instance's shadow state. Never copied, never written."""
+    """What policies may read of an instance's shadow state. It is not a copy, so policies must not change it."""
 
     id: str
 
@@ -85,41 +88,44 @@ class Admission(Policy, Protocol):
     ) -> AdmissionResult: ...
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
-        """From this time on the request cannot make it even alone on an idle engine."""
+        """From this time on the request cannot meet its targets even alone on an idle engine."""
         ...
 
 
 class Screening(Protocol):
-    """An admission that also looks at the whole queue before each pass (optional)."""
+    """An admission policy that also looks at the whole queue before each pass (optional)."""
 
     @property
     def refuses(self) -> bool:
-        """Whether those it names are answered with an error; else they are served last."""
+        """Whether requests that it names are refused; otherwise they are served last."""
         ...
 
     def screen(
         self, waiting: Iterable[Request], prefill_s: Callable[[int], float], backlog_s: float, engines: int, now: float
     ) -> list[str]:
-        """Ids of those that cannot make it. `waiting` in order of service; `prefill_s`: seconds for so many prompt
-        tokens; `backlog_s`: prefill work waiting in the least loaded of the `engines` instances."""
+        """Ids of requests that cannot meet their TTFT.
+
+        `waiting`: in order of service. `prefill_s`: seconds for a number of prompt tokens. `backlog_s`: seconds of
+        prefill work that wait in the least loaded of the `engines` instances.
+        """
         ...
 
 
 class Routing(Policy, Protocol):
     def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
-        """One of the workers that could take something now (never empty), the best first choice."""
+        """The best of `workers`, which all have free capacity (never empty); None to send nothing now."""
         ...
 
 
 class Stateless:
-    """For policies that learn nothing."""
+    """Base of policies that learn nothing."""
 
     def observe(self, event: Event, now: float) -> None:
         """Nothing to learn."""
 
 
 def learns(policy: Policy) -> bool:
-    """Whether it is to be told of events: there are thousands a second, and most policies learn nothing."""
+    """Whether the policy needs events. There are thousands a second, and most policies learn nothing."""
     return getattr(type(policy), "observe", None) is not Stateless.observe
 
 

@@ -1,4 +1,6 @@
-"""What the `spec` of an instance of provisioner `process` may say, and hence reaches the reference engine it starts."""
+"""What the `spec` of an instance of provisioner `process` may contain; it becomes the options of its reference
+engine.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 from controller.core.steps import BOUNDARIES
 
 BLOCK_SIZE = 16  # the engine's default
-# Options of `python -m workers.engine`, as the engine names them but for the hyphens.
+# Options of `python -m workers.engine`, with underscores in place of hyphens.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
     "context_tokens",
@@ -19,8 +21,8 @@ OPTIONS = (
     *("chunk_tokens", "executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
 )
-FLAGS = ("deadlines", "keep_room")  # the same, of options without a value
-OWN_FIELDS = {  # what the instance itself says: here it would be overruled without a word
+FLAGS = ("deadlines", "keep_room")  # options without a value
+OWN_FIELDS = {  # set on the instance itself; a value in `spec` would be ignored silently
     "model": "model",
     "served_model_name": "model",
     "role": "role",
@@ -36,7 +38,7 @@ NOTES = (
     "start_after",  # epoch seconds before which a replacement does not start
 )
 SAYABLE = tuple(sorted({*OPTIONS, *FLAGS, *NOTES} - OWN_FIELDS.keys()))
-PROFILES = (  # shipped; also one constant time, or a file
+PROFILES = (  # shipped profiles; a constant time or a file is valid as well
     *("aic/Llama-3.1-8B/A100-SXM-80GB/tp1", "llama-3.1-8b-a100", "aic/Llama-3.1-8B/H100-SXM-80GB/tp1"),
     *("llama-3.1-8b-h100", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", "qwen2.5-7b-a100"),
     *("aic/Qwen2.5-14B/A100-SXM-80GB/tp1", "qwen2.5-14b-a100", "aic/Qwen3-32B/A100-SXM-80GB/tp2"),
@@ -44,7 +46,7 @@ PROFILES = (  # shipped; also one constant time, or a file
     *("aic/Llama-3.1-70B/A100-SXM-80GB/tp4", "llama-3.1-70b-a100-tp4", "aic/Llama-3.1-70B/H100-SXM-80GB/tp4"),
     *("llama-3.1-70b-h100-tp4", "vidur/Llama-2-70B/A100-SXM-80GB/tp2", "llama-2-70b-a100-tp2"),
 )
-# A profile's name under which each step takes that long.
+# Name of a profile whose steps all take this long.
 CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
 PREEMPTIVE_BATCHING = "slo_aware_batching"
 SOURCES = ("engine", "host", "disk")  # of weights
@@ -54,7 +56,7 @@ MOST_BYTES = 1 << 50
 
 
 class Rule(NamedTuple):
-    """What a value may be, in words and as a test. `choices`: all there are, where they can be counted."""
+    """What a value may be, in words and as a test. `choices`: all valid values, if they can be listed."""
 
     allowed: str
     fits: Callable[[object], bool]
@@ -77,7 +79,9 @@ def _real(allowed: str, within: Callable[[float], bool]) -> Rule:
 
 
 def _number(value: object) -> float | None:
-    """JSON as Python reads it knows NaN, Infinity, and whole numbers that no float holds."""
+    """The value as a finite float, else None: Python's JSON accepts NaN, Infinity and integers that no float can
+    hold.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
@@ -94,7 +98,7 @@ def _is_profile(value: object) -> bool:
 
 
 def _is_folder(value: object) -> bool:
-    """Of the engine's host, which may be another: whether it is there only the engine can tell."""
+    """Whether it is an absolute path. Only the engine, perhaps on another host, can tell whether the folder exists."""
     return isinstance(value, str) and value.startswith("/") and "\0" not in value
 
 
@@ -151,12 +155,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "keep_room": _TRUTH,
     }
 )
-# By gateways and services, of endpoints that somebody else runs too.
+# Fields that gateways and services read for static instances too.
 READ_OF_ALL = ("kv_capacity_tokens", "max_model_len", "weights", "batching_options")
 
 
 def refusal(names: Iterable[str]) -> str:
-    """What is wrong with these names of a `spec`, and what is valid; "" where nothing is."""
+    """What is wrong with these names of a `spec`, and which are valid; "" if nothing is."""
     said = set(names)
     if misplaced := sorted(said & OWN_FIELDS.keys()):
         return f"{misplaced[0]} is not said here but by the instance's own {OWN_FIELDS[misplaced[0]]}."
@@ -166,7 +170,7 @@ def refusal(names: Iterable[str]) -> str:
 
 
 def values_refused(spec: Mapping[str, Any], now: float, max_num_seqs: int = 1) -> dict[str, str]:
-    """By the name of each value of a `spec` that no engine started here would take, what it may be. None says nothing.
+    """What each invalid value of a `spec` may be, by name. A value of None counts as not given.
 
     `now`: epoch seconds. `max_num_seqs`: of the instance itself.
     """
@@ -175,12 +179,12 @@ def values_refused(spec: Mapping[str, Any], now: float, max_num_seqs: int = 1) -
 
 
 def values_refused_of_all(spec: Mapping[str, Any], now: float) -> dict[str, str]:
-    """The same, of an endpoint that somebody else runs: what else its `spec` says is a note."""
+    """The same for a static instance, whose `spec` may hold other fields as notes."""
     return _unfit(spec, {name: RULES[name] for name in READ_OF_ALL}) | start_refused(spec, now)
 
 
 def start_refused(spec: Mapping[str, Any], now: float) -> dict[str, str]:
-    """A start later than a day ahead is a slip: nobody would remember what the instance waits for."""
+    """A start more than a day ahead is refused as a typing error."""
     value = spec.get("start_after")
     at = _number(value)
     if value is None or (at is not None and 0 <= at <= now + DAY_S):
@@ -189,13 +193,13 @@ def start_refused(spec: Mapping[str, Any], now: float) -> dict[str, str]:
 
 
 def start_after(spec: Mapping[str, Any]) -> float | None:
-    """Epoch seconds before which it does not start, 0 where nothing is said; None: what is said is no time."""
+    """Epoch seconds before which the instance does not start; 0 if not given, None if the value is not a time."""
     value = spec.get("start_after")
     return _number(value) if value else 0.0
 
 
 def whole_number(spec: Mapping[str, Any], name: str) -> int | None:
-    """None: it is not said, or what is said is no such number (a row from before values were checked)."""
+    """The value, or None if it is absent or invalid (rows older than the validation may have invalid values)."""
     value = spec.get(name)
     return value if isinstance(value, int) and RULES[name].fits(value) else None
 
@@ -206,7 +210,7 @@ def _unfit(spec: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, str]
 
 
 def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
-    """Values that are well by themselves, and that the engine refuses together."""
+    """Values that are valid alone and that the engine refuses in combination."""
     wrong = {}
     step = spec.get("max_num_batched_tokens")
     if step is not None and step < max_num_seqs:
@@ -234,7 +238,7 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
 
 
 def _held(spec: Mapping[str, Any]) -> int | None:
-    """Tokens of the KV cache; None: its profile says."""
+    """Tokens of the KV cache; None: as the profile says."""
     size: int = spec.get("block_size") or BLOCK_SIZE
     blocks: int | None = spec.get("kv_blocks")
     if blocks is None and spec.get("kv_capacity_tokens") is not None:

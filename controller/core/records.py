@@ -1,4 +1,4 @@
-"""One finished request as it is stored. The order of FIELDS is the order of the COPY columns."""
+"""One finished request as it is stored. FIELDS is in the order of the COPY columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 from controller.core.types import Outcome
 
-ENGINE_REJECTED = "engine_rejected"  # error code of a request whose content the engine refused (its 4xx)
+ENGINE_REJECTED = "engine_rejected"  # error code of a request that the engine refused with a 4xx
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Wall times are epoch seconds, durations seconds. `decisions` is compact: kind, reason and figures per step."""
+    """All about one request. Times of day are epoch seconds, durations seconds.
+
+    `decisions` is compact: kind, reason and figures of each step.
+    """
 
     id: str  # x-slackline-request-id, unique
     arrived_at: float
@@ -45,13 +48,16 @@ class RequestRecord:
     workflow: str
     stage: str
     decisions: list[dict[str, Any]]
-    token_times: list[float]  # summary: seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
-    prefill_instance: str = ""  # where its KV was computed, if `instance` only decoded it
-    may_defer: bool = False  # its class has it served late rather than refused
+    token_times: list[float]  # seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
+    prefill_instance: str = ""  # prefill instance, if `instance` only decoded it
+    may_defer: bool = False  # its class serves it late instead of refusing it
 
     @property
     def counted_as(self) -> str:
-        """The outcome that windows and roll-up count: what an engine rejects is no more a miss than a hang-up is."""
+        """The outcome for windows and roll-ups.
+
+        A request that the engine refused counts like a cancelled one: it is no miss.
+        """
         return Outcome.CANCELLED.value if self.error_code == ENGINE_REJECTED else self.outcome
 
 

@@ -1,4 +1,4 @@
-"""Names to implementations. Built-in policies enter through the same door as anyone else's."""
+"""A registry maps names to implementations. Built-in policies register in the same way as additional ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`kind` is what the entries are ("ordering"), for the error message."""
+    """Implementations by name. `kind` says what they are ("ordering") and appears in the error message."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -24,7 +24,7 @@ class TenantConfig:
 
 @dataclass(frozen=True, slots=True)
 class KeyConfig:
-    """Looked up by `sha256` (hex) of the whole key. Expiry is wall-clock epoch seconds."""
+    """An API key. Looked up by `sha256` (hex) of the whole key; it expires at an epoch time in seconds."""
 
     id: int
     tenant: str
@@ -36,7 +36,7 @@ class KeyConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClassConfig:
-    """`tenant` None: for all tenants; a tenant's own class of the same name wins."""
+    """An SLO class. `tenant` None: for all tenants; a tenant's own class of the same name has precedence."""
 
     name: str
     tenant: str | None
@@ -44,14 +44,14 @@ class ClassConfig:
     tpot_s: float
     deadline_s: float | None
     waiting_time_s: float
-    target: float  # wanted share of attained requests, 0..1
+    target: float  # share of requests that must attain, 0..1
     value: float
     may_defer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LevelBounds:
-    """Range of one priority level (HyperFlexis sec. 5.2 step 5), and where it starts before there is history."""
+    """Range of targets of one priority level (HyperFlexis sec. 5.2 step 5), and the targets before there is history."""
 
     ttft_s: float
     tpot_s: float
@@ -63,7 +63,7 @@ class LevelBounds:
 
 @dataclass(frozen=True, slots=True)
 class MappingConfig:
-    """Priority-to-SLO mapping; level 0 is the most urgent. `contention` names the lower-bound rule (slo.mapping)."""
+    """A priority-to-SLO mapping; level 0 is the most urgent. `contention` names the lower-bound rule (slo.mapping)."""
 
     tenant: str | None
     levels: tuple[LevelBounds, ...]
@@ -78,14 +78,14 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     context_tokens: int = 4096
     chars_per_token: float = 4.0  # calibrated estimate
-    tokenizer: str = ""  # path of a tokenizer.json where the gateway runs; "": prompts are estimated
+    tokenizer: str = ""  # path of a tokenizer.json on the gateway's host; "": prompt lengths are estimated
 
 
 @dataclass(frozen=True, slots=True)
 class ComingConfig:
-    """An instance that is on its way, and takes whole requests or their prefill once it is there.
+    """An instance that starts and will take whole requests or their prefill.
 
-    `not_before` (epoch seconds): it waits until then before it is started; 0 does not wait.
+    `not_before` (epoch seconds): it is not started earlier; 0: at once.
     """
 
     id: str
@@ -102,13 +102,13 @@ class GatewaySnapshot:
     mappings: tuple[MappingConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
     instances: tuple[InstanceSpec, ...] = ()
-    draining: tuple[str, ...] = ()  # instance ids that take nothing new
+    draining: tuple[str, ...] = ()  # ids of instances that get no new requests
     coming: tuple[ComingConfig, ...] = ()
     telemetry_period_s: float = 1.0
 
 
 def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
-    """The inverse of `dataclasses.asdict` after a trip through JSON (lists for tuples, strings for enums)."""
+    """The inverse of `dataclasses.asdict` after JSON (lists become tuples, strings become enums)."""
     instances = []
     for item in raw.get("instances", ()):
         data = dict(item)
@@ -139,7 +139,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
 
 @dataclass(slots=True)
 class FleetState:
-    """What a gateway believes of one instance (the dispatcher's shadow state), published for scaler and pages."""
+    """One instance in the gateway's shadow state, published for the scaler and the pages."""
 
     id: str
     model: str

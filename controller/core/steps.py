@@ -1,7 +1,7 @@
-"""What an engine's scheduler is told and what it answers. One batch of events, one `now` (monotonic seconds).
+"""Events and actions of an engine's scheduler. Each batch of events has one `now` (monotonic seconds).
 
-The scheduler composes steps; an executor runs them and reports back. Nothing here knows whether tensors, a latency
-profile or virtual time stand behind a step.
+The scheduler composes steps; an executor runs them and reports back. Whether that executor uses tensors, a latency
+profile or virtual time makes no difference here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from controller.core.estimates import Estimate
 class SeqState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
-    ARRIVING = "arriving"  # its KV comes from another engine: blocks are reserved or filled, it has no slot yet
+    ARRIVING = "arriving"  # its KV comes from another engine; blocks are reserved or filled, but it has no slot yet
     FINISHED = "finished"
 
 
 class FinishReason(StrEnum):
-    """vLLM's names: `stop` is an end-of-sequence token, a stop token or a stop string, `length` a bound on tokens."""
+    """vLLM's names: `stop` is an end-of-sequence token, a stop token or a stop string, `length` a token limit."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -43,10 +43,10 @@ GREEDY = Sampling()
 
 @dataclass(slots=True, eq=False)
 class Seq:
-    """One generation. The first block is what the driver says, the second belongs to the scheduler (read-only outside).
+    """One sequence. Fields above the blank line are set by the driver; those below belong to the scheduler.
 
-    `token_ids` holds prompt and generated tokens where the driver has them; a driver that only knows lengths leaves it
-    None and may give `block_hashes` of the prompt instead (traces with prefix ids).
+    `token_ids` holds prompt and generated tokens, if the driver has them. A driver that only knows lengths leaves it
+    None and may set `block_hashes` of the prompt instead (traces with prefix ids).
     """
 
     id: str
@@ -56,27 +56,27 @@ class Seq:
     priority: int = 0  # lower is more urgent
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop_tokens: frozenset[int] = frozenset()  # end it too, `ignore_eos` or not
+    stop_tokens: frozenset[int] = frozenset()  # these end the sequence even with `ignore_eos`
     token_ids: MutableSequence[int] | None = None
-    salt: bytes = b""  # prefixes are shared only between equal salts
+    salt: bytes = b""  # cached prefixes are shared only between equal salts
     block_hashes: list[Hashable] = field(default_factory=list)
     seed: int = 0
     sampling: Sampling = GREEDY  # for executors with a real model
-    due: float = math.inf  # first token promised by then, on the driver's clock
-    ttft_s: float = math.inf  # what `due` leaves from the request's own arrival
+    due: float = math.inf  # first-token deadline, on the driver's clock
+    ttft_s: float = math.inf  # seconds from the request's own arrival to `due`
     tpot_s: float = math.inf
-    value: float = 1.0  # goodput of meeting the promises, relative to others
-    estimate: Estimate | None = None  # of length and worth, for policies that use them
-    keep_kv: bool = False  # when its last token is out, its blocks stay until Release: another engine takes them over
+    value: float = 1.0  # worth of attaining its targets, relative to other sequences
+    estimate: Estimate | None = None  # predicted length and worth, for policies that use them
+    keep_kv: bool = False  # after the last token its blocks stay until Release, so that another engine can pull them
 
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
     output_tokens: int = 0
-    cached: int = 0  # of `computed`, taken from the prefix cache at the last admission
+    cached: int = 0  # part of `computed` that came from the prefix cache at the last admission
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
     finish: FinishReason | None = None
-    stopped_by: int | None = None  # of `stop_tokens`, the one that ended it
+    stopped_by: int | None = None  # the token of `stop_tokens` that ended it
     scheduled_at: float | None = None  # first time in a step
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -104,11 +104,11 @@ class Chunk(NamedTuple):
     last: bool
 
 
-NEARLY_COMPUTED = 0.75  # of a step that computes a whole prompt: from then on its decode stage may be placed
+NEARLY_COMPUTED = 0.75  # share of a step that computes a whole prompt, after which its decode stage may be placed
 
 
 class Step(NamedTuple):
-    """One iteration: prefill chunks and one token for each of `decodes`, whose lengths add up to `context_sum`."""
+    """One iteration: chunks of prefill, and one token for each of `decodes`, whose lengths add up to `context_sum`."""
 
     id: int
     chunks: tuple[Chunk, ...]
@@ -121,7 +121,7 @@ class Step(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """`eos`: the model ended the sequence with this token."""
+    """A token that the model produced. `eos`: it ended the sequence."""
 
     seq: Seq
     token: int
@@ -136,33 +136,35 @@ class Added(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """KV for all but the newest token of the sequence will come from another engine: take blocks for it. Answered by
-    Reserved, or by Reject("no_room") where there are none now. Landed or Aborted ends the reservation."""
+    """Reserve blocks for all but the newest token of the sequence; the KV will come from another engine.
+
+    Answered by Reserved, or by Reject("no_room") if there are too few. Landed or Aborted ends the reservation.
+    """
 
     seq: Seq
 
 
 class Landed(NamedTuple):
-    """The KV of a reserved sequence is here whole: it decodes as soon as it finds a slot."""
+    """All KV of a reserved sequence has arrived; it decodes as soon as there is a slot."""
 
     seq: Seq
 
 
 class Release(NamedTuple):
-    """The KV of an ended sequence (`keep_kv`) is no longer needed. Without effect if nothing is kept for it."""
+    """Free the KV kept for an ended sequence (`keep_kv`). No effect if nothing is kept."""
 
     seq: Seq
 
 
 class Aborted(NamedTuple):
-    """The client hung up, or a stop string was seen downstream: `reason` says which."""
+    """The client hung up, or the driver found a stop string; `reason` says which."""
 
     seq: Seq
     reason: FinishReason = FinishReason.ABORT
 
 
 class StepDone(NamedTuple):
-    """`seconds` is what the step took on the device, without the time it was suspended."""
+    """The step ended. `seconds` is its time on the device, without the time while it was suspended."""
 
     step_id: int
     sampled: Sequence[Sampled]
@@ -170,22 +172,24 @@ class StepDone(NamedTuple):
 
 
 class StepsDone(NamedTuple):
-    """For drivers without tokens (virtual time): the step ran `repeats` times and each time gave one token to each of
-    its decodes and of its last chunks. Sequences end by `max_tokens` alone and are answered with Finish, not Emit.
+    """End of a step for drivers without tokens (virtual time): it ran `repeats` times.
 
-    More than one repeat is a leap: at most EngineScheduler.repeats(), or the blocks and ends would not match.
+    Each run gave one token to each of its decodes and of its last chunks. Sequences end only by `max_tokens`, with a
+    Finish and no Emit. More than one repeat is a leap, bounded by EngineScheduler.repeats(); beyond that, blocks and
+    ends would be wrong.
     """
 
     step_id: int
     repeats: int = 1
-    seconds: float = 0.0  # of all repeats together
+    seconds: float = 0.0  # sum over all repeats
 
 
 class Suspended(NamedTuple):
-    """The step stopped at the boundary after the Suspend; the device is free. What it has computed is kept, so that
-    Resume goes on to bit-identical tokens. `seconds`: what it has taken on the device so far, all parts together.
+    """The step stopped at the first boundary after a Suspend; the device is free.
 
-    A step that ended before it met a boundary answers with its StepDone (StepsDone) instead, never with both.
+    What it computed is kept, so that Resume continues to bit-identical tokens. `seconds`: time on the device so far,
+    over all parts. A step that ended before it reached a boundary is answered by StepDone (StepsDone) instead, never by
+    both.
     """
 
     step_id: int
@@ -193,7 +197,7 @@ class Suspended(NamedTuple):
 
 
 class StepRan(NamedTuple):
-    """What a batching policy observes after each step: what ran, and how long it took. Drivers never send it."""
+    """What a batching policy observes after each step. Made by the scheduler; drivers never send it."""
 
     step: Step
     repeats: int
@@ -201,7 +205,10 @@ class StepRan(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """No step starts until Resumed. `release_kv`: running sequences give their blocks back and the cache is dropped."""
+    """No step starts until Resumed.
+
+    `release_kv`: running sequences free their blocks, and the prefix cache is cleared.
+    """
 
     release_kv: bool = False
 
@@ -211,7 +218,7 @@ class Resumed(NamedTuple):
 
 
 class CacheReset(NamedTuple):
-    """Forget cached prefixes that nothing uses."""
+    """Drop cached prefixes that no sequence uses."""
 
 
 EngineEvent = (
@@ -236,14 +243,17 @@ class Start(NamedTuple):
     step: Step
 
 
-# Where a running step can be suspended. A chunk's end is the end of its step; "none": nowhere.
+# Where a running step can be suspended. The end of a chunk is the end of its step. "none": nowhere.
 Boundary = Literal["operator", "layer", "chunk", "none"]
 BOUNDARIES: tuple[Boundary, ...] = ("operator", "layer", "chunk", "none")
 
 
 class Suspend(NamedTuple):
     """Stop the running step at its next boundary (operator, layer or chunk, as the executor was built) and keep its
-    state. Answered by Suspended, or by the step's end; nothing else is started before the answer."""
+    state.
+
+    Answered by Suspended, or by the step's end. No other step starts before the answer.
+    """
 
     step_id: int
 
@@ -255,7 +265,7 @@ class Resume(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """Forget a suspended step: its sequences are gone. No event answers."""
+    """Drop a suspended step whose sequences are gone. No event answers it."""
 
     step_id: int
 
@@ -269,20 +279,20 @@ class Emit(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The sequence ended without another token."""
+    """The sequence ended without a further token."""
 
     seq: Seq
     reason: FinishReason
 
 
 class Reserved(NamedTuple):
-    """Blocks are held; `seq.cached` tokens of it are in the prefix cache here and need not be sent."""
+    """Blocks are reserved. The first `seq.cached` tokens are in the prefix cache and need not be transferred."""
 
     seq: Seq
 
 
 class Reject(NamedTuple):
-    """Never queued. `code` is "queue_full", "too_long" or (of a Reserve) "no_room"."""
+    """The sequence was not queued. `code` is "queue_full", "too_long" or (for a Reserve) "no_room"."""
 
     seq: Seq
     code: str
@@ -292,38 +302,40 @@ EngineAction = Start | Suspend | Resume | Discard | Emit | Finish | Reserved | R
 
 
 class EngineReply(NamedTuple):
-    """`wake_at`: ask again then, at the latest; None: only on an event."""
+    """Actions to perform. `wake_at`: call again then at the latest; None: only when there are events."""
 
     actions: list[EngineAction]
     wake_at: float | None = None
 
 
 class Sink(Protocol):
-    """Where an executor's results go: on the driver's thread, never from inside a call of the executor."""
+    """Receives an executor's results, on the driver's thread and never during a call of the executor."""
 
     def __call__(self, event: StepDone | Suspended) -> None: ...
 
 
 class Executor(Protocol):
-    """Runs one step at a time; others may lie suspended. Every call returns at once, results arrive through the sink.
+    """Runs one step at a time; other steps may be suspended. Every call returns at once, and results go to the sink.
 
-    Calls out of order (a start while a step runs, a resume of what was not suspended) raise RuntimeError.
+    Calls out of order (start while a step runs, resume of a step that is not suspended) raise RuntimeError.
     """
 
     def start(self, step: Step) -> None: ...
 
     def suspend(self, step_id: int) -> None:
-        """Ask the running step to stop at its next boundary. A step that has just ended is no error."""
+        """Ask the running step to stop at its next boundary. No error if the step has just ended."""
         ...
 
     def resume(self, step_id: int) -> None: ...
 
     def discard(self, step_id: int) -> None:
-        """Free what a suspended step keeps."""
+        """Free the state of a suspended step."""
         ...
 
     def layers_done(self, step_id: int) -> int:
-        """Layers that a step under way has passed, so that its tokens' KV entries in them are written; 0 for others."""
+        """Layers that a running step has completed, so that its tokens' KV in these layers is written; 0 if there is no
+        such step.
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The nouns of the system. All times are seconds of one monotonic clock given by the driver; lengths are tokens."""
+"""The basic types. Times are seconds on the driver's monotonic clock; lengths are tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 
 class Targets(NamedTuple):
-    """What one request was promised, as applied. Seconds; None means "not promised"."""
+    """The targets that apply to one request, in seconds. None: not set."""
 
     ttft_s: float
     tpot_s: float
     deadline_s: float | None = None  # end to end, from arrival
-    waiting_time_s: float = 5.0  # dropped with an error if not sent to an engine by then
+    waiting_time_s: float = 5.0  # longest time until it is sent to an engine; then it ends with an error
 
 
-DEFAULT_MAX_NUM_SEQS = 32  # sequences at once of an endpoint of which neither its registration nor itself says how many
+DEFAULT_MAX_NUM_SEQS = 32  # sequences at once, if neither the registration nor the engine tells
 
-# Concord ch. 6's API defaults, used when a request names neither targets nor a class.
+# Concord's API defaults (ch. 6), for requests that name neither targets nor a class.
 CONCORD_DEFAULTS = Targets(ttft_s=5.0, tpot_s=0.2, deadline_s=None, waiting_time_s=5.0)
 
 
@@ -29,16 +29,19 @@ class Role(StrEnum):
 
 
 class Part(StrEnum):
-    """What of a request an instance is sent."""
+    """Which stages of a request are sent to an instance."""
 
     WHOLE = "whole"
-    PREFILL = "prefill"  # up to its first token; the KV is kept
-    PAIR = "pair"  # the same, begun when its decode instance is known, both at once
+    PREFILL = "prefill"  # up to the first token; the KV is kept
+    PAIR = "pair"  # the same, but both stages begin at once, when the decode instance is known
 
 
 class Outcome(StrEnum):
-    """How a request ended. Only OK can be attained. CANCELLED (by its client) is counted apart, and so is what the
-    engine itself refused (REFUSED with records.ENGINE_REJECTED); the rest are misses."""
+    """How a request ended. Only OK can be attained.
+
+    CANCELLED (by its client) is counted separately, and so is a request that the engine itself refused (REFUSED with
+    records.ENGINE_REJECTED). All others are misses.
+    """
 
     OK = "ok"
     REFUSED = "refused"  # answered 4xx/503 at once: infeasible, over quota, queue bound, no instance
@@ -50,7 +53,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Request:
-    """What a dispatcher may know of a request. `output_tokens` is an estimate, never the truth."""
+    """What a dispatcher may know of a request. `output_tokens` is a prediction, never the true length."""
 
     id: str
     arrival: float
@@ -60,17 +63,17 @@ class Request:
     model: str = ""
     tenant: str = ""
     slo_class: str = ""
-    priority: int | None = None  # 0 is highest; None where the client named none
-    level: int | None = None  # its level in the priority mapping, where its targets came from there
-    order: int = 0  # an operator's word, for as long as it lives: -1 before all, 0 none, more behind those without one
-    value: float = 1.0  # goodput of meeting this request, relative to others (SLOClass.value)
-    may_defer: bool = False  # served late rather than refused when its targets cannot be met
+    priority: int | None = None  # 0 is highest; None if the client gave none
+    level: int | None = None  # its level in the priority mapping, if its targets came from there
+    order: int = 0  # set by an operator: -1 goes first, 0 is unset, higher numbers go behind requests without one
+    value: float = 1.0  # worth of attaining it, relative to others (SLOClass.value)
+    may_defer: bool = False  # served late instead of refused if its targets cannot be met
     max_tokens: int | None = None
     workflow: str = ""
     stage: str = ""
     attempts: int = 0
-    failed_on: tuple[str, ...] = ()  # instances that failed it, the last one last
-    avoid: frozenset[str] = frozenset()  # prefill instances from where its KV got nowhere
+    failed_on: tuple[str, ...] = ()  # instances that failed it, the latest last
+    avoid: frozenset[str] = frozenset()  # prefill instances whose KV no decode instance could use
 
     @property
     def ttft_due(self) -> float:
@@ -78,7 +81,7 @@ class Request:
 
 
 class Load(NamedTuple):
-    """What an engine reports (telemetry). Counts, never ids; `observed_at` is on the driver's clock."""
+    """An engine's telemetry: counts, never ids. `observed_at` is on the driver's clock."""
 
     observed_at: float
     running: int = 0
@@ -93,24 +96,26 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class InstanceSpec:
-    """A serving engine as the dispatcher knows it."""
+    """An instance as the dispatcher knows it."""
 
     id: str
     model: str
     url: str = ""
     backend: str = "vllm"
     role: Role = Role.COLLOCATED
-    max_num_seqs: int | None = None  # None: nobody said, and what the engine says of itself counts
+    max_num_seqs: int | None = None  # None: not registered; the engine's own figure counts
     kv_capacity_tokens: int | None = None
-    max_model_len: int = 4096  # tokens of prompt and answer: who asks for more is sent to a longer one
-    unit_cost: float = 1.0  # cost of one instance-second
+    max_model_len: int = 4096  # most tokens of prompt and answer; longer requests go to other instances
+    unit_cost: float = 1.0  # cost per instance-second
     latency: LatencyCoefficients | None = None
     labels: dict[str, str] = field(default_factory=dict)
-    selects: bool = False  # its engine chooses by value among all that it was sent: work held back is hidden from it
+    selects: bool = (
+        False  # its engine chooses by value among all its requests, so the gateway should not hold any in its queue
+    )
 
 
 class LatencyCoefficients(NamedTuple):
-    """HyperFlexis eq. 1, 2, in seconds. Prefill: a + b*sum(len) + c*sum(len^2); decode: a' + b'*sum(cur) + c'*B."""
+    """HyperFlexis eq. 1 and 2, in seconds. Prefill: a + b*sum(len) + c*sum(len^2); decode: a' + b'*sum(cur) + c'*B."""
 
     prefill_a: float
     prefill_b: float
@@ -121,11 +126,14 @@ class LatencyCoefficients(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """How one finished request is judged. `deadline_met` also where none was promised; `goodput_tokens`: output tokens
-    that came in time, or under a deadline all of prompt and answer or none."""
+    """How one finished request is judged.
+
+    `deadline_met` is also true if there is no deadline. `goodput_tokens`: output tokens delivered in time; with a
+    deadline, all tokens of prompt and answer or none.
+    """
 
     ttft_met: bool
     tpot_met: bool
     deadline_met: bool
-    attained: bool  # ttft and tpot (and the deadline where one was promised)
+    attained: bool  # ttft, tpot and (if set) the deadline
     goodput_tokens: int
