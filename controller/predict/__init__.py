@@ -1,1 +1,1 @@
-"""Predictions that decisions rest on: step latency, output length, prompt length."""
+"""The predictions behind decisions: step latency, output length, prompt length."""

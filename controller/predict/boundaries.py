@@ -1,15 +1,15 @@
-"""Where a running prefill step can stop: the ends of its operators, of its layers, or its own end.
+"""Where a running prefill step can stop: at the end of an operator, of a layer, or of the step.
 
-A step of `layers` equal layers, each with FlowPrefill's five checked operators (sec. 5.1: qkv_proj, attn, o_proj,
-gate_up_proj, down_proj). Profiles know whole steps, so the operators' times are composed: the part of the step that
-grows with squares of lengths is attention, the rest is shared among the four projections by their floating-point work,
-which for Llama-2-70B on A100 is within 1 point of measured kernels (0.098, 0.078, 0.549, 0.275 of qkv, o, gate_up and
-down; measured at TP 2 and 4,096 tokens 0.096, 0.087, 0.543, 0.274, vidur's profiling data). Norms, rotary embedding,
-embedding and head are not told apart: they are spread over the operators. Under tensor parallelism o_proj and down_proj
-each end with an all-reduce, as engines fuse them. Where the operators themselves were timed (operator_profile.py),
-`ProfiledBoundaries` takes their measured times instead.
+A step has `layers` equal layers, each with FlowPrefill's five checked operators (sec. 5.1: qkv_proj, attn, o_proj,
+gate_up_proj, down_proj). Profiles give the time of whole steps, so operator times are composed. The part of a step that
+grows with the squares of lengths is attention. The rest is divided among the four projections by their floating-point
+operations, which for Llama-2-70B on A100 is within 1 point of measured kernels (0.098, 0.078, 0.549, 0.275 for qkv, o,
+gate_up and down; measured at TP 2 and 4,096 tokens 0.096, 0.087, 0.543, 0.274, vidur's profiling data). Norms, rotary
+embedding, embedding and head are spread over the operators. Under tensor parallelism o_proj and down_proj each end with
+an all-reduce, as engines fuse them. If the operators were timed (operator_profile.py), `ProfiledBoundaries` uses these
+times instead.
 
-Times are device seconds from the step's start, without the time it was suspended.
+Times are device seconds from the start of the step, without the time while it was suspended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from controller.core.steps import BOUNDARIES, Boundary, Step
 from controller.core.types import LatencyCoefficients
 from controller.predict.operator_profile import OperatorProfile
 
-PASSED = 1e-9  # of a layer: a boundary this close behind is where the step stands, not where it can stop next
+PASSED = 1e-9  # share of a layer; a boundary less than this ahead counts as already passed
 
 
 class Shape(NamedTuple):
-    """A decoder's sizes. `experts_used`: feed-forward experts a token passes (1: dense), each `feed_forward` wide."""
+    """Sizes of a decoder. `experts_used`: feed-forward experts per token (1: dense), each `feed_forward` wide."""
 
     layers: int
     hidden: int
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     experts_used: int = 1
 
     def projection_shares(self) -> tuple[float, float, float, float]:
-        """Of qkv, o, gate_up and down in the projections' work; they add up to 1."""
+        """Shares of qkv, o, gate_up and down in the operations of all projections; they add up to 1."""
         attention = self.heads * self.head_dim
         qkv = self.hidden * (attention + 2 * self.kv_heads * self.head_dim)
         feed = self.hidden * self.feed_forward * self.experts_used
@@ -67,14 +67,14 @@ def shape(name: str) -> Shape:
 
 
 class StepBoundaries(Protocol):
-    """What an executor that suspends must know of a step of `seconds`, `used` of which are done."""
+    """Boundaries of a step of `seconds`, of which `used` have passed. Used by executors that can suspend."""
 
     def next_boundary(self, step: Step, seconds: float, used: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """`layers` equal layers whose operators take `durations`, in proportion: only their shares of the step count."""
+    """`layers` equal layers whose operators take `durations`. Only the proportions of these matter."""
 
     layers: int
     durations: tuple[float, ...]
@@ -86,7 +86,7 @@ class LayerProfile:
             raise ConfigError("durations must not be negative, and one positive", field="durations")
 
     def next_boundary(self, kind: Boundary, seconds: float, used: float) -> float:
-        """The first boundary after `used` of a step of `seconds`; the step's end is always one."""
+        """The first boundary after `used` in a step of `seconds`; the end of the step is always one."""
         if kind in ("chunk", "none") or used >= seconds:
             return seconds
         layer = seconds / self.layers
@@ -100,7 +100,9 @@ class LayerProfile:
         return min(seconds, (done + 1) * layer)
 
     def mean_wait(self, kind: Boundary, seconds: float) -> float:
-        """Blocking time of a signal at a uniformly random moment of the step: sum(d^2) / (2 sum d) over its pieces."""
+        """Mean seconds until the next boundary from a uniformly random moment: sum(d^2) / (2 sum d) over the
+        pieces d.
+        """
         if kind in ("chunk", "none"):
             return seconds / 2
         layer = seconds / self.layers
@@ -110,9 +112,10 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComposedBoundaries:
-    """Boundaries of any step of one model, from its shape and its latency profile: composed, not measured.
+    """Boundaries of any step of a model, composed from its shape and its latency profile.
 
-    `all_reduce_share`: part of the profile's linear time that is spent in all-reduces, half after each of o and down.
+    `all_reduce_share`: share of the profile's linear time that is spent in all-reduces, half after o and half after
+    down.
     """
 
     kind: Boundary
@@ -126,7 +129,7 @@ class ComposedBoundaries:
             raise ConfigError("all_reduce_share must be in [0, 1)", field="all_reduce_share")
 
     def profile(self, tokens: int, squares: int) -> LayerProfile:
-        """Of a prefill of `tokens` with `squares` = sum of new * (new + 2 * past)."""
+        """Operator times of a prefill of `tokens` with `squares` = sum of new * (new + 2 * past)."""
         a, b, c = self.coefficients[:3]
         linear, attention = a + b * tokens, c * squares
         work = (1 - self.all_reduce_share) * linear
@@ -140,8 +143,10 @@ class ComposedBoundaries:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledBoundaries:
-    """Boundaries from measured operators. The step takes as long as its latency profile says; where in it operators
-    end is theirs, in proportion."""
+    """Boundaries from measured operators.
+
+    The latency profile gives the length of the step, the operators its proportions.
+    """
 
     kind: Boundary
     operators: OperatorProfile
@@ -164,6 +169,6 @@ def _check_kind(kind: Boundary) -> None:
 
 
 def sums(step: Step) -> tuple[int, int]:
-    """Prefill tokens of a step and their squares, as eq. 1 takes them."""
+    """Prefill tokens of a step and the sum of their squares, as in eq. 1."""
     lengths: Sequence[tuple[int, int]] = [(chunk.length, chunk.start) for chunk in step.chunks]
     return sum(n for n, _ in lengths), sum(n * (n + 2 * past) for n, past in lengths)

@@ -1,7 +1,8 @@
-"""Request analysers for experiments: an oracle, and a noise model with a stated error. Neither has learned anything.
+"""Length predictors for experiments: the mean, or the truth with a stated error.
 
-Concord sec. 4.1 has a quantile forest for lengths and pattern graphs for programs; these stand in for both, so that a
-policy's result can be separated from a predictor's. All draws are fixed by a name and a seed.
+Neither learns. Concord sec. 4.1 has a quantile forest for lengths and pattern graphs for programs; these stand in for
+both, so that the result of a policy can be separated from that of a predictor. All draws depend only on a name and a
+seed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class KnownLength:
 
 @dataclass(frozen=True, slots=True)
 class MeanLength:
-    """Everybody is believed to be of the mean length: no analyser (Concord Fig. 6.7's ablation)."""
+    """Predicts the mean length for everybody: no predictor (Concord Fig. 6.7's ablation)."""
 
     mean: int
 
@@ -40,11 +41,12 @@ class MeanLength:
 
 @dataclass(slots=True)
 class NoisyBounds:
-    """A quantile prediction with lognormal error, asked again every 50 tokens.
+    """A quantile prediction with lognormal error, refined every 50 tokens.
 
-    The *remaining* length is predicted as remaining x exp(error x (z + quantile)): `quantile` in standard deviations
-    (1.28: nine of ten upper bounds hold, and as many lower ones, with -quantile), z drawn anew for each refinement,
-    half of its variance shared by all of a request. So the bounds sharpen in tokens as the answer grows.
+    The *remaining* length is predicted as remaining x exp(error x (z + quantile)). `quantile` is in standard
+    deviations: at 1.28 nine of ten upper bounds hold (lower bounds with -quantile). z is drawn again for each
+    refinement, and half of its variance is common to all refinements of a request. So the bounds tighten in tokens as
+    the answer grows.
     """
 
     name: str
@@ -52,7 +54,7 @@ class NoisyBounds:
     error: float
     quantile: float
     seed: int
-    _known: int = field(default=-1, init=False)  # the refinement that `_z` is of
+    _known: int = field(default=-1, init=False)  # the refinement for which `_z` was drawn
     _z: float = field(default=0.0, init=False)
 
     def upper(self, produced: int) -> int:
@@ -73,7 +75,7 @@ class NoisyBounds:
 
 
 def checked_error(error: float, field: str = "error") -> float:
-    """Raises ConfigError unless it is a finite number of at least 0."""
+    """The value; raises ConfigError unless it is a finite number of at least 0."""
     if not 0 <= error < math.inf:
         raise ConfigError(f"{field} must be a number of at least 0", field=field)
     return error

@@ -1,7 +1,7 @@
-"""Step latency from batch shape: HyperFlexis eq. 1 (prefill), eq. 2 (decode), eq. 5 (token budget).
+"""Step latency from the shape of a batch: HyperFlexis eq. 1 (prefill), eq. 2 (decode), eq. 5 (token budget).
 
-Lengths in tokens, answers in seconds. A cached prefix of length `past` counts as new * (new + 2 * past) in place of
-the square, which is what attention over it costs.
+Lengths in tokens, results in seconds. For a prompt with a cached prefix of length `past`, new * (new + 2 * past)
+replaces the square of its length, because that is the cost of attention over both.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from controller.core.types import LatencyCoefficients
 
-UNBOUNDED = 1 << 40  # tokens: more than any queue holds
-# A model nobody has profiled: slow enough that the first seconds are careful, corrected online.
+UNBOUNDED = 1 << 40  # tokens; more than any queue holds
+# For models without a profile: slow, so that the first requests are sent carefully; corrected online.
 UNPROFILED = LatencyCoefficients(0.01, 2e-4, 0.0, 0.02, 1e-7, 3e-4)
 
 
 class LatencyModel:
-    """Latency of one model on one kind of device."""
+    """Step latency of one model on one kind of device."""
 
     __slots__ = ("coefficients",)
 
@@ -25,7 +25,7 @@ class LatencyModel:
         self.coefficients = coefficients
 
     def prefill(self, new: Sequence[int], past: Sequence[int] = ()) -> float:
-        """Eq. 1 for one prefill batch; nothing to do takes no time (0, not a)."""
+        """Eq. 1 for one prefill batch; an empty batch takes 0 s, not a."""
         if not new:
             return 0.0
         cached = past or (0,) * len(new)
@@ -33,21 +33,23 @@ class LatencyModel:
         return self.prefill_sums(sum(new), squares)
 
     def prefill_sums(self, tokens: int, squares: int) -> float:
-        """Eq. 1 from its sums."""
+        """Eq. 1, from the sums of lengths and of squares."""
         if tokens <= 0:
             return 0.0
         a, b, c = self.coefficients[:3]
         return a + b * tokens + c * squares
 
     def decode(self, batch: int, context_sum: int) -> float:
-        """Eq. 2: one decode step of `batch` sequences with `context_sum` tokens so far; 0 for an empty batch."""
+        """Eq. 2: seconds of a decode step of `batch` sequences of `context_sum` tokens in all; 0 for an empty batch."""
         if batch <= 0:
             return 0.0
         k = self.coefficients
         return k.decode_a + k.decode_b * context_sum + k.decode_c * batch
 
     def step(self, tokens: int, squares: int, batch: int, context_sum: int) -> float:
-        """A mixed step: the larger of the two constants once, the linear parts added (eq. 1-2 leave it open)."""
+        """Seconds of a mixed step: the larger of the two constants and both linear parts (eq. 1 and 2 leave this
+        open).
+        """
         if tokens <= 0:
             return self.decode(batch, context_sum)
         if batch <= 0:
@@ -57,15 +59,15 @@ class LatencyModel:
         return max(k.prefill_a, k.decode_a) + linear
 
     def marginal_decode(self, context: int, batch: float) -> float:
-        """What one sequence adds to an engine's time for each token it decodes, in a batch of `batch`, seconds."""
+        """Engine seconds that one sequence adds with each token it decodes, in a batch of `batch`."""
         k = self.coefficients
         return k.decode_a / max(1.0, batch) + k.decode_b * context + k.decode_c
 
     def token_budget(self, ttft_s: float, tpot_s: float, decode_s: float, waiting_tokens: int = 0) -> int:
-        """Eq. 5: prompt tokens of the next prefill batch that keep both targets; never negative.
+        """Eq. 5: prompt tokens of the next prefill batch that still meet both targets; never negative.
 
-        `waiting_tokens` already wait in the engine and are part of that batch. With decode_s >= tpot_s eq. 5 has no
-        meaning and the answer is 0.
+        `waiting_tokens` already wait in the engine and are part of that batch. If decode_s >= tpot_s, eq. 5 has no
+        solution and the result is 0.
         """
         if decode_s >= tpot_s:
             return 0
@@ -78,13 +80,13 @@ class LatencyModel:
             return 0
         if k.prefill_b <= 0:
             return UNBOUNDED
-        # Binary floats give 5499.999... for an exact 5500: round up what is within a billionth of the next integer.
+        # An exact 5500 can be 5499.999... in floats: round up within a billionth of the next integer.
         return max(0, math.floor(seconds / k.prefill_b + 1e-6) - waiting_tokens)
 
     def maturity(self, prefill_s: float, decode_s: float, tpot_s: float) -> float:
         """Seconds until a batch is prefilled and amortised (Alg. 1): E_P + E_P / relax * E_d.
 
-        Infinite where relax <= 0: then only an event (a running request ends) can make the worker mature.
+        Infinite if relax <= 0: then only an event (a running request ends) can make the worker mature.
         """
         if prefill_s <= 0:
             return 0.0

@@ -1,7 +1,7 @@
-"""Fitting eq. 1 and eq. 2 to measurements: non-negative least squares on *relative* error (HyperFlexis App. A).
+"""Fits eq. 1 and eq. 2 to measurements: non-negative least squares on *relative* error (HyperFlexis App. A).
 
-Each row is divided by its measured time, so that 10 % of a short step weighs as much as 10 % of a long one. Small
-normal equations, solved here in a few lines so that neither gateway nor engine needs numpy.
+Each row is divided by its measured time, so that 10 % of a short step weighs as much as 10 % of a long one. The normal
+equations are small and solved here, so that neither gateway nor engine needs numpy.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from controller.core.types import LatencyCoefficients
 
 Row = tuple[float, ...]
 
-# App. A's grid; its "284" was surely meant to be 384.
+# App. A's grid; its "284" is taken as a misprint of 384.
 GRID_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192)
 GRID_LENGTHS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2020)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One prefill batch: new prompt tokens, their eq. 1 squares, measured seconds."""
+    """One prefill batch: new prompt tokens, their squares as in eq. 1, measured seconds."""
 
     tokens: int
     squares: int
@@ -50,7 +50,7 @@ class Fit:
 
 
 def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
-    """Gaussian elimination with partial pivoting; None where the system is singular."""
+    """Gaussian elimination with partial pivoting; None if the system is singular."""
     n = len(right)
     rows = [[*matrix[i], right[i]] for i in range(n)]
     for col in range(n):
@@ -70,14 +70,16 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
 
 
 def solve_nonnegative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Least squares with x >= 0 from normal equations: the most negative variable is fixed at 0, the rest solved."""
+    """Least squares with x >= 0 from normal equations: the most negative variable is set to 0 and the others are solved
+    again.
+    """
     active = list(range(len(right)))
     while active:
         scale = {i: matrix[i][i] ** 0.5 or 1.0 for i in active}
         part = [[matrix[i][j] / (scale[i] * scale[j]) for j in active] for i in active]
         found = solve(part, [right[i] / scale[i] for i in active])
         if found is None:
-            active.pop()  # collinear columns: the later one explains nothing the earlier ones do not
+            active.pop()  # collinear columns: the later one adds nothing to the earlier ones
             continue
         lowest = min(range(len(active)), key=lambda k: found[k])
         if found[lowest] >= 0:
@@ -90,7 +92,7 @@ def solve_nonnegative(matrix: Sequence[Sequence[float]], right: Sequence[float])
 
 
 def relative_least_squares(rows: Iterable[tuple[Row, float]], columns: int) -> list[float]:
-    """Non-negative coefficients minimising sum(((row . x - t) / t)^2); measurements of no time are skipped."""
+    """Non-negative coefficients that minimise sum(((row . x - t) / t)^2). Measurements with t = 0 are skipped."""
     matrix = [[0.0] * columns for _ in range(columns)]
     right = [0.0] * columns
     for features, seconds in rows:
@@ -105,7 +107,7 @@ def relative_least_squares(rows: Iterable[tuple[Row, float]], columns: int) -> l
 
 
 def fit(prefill: Sequence[PrefillSample], decode: Sequence[DecodeSample]) -> Fit:
-    """Fit both equations. Raises ConfigError with fewer than three samples of either."""
+    """Fit both equations. Raises ConfigError if there are fewer than three samples of either."""
     for name, count in (("prefill", len(prefill)), ("decode", len(decode))):
         if count < 3:
             raise ConfigError(f"a fit needs at least three {name} samples, got {count}", field=name)

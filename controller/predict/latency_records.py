@@ -1,14 +1,14 @@
-"""Latency coefficients from the records of served requests alone: no profiler, no engine log.
+"""Latency coefficients from the records of served requests alone, without a profiler or engine log.
 
-While one request decodes from its first token to its last, the engine ran one step for each of its output tokens, and
-all that those steps did adds up (`controller/predict/online_fit.py` does the same from reports on the way):
+While one request decodes from its first to its last token, the engine runs one step for each of its output tokens, and
+the work of these steps adds up (`controller/predict/online_fit.py` does the same from progress events):
 
     elapsed = steps x (a' + b' x mean context + c' x mean batch) + b x prefilled tokens + c x their squares
 
-Who decoded beside it, and whose prompts ended within, is known from first and last token times. Relative least squares
-over all requests, repeated without those the last fit contradicts by more than `outlier`: a preempted sequence stands
-still while the others run. What a full batch never shows (prefill alone) keeps the constant of a decode step, as mixed
-steps pay the larger constant once.
+Which requests decoded at the same time, and whose prompts ended then, follows from first and last token times. The fit
+is relative least squares over all requests. It is repeated without requests that differ from the last fit by more than
+`outlier`, since a preempted sequence makes no progress while the others run. A full batch never shows the time of
+prefill alone, so its constant is set to that of a decode step (mixed steps pay the larger constant once).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import Row, relative_least_squares
 
 ROUNDS = 4
-OUTLIER = 0.06  # share of the elapsed time
+OUTLIER = 0.06  # as a share of the elapsed time
 COLUMNS = 5
 LEAST_INTERVALS = 10
-MOST_ERROR = 0.25  # median; beyond, the rows that are left explain only themselves
+MOST_ERROR = 0.25  # median error; above it the fit only explains the rows that were left in
 
 
 class Served(NamedTuple):
-    """One request on one engine: tokens, and when its first and last output token came (seconds, any one clock)."""
+    """One request on one engine: tokens, and the times of its first and last output token (seconds, on any one
+    clock).
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -38,8 +40,10 @@ class Served(NamedTuple):
 
 
 def intervals(calibration: Sequence[Served], everyone: Sequence[Served]) -> list[tuple[Row, float]]:
-    """A row and its elapsed seconds for each request of `calibration` with two tokens or more; `everyone` are all that
-    the same engine served meanwhile, these included. Cost: calibration x everyone."""
+    """A row and its elapsed seconds for each request of `calibration` with two tokens or more.
+
+    `everyone`: all requests that the same engine served meanwhile, including these. Cost: calibration x everyone.
+    """
     return [
         (_row(each, everyone), each.last_at - each.first_at)
         for each in calibration
@@ -65,8 +69,11 @@ def _row(of: Served, everyone: Sequence[Served]) -> Row:
 
 
 def fit_records(rows: Sequence[tuple[Row, float]], outlier: float = OUTLIER) -> LatencyCoefficients:
-    """Raises ConfigError with too few rows to fit, or where they leave a step no time or contradict one another: such
-    records can still correct a profile (`latency_refit`)."""
+    """Fit coefficients. Raises ConfigError if there are too few rows, or they give a step no time or contradict one
+    another.
+
+    Such records can still correct a profile (`latency_refit`).
+    """
     if len(rows) < LEAST_INTERVALS:
         raise ConfigError(f"a fit needs at least {LEAST_INTERVALS} decoded requests, got {len(rows)}", field="records")
     used = list(rows)

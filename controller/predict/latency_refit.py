@@ -1,18 +1,18 @@
-"""A profile's step times corrected by the records of served requests, for records of any quality.
+"""Corrects the step times of a profile by the records of served requests, also by noisy records.
 
-`latency_records.fit_records` asks the records alone, which needs clean ones. Where a machine pauses and tokens come in
-bunches, a division by measured times trusts the shortest intervals most; and the longer an interval lasted, for
-whatever reason, the more prompts of others it holds, so that their tokens explain every pause, and the steps nothing.
-Here a profile gives the shape, and the records decide as much about it as they can:
+`latency_records.fit_records` uses the records alone and needs clean ones. On a machine that pauses, tokens arrive in
+bunches. Dividing by measured times then gives the shortest intervals the highest weight. Long intervals, whatever made
+them long, contain more prompts of other requests, so the fit explains every pause by prompt tokens and nothing by
+steps. Here a profile gives the shape, and the records correct only as much of it as they can support:
 
-- one factor on the whole, so that the fit explains the total time. An interval weighs by its *expected* time (the
-  variance of a sum of steps grows with their number; no measurement error becomes a weight), and one with a stall in it
-  has a bounded say (Huber's loss);
-- five factors (step constant, context, batch, prompt tokens, their squares), held to the common one by a ridge as
-  strong as the scatter asks (residual variance over DEVIATION squared), only where they leave no more scatter than
-  CLEAN and at most HALF of what one factor leaves: where the profile's shape is wrong, and the machine is quiet enough
-  to tell. None falls below LEAST of the common factor, and a column that the profile lacks gets FLOOR of the total time
-  first: a token and a sequence cost something. The quadratic term alone may be absent.
+- One factor for all coefficients, so that the fit explains the total time. An interval is weighted by its *expected*
+  time, because the variance of a sum of steps grows with their number. The influence of an interval with a pause is
+  bounded (Huber's loss).
+- Five factors (step constant, context, batch, prompt tokens, their squares), held to the common factor by a ridge whose
+  strength follows the scatter (residual variance over DEVIATION squared). They are used only if they leave no more
+  scatter than CLEAN and at most HALF of what one factor leaves, so if the profile has the wrong shape and the machine
+  is quiet enough to show it. None falls below LEAST of the common factor. A column that the profile lacks first gets
+  FLOOR of the total time, because a token and a sequence cost something. Only the quadratic term may be absent.
 
 Cost: rows x rounds x 25.
 """
@@ -28,18 +28,21 @@ from controller.predict.latency_fit import Row, solve_nonnegative
 from controller.predict.latency_records import COLUMNS, LEAST_INTERVALS
 
 ROUNDS = 20
-HUBER = 3.0  # standard deviations at which an interval's say ends
-DEVIATION = 0.3  # expected between the factors, as a share of the common one
+HUBER = 3.0  # standard deviations beyond which the influence of an interval is bounded
+DEVIATION = 0.3  # expected between the factors, as a share of the common factor
 LEAST = 0.1
 FLOOR = 0.01
-CLEAN, HALF = 0.1, 0.5  # median relative error of five factors: at most, and as a share of that of one
+CLEAN, HALF = 0.1, 0.5  # largest median relative error of five factors: absolute, and as a share of that of one factor
 TO_SIGMA = 1.4826  # median absolute deviation of a normal distribution
 SQUARES = 4
 
 
 def refit_profile(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficients) -> LatencyCoefficients:
-    """`rows` as from `latency_records.intervals`, of one engine or several alike. The constant of a prefill alone keeps
-    its ratio to that of a decode step. Raises ConfigError with too few rows, or where the profile takes no time."""
+    """The corrected profile. `rows`: from `latency_records.intervals`, of one engine or several alike.
+
+    The constant of a prefill alone keeps its ratio to that of a decode step. Raises ConfigError if there are too few
+    rows, or the profile takes no time.
+    """
     rows = [(row, seconds) for row, seconds in rows if seconds > 0]
     if len(rows) < LEAST_INTERVALS:
         raise ConfigError(
@@ -59,7 +62,7 @@ def refit_profile(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficient
 
 
 def _shape(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficients) -> list[float]:
-    """The profile by column, with what it lacks."""
+    """The profile by column; columns that it lacks are filled."""
     given = [profile.decode_a, profile.decode_b, profile.decode_c, profile.prefill_b, profile.prefill_c]
     sums = [sum(row[column] for row, _ in rows) for column in range(COLUMNS)]
     expected = sum(k * total for k, total in zip(given, sums, strict=True))
@@ -80,7 +83,7 @@ def _expected(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[
 
 
 def _error(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> float:
-    """Median, as a share of the expected time."""
+    """Median error, as a share of the expected time."""
     expected = _expected(parts, factors)
     return statistics.median(abs(seconds / e - 1) for (_, seconds), e in zip(parts, expected, strict=True))
 
@@ -88,7 +91,7 @@ def _error(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[flo
 def _weighed(
     parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]
 ) -> tuple[list[float], float, float]:
-    """Huber's weights around a fit, the standard deviation of a second's work, and the common factor they give."""
+    """Huber's weights around a fit, the standard deviation per second of work, and the common factor."""
     expected = _expected(parts, factors)
     scatter = [abs(seconds - e) / e**0.5 for (_, seconds), e in zip(parts, expected, strict=True)]
     sigma = max(TO_SIGMA * statistics.median(scatter), 1e-9)

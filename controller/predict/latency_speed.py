@@ -1,14 +1,14 @@
-"""How fast a machine really ran, over time, from the records of served requests: its own scatter, measured.
+"""The speed of a machine over time, measured from the records of served requests.
 
-Fitted step times are a mean; a shared or virtual machine now pauses, now catches up, for tenths of a second to seconds,
-and queues feel that where they do not feel the scatter of single steps. Each decode interval says: the work in it, in
-seconds of the fitted model, is the integral of the speed over it. Speeds by period (1 = as fitted) follow from all
-overlapping intervals of an engine by maximum likelihood for such sums (multiplicative, so never negative), smoothed
-once a round, since what the intervals leave open would otherwise alternate between nothing and bursts (the EMS
-algorithm: Silverman, Jones, Wilson and Nychka, J. R. Statist. Soc. B 52, 1990, 271-324).
+Fitted step times are a mean. A shared or virtual machine pauses and catches up for tenths of a second to seconds, and
+this changes queues, which the scatter of single steps does not. For each decode interval, the work in it (in seconds of
+the fitted model) is the integral of the speed over it. Speeds by period (1 = as fitted) follow from all overlapping
+intervals of an engine by maximum likelihood for such sums (multiplicative, so never negative). They are smoothed in
+each round, because what the intervals leave open would otherwise alternate between zero and bursts (the EMS algorithm:
+Silverman, Jones, Wilson and Nychka, J. R. Statist. Soc. B 52, 1990, 271-324).
 
-Clients see tokens later than engines make them: a pause of client or gateway reads as one of the engine. Cost: rounds x
-overlaps of intervals and periods.
+Clients see tokens later than engines make them, so a pause of the client or the gateway looks like one of the engine.
+Cost: rounds x overlaps of intervals and periods.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import NamedTuple
 from controller.core.errors import ConfigError
 
 ROUNDS = 60
-SMOOTHING = 0.02  # of each neighbour, a round
-SLOWEST, FASTEST = 0.02, 4.0  # a speed beyond is what the intervals leave open, not the machine
+SMOOTHING = 0.02  # weight of each neighbour, per round
+SLOWEST, FASTEST = 0.02, 4.0  # higher speeds come from what the intervals leave open, not from the machine
 
 
 class Interval(NamedTuple):
-    """Seconds on the run's clock, and what the fitted model says the work in between takes."""
+    """Begin and end in seconds on the run's clock, and the seconds that the fitted model expects for the work in
+    between.
+    """
 
     begin: float
     end: float
@@ -33,8 +35,10 @@ class Interval(NamedTuple):
 
 
 def speed_over_time(intervals: Sequence[Interval], period_s: float) -> list[float]:
-    """Speed in each period from 0 to the last end; 1 before anything is known of a period. The work of all intervals
-    together is met exactly. Raises ConfigError without work."""
+    """Speed in each period from 0 to the last end; 1 before the first interval.
+
+    The total work of all intervals is met exactly. Raises ConfigError if there is no work.
+    """
     seen = [each for each in intervals if each.end > each.begin >= 0 and each.work_s > 0]
     if not seen or not period_s > 0:
         raise ConfigError("a speed needs intervals with work in them, and a period", field="records")
@@ -66,6 +70,6 @@ def _overlaps(each: Interval, period_s: float, periods: int) -> list[tuple[int, 
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A little of each neighbour; the ends keep themselves for the one they lack."""
+    """Mixes in a little of each neighbour; the two ends use themselves in place of the missing one."""
     before, after = [values[0], *values[:-1]], [*values[1:], values[-1]]
     return [v + SMOOTHING * (a - 2 * v + b) for a, v, b in zip(before, values, after, strict=True)]

@@ -1,13 +1,13 @@
-"""Refitting an instance's latency model from what the gateway sees anyway: progress of its streams.
+"""Refits an instance's latency model from the progress of its streams, which the gateway sees anyway.
 
-While one request decodes from token i to token j, the engine ran j - i steps. All that it did in that interval adds up:
+While one request decodes from token i to token j, the engine runs j - i steps, and the work of these steps adds up:
 
     elapsed = steps * (a' + b' * context + c' * batch) + b * prefilled tokens + c * their squares
 
-which is linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals
-in 30 numbers; the profile that an instance starts with enters as a few intervals of its own, so that the first odd ones
-cannot move it far, and fades as measurements come in. The prefill constant `a` is not seen this way (in mixed steps the
-larger constant is paid once) and keeps its profiled value.
+which is linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals in
+30 numbers. The profile that an instance starts with enters as a few intervals, so that the first unusual ones cannot
+move the fit far, and fades as measurements come in. The prefill constant `a` cannot be seen this way (mixed steps pay
+the larger constant once) and keeps its profiled value.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import solve_nonnegative
 
 COLUMNS = 5  # a', b', c', b, c
-LEAST_PRIOR = 0.005  # what is left of the profile in the end: enough to hold what the traffic never shows
+LEAST_PRIOR = 0.005  # final weight of the profile, which keeps coefficients that the traffic never shows
 
 
 class OnlineFit:
-    """`forgetting` per interval (0.995: some 200 intervals count); a refit every `every` intervals."""
+    """`forgetting`: per interval (0.995: about 200 intervals count). `every`: intervals between two refits."""
 
     def __init__(
         self, prior: LatencyCoefficients, *, prior_weight: float = 20.0, forgetting: float = 0.995, every: int = 25
@@ -35,7 +35,7 @@ class OnlineFit:
         self._right = [0.0] * COLUMNS
 
     def observe(self, steps: int, batch: float, context_sum: float, tokens: int, squares: int, seconds: float) -> bool:
-        """One interval of `steps` engine steps; True when the coefficients were refitted."""
+        """Add an interval of `steps` engine steps; True if the coefficients were refitted."""
         if steps <= 0 or seconds <= 0:
             return False
         row = (float(steps), steps * context_sum, steps * batch, float(tokens), float(squares))
@@ -53,7 +53,7 @@ class OnlineFit:
             row[:] = [old * keep + weighed * other for old, other in zip(row, scaled, strict=True)]
 
     def _refit(self) -> None:
-        """Solve measured and prior rows together."""
+        """Solve the measured rows and the prior rows together."""
         matrix = [list(row) for row in self._matrix]
         right = list(self._right)
         for row in _prior_rows(self._prior):
@@ -64,7 +64,7 @@ class OnlineFit:
                     matrix[i][j] += weight * row[i] * row[j]
         a, context, batch, linear, quadratic = solve_nonnegative(matrix, right)
         prior = self._prior
-        # A coefficient that measurements push to nothing keeps a tenth of its profile: a free prefill would admit all.
+        # A coefficient never falls below a tenth of its profile: with a free prefill everything would be admitted.
         self.coefficients = LatencyCoefficients(
             prior.prefill_a,
             max(linear, 0.1 * prior.prefill_b),

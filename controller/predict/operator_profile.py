@@ -1,16 +1,17 @@
-"""How long each operator of a layer takes, as measured: what boundaries inside a step are taken from where it is known.
+"""Measured times of the operators of a layer, from which the boundaries inside a step follow.
 
-FlowPrefill takes blocking times from per-operator profiles (sec. 5.1, 6.4); `controller.predict.boundaries` composes
-them from a whole-step profile where there is none. A profile is rows of one prefill step each, in seconds of one layer:
+FlowPrefill takes blocking times from per-operator profiles (sec. 5.1, 6.4); without one,
+`controller.predict.boundaries` composes them from the profile of whole steps. A profile has one row for each measured
+prefill step, in seconds of one layer:
 
     {"layers": 32, "rows": [{"tokens": 512, "past": 0, "qkv_proj": 1.1e-4, "attn": 4e-5, "o_proj": 7e-5,
                              "gate_up_proj": 4.6e-4, "down_proj": 2.3e-4}, ...]}
 
-`tokens` are computed in the step, `past` (0) were cached before; `python -m benchmarks.operator_profile` writes this
-form. Projections are interpolated by tokens, attention by new x (new + 2 x past), the squares of eq. 1: straight lines
-between neighbouring points, the mean of rows at the same point. Below the smallest point its value holds (an operator
-costs its launch), above the largest the last line goes on, and from a single point it grows in proportion. Under tensor
-parallelism o_proj and down_proj are measured with their all-reduce.
+`tokens` are computed in the step, `past` (0) were cached before; `python -m benchmarks.torch_operators` writes this
+form. Projections are interpolated linearly by tokens, and attention by new x (new + 2 x past), the squares of eq. 1.
+Rows at the same point are averaged. Below the smallest point its value holds (an operator costs its launch), above the
+largest one the last line continues, and a single point grows in proportion. Under tensor parallelism o_proj and
+down_proj are measured with their all-reduce.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from typing import Any
 from controller.core.errors import ConfigError
 
 OPERATORS = ("qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj")
-WORDS = ("name", "source", "machine", "setting", "note")  # what a file may say of itself
+WORDS = ("name", "source", "machine", "setting", "note")  # optional descriptions in a file
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds over a size, ascending in the size."""
+    """Seconds over a size, in ascending order of size."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -44,7 +45,7 @@ class Curve:
         return cls(tuple(sizes), tuple(sum(held[size]) / len(held[size]) for size in sizes))
 
     def at(self, size: float) -> float:
-        """Never negative; 0 only where what was measured is."""
+        """Seconds at a size; never negative, and 0 only where the measurement is."""
         last = len(self.sizes) - 1
         if size <= self.sizes[0]:
             return self.seconds[0]
@@ -59,7 +60,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class OperatorProfile:
-    """`curves`: of each of OPERATORS, in its order; `attn` over squares, the others over tokens."""
+    """`curves`: one for each of OPERATORS, in that order; `attn` over squares, the others over tokens."""
 
     layers: int
     curves: tuple[Curve, ...]
@@ -73,7 +74,10 @@ class OperatorProfile:
 
 
 def read_operator_profile(raw: Any, layers: int) -> OperatorProfile:
-    """From plain JSON values; `layers` where they do not say. Raises ConfigError with the path of what is wrong."""
+    """Read a profile from plain JSON values; `layers` applies if they give none.
+
+    Raises ConfigError with the path of the wrong value.
+    """
     if not isinstance(raw, Mapping):
         raise ConfigError("an operator profile must be an object or a path", field="")
     if unknown := sorted(set(raw) - {"layers", "rows", *WORDS}):

@@ -1,17 +1,16 @@
-"""Expected output length of a request from what its kind produced lately, capped by its `max_tokens`.
+"""Expected output length from recent answers of the same kind of traffic, at most `max_tokens`.
 
 A decaying mean per (tenant, class, model), then per (class, model), then per model. It changes only in `observe`.
-The learned upper bound of Concord (a quantile forest) comes in beside it under its own name.
 """
 
 from __future__ import annotations
 
-DEFAULT_TOKENS = 128  # before anything has finished: between Table 1's shortest and longest mean of HyperFlexis
-DECAY = 0.05  # weight of the newest answer
+DEFAULT_TOKENS = 128  # before anything has finished; between the shortest and longest mean of HyperFlexis Table 1
+DECAY = 0.05  # weight of the newest answer in the mean
 
 
 class OutputLengthModel:
-    """Bounded: one pair of numbers per kind of traffic."""
+    """Memory is bounded: one pair of numbers for each kind of traffic."""
 
     def __init__(self, default: int = DEFAULT_TOKENS, decay: float = DECAY) -> None:
         self._default = default
@@ -19,7 +18,7 @@ class OutputLengthModel:
         self._means: dict[tuple[str, ...], tuple[int, float]] = {}
 
     def predict(self, tenant: str, slo_class: str, model: str, max_tokens: int | None) -> int:
-        """Expected output tokens, at least 1 and at most `max_tokens`."""
+        """Expected output tokens, from 1 to `max_tokens`."""
         expected = float(self._default)
         for key in ((tenant, slo_class, model), (slo_class, model), (model,)):
             known = self._means.get(key)
@@ -30,7 +29,7 @@ class OutputLengthModel:
         return max(1, round(min(expected, bound)))
 
     def observe(self, tenant: str, slo_class: str, model: str, output_tokens: int) -> None:
-        """A request ended normally with this many tokens."""
+        """Learn from a request that ended normally with this many tokens."""
         for key in ((tenant, slo_class, model), (slo_class, model), (model,)):
             count, mean = self._means.get(key, (0, 0.0))
             weight = max(self._decay, 1.0 / (count + 1))

@@ -1,1 +1,1 @@
-"""What was promised and whether it was kept: classes, priority mapping, attainment, goodput."""
+"""SLOs: classes, the priority mapping, attainment and goodput."""

@@ -1,4 +1,4 @@
-"""Was it kept? Judging one request (HyperFlexis eq. 4, Concord ch. 3) and sliding windows over many."""
+"""Attainment of one request (HyperFlexis eq. 4, Concord ch. 3), and sliding windows over many requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.core.messages import ClassWindow
 from controller.core.records import RequestRecord
 from controller.core.types import Outcome, Outlook, Targets
 
-# Deadlines are compared with this grace: clocks are read a few microseconds after the fact.
+# Tolerance of comparisons with deadlines, since clocks are read a few microseconds late.
 EPSILON_S = 1e-6
 
 
@@ -28,9 +28,9 @@ def judge(
 ) -> Outlook:
     """Judge a request against its targets; all times are seconds after its arrival.
 
-    `token_times` holds every token's time (streamed). None means that no first token was seen (not streamed): TTFT and
-    TPOT are then judged together, end-to-end time against ttft + (n - 1) x tpot. Only OK can be attained; one token
-    has no TPOT and meets it.
+    `token_times`: time of every token, if streamed. None means that the first token was not observed (not streamed):
+    the end-to-end time is then compared with ttft + (n - 1) x tpot, for both targets. Only OK can be attained. An
+    answer of one token has no TPOT and meets any.
     """
     if outcome is not Outcome.OK or e2e_s is None:
         return Outlook(False, False, False, False, 0)
@@ -64,7 +64,7 @@ class _Entry(NamedTuple):
 
 
 class _Window:
-    """One (tenant, class): entries in order and their running counts, so that a view costs no pass over them."""
+    """The entries of one (tenant, class) in order, with running counts, so that a view need not scan them."""
 
     def __init__(self) -> None:
         self.entries: deque[_Entry] = deque()
@@ -91,25 +91,25 @@ class _Window:
             self.causes[entry.miss_reason] += step
 
     def span(self, now: float, limit: int, window_s: float) -> float:
-        """Seconds the counts cover: less than the window where older requests had to go."""
+        """Seconds that the counts cover; less than the window if older requests were dropped."""
         if len(self.entries) < limit:
             return window_s
         return max(1e-3, min(window_s, now - self.entries[0].at))
 
     def cause(self) -> str:
-        """The commonest cause of a miss; of equals the first by name."""
+        """The most frequent cause of a miss; of equally frequent ones, the first by name."""
         causes = [(-count, name) for name, count in self.causes.items() if count > 0]
         return min(causes)[1] if causes else ""
 
     def newest(self, limit: int) -> list[_Entry]:
-        """The newest counted ones: enough for quantiles."""
+        """The newest requests that count, enough for quantiles."""
         return [e for e in islice(reversed(self.entries), limit) if e.outcome != Outcome.CANCELLED]
 
 
 class AttainmentWindows:
-    """Sliding windows by (tenant, class). Memory is bounded: the newest `limit` requests of each window are kept.
+    """Sliding windows by (tenant, class), each bounded to its newest `limit` requests.
 
-    Counts are exact over the window; quantiles are those of its newest QUANTILE_SAMPLES requests.
+    Counts are exact over the window; quantiles are over its newest QUANTILE_SAMPLES requests.
     """
 
     QUANTILE_SAMPLES = 500
@@ -120,7 +120,7 @@ class AttainmentWindows:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def observe(self, record: RequestRecord, miss_reason: str, now: float) -> None:
-        """A request ended. `miss_reason` is the short cause of its miss, "" when attained or cancelled."""
+        """Add a request that ended. `miss_reason`: short cause of its miss, "" if it was attained or cancelled."""
         window = self._windows.setdefault((record.tenant, record.slo_class), _Window())
         window.add(
             _Entry(
@@ -139,7 +139,7 @@ class AttainmentWindows:
             window.forget()
 
     def kinds(self) -> set[tuple[str, str]]:
-        """The (tenant, class) pairs with traffic in their window."""
+        """The (tenant, class) pairs that have traffic in their window."""
         return set(self._windows)
 
     def view(
@@ -150,7 +150,8 @@ class AttainmentWindows:
     ) -> list[ClassWindow]:
         """One row for each (tenant, class) with traffic in the window or in the queue, sorted by name.
 
-        `queued`: waiting requests and the smallest slack in seconds; `targets`: wanted attainment, 0.95 if missing.
+        `queued`: number of queued requests, and the smallest slack in seconds. `targets`: attainment targets (share
+        0..1), 0.95 where absent.
         """
         for key in list(self._windows):
             window = self._windows[key]
@@ -193,7 +194,7 @@ class AttainmentWindows:
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """The nearest-rank quantile of sorted values; None for none."""
+    """The nearest-rank quantile of sorted values; None if there are none."""
     if not ascending:
         return None
     rank = max(0, min(len(ascending) - 1, int(share * len(ascending) + 0.5) - 1))
@@ -204,13 +205,14 @@ def quantile(ascending: Sequence[float], share: float) -> float | None:
 
 
 def token_goodput(token_times: Sequence[float], ttft_s: float, tbt_s: float) -> int:
-    """Tokens delivered by ttft + i x tbt, i from 0 for the first one; a late token does not spoil later ones.
+    """Number of tokens delivered by ttft + i x tbt, where i is 0 for the first one. A late token does not make later
+    ones late.
 
-    `token_times` are seconds after arrival.
+    `token_times`: seconds after arrival.
     """
     return sum(at <= ttft_s + i * tbt_s + 1e-9 for i, at in enumerate(token_times))
 
 
 def deadline_goodput(e2e_s: float, deadline_s: float, prompt_tokens: int, output_tokens: int) -> int:
-    """Deadline and workflow requests: input and output tokens, all or nothing."""
+    """Goodput of requests with a deadline: all prompt and output tokens, or none."""
     return prompt_tokens + output_tokens if e2e_s <= deadline_s + 1e-9 else 0

@@ -1,4 +1,4 @@
-"""Which targets apply to a request: explicit fields, `slo_class`, `priority` through the mapping, or defaults.
+"""The targets that apply to a request: from its own fields, its `slo_class`, its `priority` or defaults.
 
 The field names are Concord's (ch. 6): target_ttft, target_tbt, deadline, waiting_time, in seconds.
 """
@@ -17,11 +17,11 @@ from controller.core.types import CONCORD_DEFAULTS, Targets
 from controller.slo.mapping import PriorityMapping
 
 LEVEL_LABEL = re.compile(r"priority-[0-9]+")
-LONGEST_S = 86_400.0  # no promise is longer than a day: larger values are mistakes of unit
+LONGEST_S = 86_400.0  # a day; larger values are assumed to be in the wrong unit
 
 
 class SloError(ConfigError):
-    """A field of the request's SLO is wrong; `field` names it."""
+    """An SLO field of the request is wrong; `field` names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", field=field)
@@ -29,7 +29,7 @@ class SloError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the request itself said; None where it said nothing."""
+    """What the request itself specified; None for fields that it left out."""
 
     target_ttft: float | None = None
     target_tbt: float | None = None
@@ -46,20 +46,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was applied; `source` is explicit, class, priority, tenant_default or defaults."""
+    """The targets that apply, and where they came from: explicit, class, priority, tenant_default or defaults."""
 
     targets: Targets
     slo_class: str
-    priority: int | None  # as the client said it
+    priority: int | None  # as the client gave it
     value: float
     source: str
     may_defer: bool = False
-    level: int | None = None  # of the mapping, where the targets came from there
-    figures: Mapping[str, Figure] = field(default_factory=dict)  # how the mapping came to them, for the decision record
+    level: int | None = None  # level in the mapping, if the targets came from there
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # how the mapping derived them, for the decision
 
 
 def level_label(level: int) -> str:
-    """What requests of a mapped priority are counted under, where others have the name of their class."""
+    """The class name under which requests of a mapped priority are counted."""
     return f"priority-{level}"
 
 
@@ -119,7 +119,10 @@ def _priority(body: Mapping[str, object]) -> int | None:
 
 
 class ClassBook:
-    """All classes and mappings of one configuration. A tenant's own class or mapping wins over the common one."""
+    """All classes and mappings of one configuration.
+
+    A tenant's own class or mapping has precedence over a common one.
+    """
 
     def __init__(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> None:
         self._classes = {(c.tenant, c.name): c for c in classes}
@@ -139,15 +142,17 @@ class ClassBook:
         return config.target if config else 0.95
 
     def resolve(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
-        """Targets for a request. `pending_higher(p)`: is a request of a higher priority than p waiting?
+        """The targets of a request. `pending_higher(p)`: whether a request of a higher priority than p is queued.
 
-        Raises SloError for an unknown class, or when what was asked contradicts what the class promises.
+        Raises SloError for an unknown class, or when the request's own fields contradict the class.
         """
         base = self._base(asked, tenant, pending_higher, now)
         return replace(_override(asked, base), source="explicit") if asked.explicit else base
 
     def _base(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
-        """What the request's fields are laid over: class, mapped priority, the tenant's class or Concord."""
+        """The targets that the request's own fields override: of its class, its mapped priority, its tenant's class, or
+        Concord's.
+        """
         if asked.slo_class is not None:
             config = self.find(tenant.name, asked.slo_class)
             if config is None:
@@ -165,13 +170,13 @@ class ClassBook:
     def observe(
         self, tenant: str, priority: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float
     ) -> None:
-        """A priority-mapped request finished with these measured values."""
+        """Learn from the measured values of a finished request whose priority was mapped."""
         mapping = self.mapping(tenant)
         if mapping is not None:
             mapping.observe(mapping.level(priority), ttft_s, tpot_s, queue_s, now)
 
     def renewed(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> ClassBook:
-        """A book of the new configuration that keeps the measured history of mappings that did not change."""
+        """A book for the new configuration that keeps the measured history of unchanged mappings."""
         book = ClassBook(classes, mappings)
         for owner, old in self._mappings.items():
             new = book._mappings.get(owner)
@@ -201,7 +206,7 @@ def _from_priority(
 
 
 def _override(asked: Asked, base: Applied) -> Applied:
-    """Fields the request names win over the class; `deadline` without waiting_time bounds the wait too."""
+    """Fields in the request override the class. A `deadline` without waiting_time also limits the waiting time."""
     targets = base.targets
     ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s
     deadline = asked.deadline if asked.deadline is not None else targets.deadline_s

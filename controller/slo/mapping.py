@@ -1,9 +1,9 @@
 """Priority-to-SLO mapping: latency targets from the relative importance of requests.
 
-HyperFlexis (Yousefijamarani et al. 2025), sec. 5.2, Alg. 2, eq. 6. Read as follows where the paper is misprinted or
-silent: the windows hold *measured* TTFT and TPOT; `last_queue_time[p]` is the queue time of the most recent finished
-request of priority p; indices beyond the window are clamped; with no history the configured target applies; TTFT and
-TPOT windows have counts of their own, since a one-token answer has no TPOT. Cost per decision: O(levels).
+HyperFlexis (Yousefijamarani et al. 2025), sec. 5.2, Alg. 2, eq. 6. Where the paper is misprinted or silent: the windows
+hold *measured* TTFT and TPOT; `last_queue_time[p]` is the queue time of the latest finished request of priority p; an
+index beyond the window is clamped; without history the configured target applies; TTFT and TPOT have separate windows,
+since an answer of one token has no TPOT. Cost per decision: O(levels).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTENTION_RULES = ("strict", "relax_to_next_higher", "relax_to_zero")
 
 
 class Assigned(NamedTuple):
-    """Targets for one request and how they came about (for the decision record)."""
+    """Targets of one request and how they were derived (for its decision)."""
 
     ttft_s: float
     tpot_s: float
@@ -29,9 +29,9 @@ class Assigned(NamedTuple):
 
 
 def priority_index(priority: int, counts: Sequence[int]) -> int:
-    """Eq. 6: where in the sorted window a priority's reference lies, zero-based and clamped to the window.
+    """Eq. 6: index of a priority's reference in the sorted window, from 0 and clamped to the window.
 
-    Integers throughout: in floats floor(7/10 x 90) is 62. Raises ValueError for an empty window.
+    In integers, because floor(7/10 x 90) is 62 in floats. Raises ValueError for an empty window.
     """
     total = sum(counts)
     if total == 0:
@@ -42,7 +42,7 @@ def priority_index(priority: int, counts: Sequence[int]) -> int:
 
 
 class _Window:
-    """The newest measured values, evicted by count and age, read by rank: a queue and a sorted list."""
+    """The newest measured values, bounded by count and age and read by rank: a queue and a sorted list."""
 
     def __init__(self, levels: int, size: int, age_s: float) -> None:
         self.counts = [0] * levels
@@ -74,7 +74,7 @@ class _Window:
 
 
 class PriorityMapping:
-    """The mapping of one tenant (or of all). Level 0 is the most urgent; priorities beyond the last level share it."""
+    """The mapping of one tenant, or of all. Level 0 is the most urgent; priorities beyond the last level map to it."""
 
     def __init__(self, config: MappingConfig) -> None:
         self.config = config
@@ -87,9 +87,9 @@ class PriorityMapping:
         return min(priority, len(self.config.levels) - 1)
 
     def observe(self, level: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float) -> None:
-        """A request of this level finished: measured seconds.
+        """Learn from a finished request of this level. All values in seconds.
 
-        None where there was no such value: a request that was not streamed has no TTFT, and tells its queue time only.
+        None: not measured. A request that was not streamed has no TTFT and only adds its queue time.
         """
         self._last_queue[level] = queue_s
         if ttft_s is not None:
@@ -98,7 +98,10 @@ class PriorityMapping:
             self._tpot.add(level, tpot_s, queue_s, now)
 
     def assign(self, level: int, higher_pending: bool, now: float) -> Assigned:
-        """Targets for a new request of this level (Alg. 2). Asked twice, it answers the same: nothing is changed."""
+        """Targets for a new request of this level (Alg. 2).
+
+        Changes nothing, so calling it again gives the same targets.
+        """
         bounds = self.config.levels[level]
         ttft, correction, reference = bounds.ttft_s, 0.0, None
         self._ttft.evict(now)
@@ -121,7 +124,7 @@ class PriorityMapping:
         )
 
     def _lower_bounds(self, level: int, higher_pending: bool) -> tuple[float, float]:
-        """The contention rule: strict while a higher priority is pending, else relaxed as configured."""
+        """The contention rule: strict while a higher priority is queued, otherwise relaxed as configured."""
         bounds = self.config.levels[level]
         rule = self.config.contention
         if higher_pending or rule == "strict" or level == 0:

@@ -1,4 +1,4 @@
-"""Attainment windows of several gateways as one: what each measured of its own requests, added up."""
+"""Combines the attainment windows of several gateways, each of which measured its own requests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from controller.core.messages import ClassWindow, FleetMessage
 
 COUNTS = ("finished", "attained", "ttft_met", "tpot_met", "refused", "failed", "cancelled", "goodput_tokens", "queued")
-SAMPLES = ("sampled", "first_tokens", "in_one_piece")  # told by all, or not known of the sum
+SAMPLES = ("sampled", "first_tokens", "in_one_piece")  # absent unless every gateway has it
 WEIGHTS = {"ttft_p50_s": "first_tokens", "ttft_p95_s": "first_tokens", "tpot_p50_s": "finished"}
 
 
 def merged_windows(fleets: Iterable[FleetMessage]) -> list[ClassWindow]:
-    """One row for each class of each tenant, in order of their names.
+    """One row for each class of each tenant, sorted by name.
 
-    Counts add up, the slack is the smallest, the cause of misses is that of the gateway with most of them. Latencies
-    are weighted by the requests they are of: exact for one gateway, an estimate over several: quantiles do not add.
+    Counts are sums, the slack is the smallest, and the cause of misses comes from the gateway with the most misses.
+    Latencies are weighted by their number of requests: exact for one gateway, an estimate for several, since quantiles
+    cannot be added.
     """
     found: dict[tuple[str, str], ClassWindow] = {}
     for fleet in fleets:
