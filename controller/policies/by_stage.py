@@ -1,7 +1,7 @@
-"""The combined set `slackline` inside the engines: what each runs, with which options, by what it is there for.
+"""The engines' part of the combined policy set `slackline`: scheduler, batching and options by role.
 
-The dispatcher of that name stands in front. Measured with these options on the home workload of each paper:
-docs/reproduction/combined.md. Engine and simulator build what they run from here.
+The gateway runs the dispatcher and migrator of that name. Results with these options on each paper's workload are in
+docs/reproduction/combined.md. Both the reference engine and the simulator build their scheduler from here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal
 from controller.core.types import LatencyCoefficients, Role
 
 EngineKind = Literal["continuous", "preemptive_prefill"]
-BY_STAGE = "slackline"  # as the name of a scheduler: the one of this file, by role
-# What the reference engine's `--scheduler` calls a scheduler, and what the simulator's `engine_kind` calls it.
+BY_STAGE = "slackline"  # scheduler name that means: as this module says, by role
+# Names of schedulers: `--scheduler` of the reference engine to `engine_kind` of the simulator.
 SCHEDULERS: Mapping[str, str] = MappingProxyType(
     {"continuous": "continuous", "preemptive": "preemptive_prefill", BY_STAGE: BY_STAGE}
 )
@@ -25,8 +25,11 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """A scheduler and its batching policy, by their names. `options` are the policy's; `profiled` names those that the
-    engine's latency profile gives, by the coefficient they are (controller.core.types.LatencyCoefficients)."""
+    """Names of a scheduler and its batching policy.
+
+    `options`: of the policy. `profiled`: options that come from the engine's latency profile, with the name of the
+    coefficient (controller.core.types.LatencyCoefficients).
+    """
 
     engine_kind: EngineKind
     batching: str
@@ -34,8 +37,10 @@ class EnginePart:
     profiled: Mapping[str, str] = field(default_factory=lambda: NOTHING)
 
     def options_for(self, latency: LatencyCoefficients | None, batch_tokens: int) -> dict[str, Any]:
-        """Of an engine with that profile (None: nobody knows it, and the policy's own defaults stay) whose step takes
-        `batch_tokens`."""
+        """Options for an engine with that profile and `batch_tokens` per step.
+
+        Without a profile (None) the policy's defaults stay.
+        """
         found = dict(self.options)
         if self.engine_kind == "preemptive_prefill":
             found["batch_tokens"] = batch_tokens
@@ -45,7 +50,7 @@ class EnginePart:
 
 
 def _said(latency: LatencyCoefficients, coefficient: str) -> float:
-    """Policies divide by the seconds of a prompt token, which a constant profile has none of."""
+    """The coefficient; seconds per prompt token are at least LEAST_S, because policies divide by them."""
     value: float = getattr(latency, coefficient)
     return max(value, LEAST_S) if coefficient == "prefill_b" else value
 
@@ -66,12 +71,13 @@ _DECODE = EnginePart("continuous", "kairos_decode", profiled=_own("decode_a", "d
 
 
 def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
-    """`deadlines`: end-to-end deadlines or workflows are promised there, beside (or instead of) TTFT and TPOT.
+    """The scheduler and batching of one role.
 
-    Prefill: slack-aware EDF, left at operators (FlowPrefill). Decode: slack-guided batches (Kairos, Alg. 3).
-    Collocated: continuous batching in the gateway's order, or CALM (Concord, eq. 4.1, packed by bandwidth) where whole
-    answers count: 96 sequences a step, the best of Concord's sweep, so an engine needs more `max_num_seqs` than that
-    for those that wait with their KV.
+    `deadlines`: requests have end-to-end deadlines or belong to workflows, beside (or instead of) TTFT and TPOT.
+    Prefill: slack-aware EDF with preemption at operators (FlowPrefill). Decode: slack-guided batches (Kairos, Alg. 3).
+    Collocated: continuous batching in the gateway's order; with `deadlines` CALM (Concord, eq. 4.1, packed by
+    bandwidth) of 96 sequences per step, the best of Concord's sweep. Such an engine needs a larger `max_num_seqs` for
+    sequences that wait with their KV.
     """
     if role is Role.PREFILL:
         return _PREFILL
@@ -81,10 +87,12 @@ def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
 
 
 def told_batching(told: Mapping[str, Any], role: Role) -> str | None:
-    """How an engine batches that was started with these options (`scheduler`, `deadlines`, `batching`); None where they
-    do not say. A role given later leaves an engine's scheduler as it is: `role` is that of its start."""
+    """How an engine with these start options (`scheduler`, `deadlines`, `batching`) batches; None if they do not tell.
+
+    `role`: at its start. A later change of role does not change the scheduler.
+    """
     if told.get("scheduler") == BY_STAGE:
         return engine_part(role, told.get("deadlines") is True).batching
     said = told.get("batching")
-    name = said if isinstance(said, str) and said else None  # an endpoint of somebody else may say anything
+    name = said if isinstance(said, str) and said else None  # the `spec` of a static instance may hold any value
     return _PREFILL.batching if name is None and told.get("scheduler") == "preemptive" else name

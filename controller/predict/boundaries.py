@@ -26,7 +26,7 @@ from controller.core.steps import BOUNDARIES, Boundary, Step
 from controller.core.types import LatencyCoefficients
 from controller.predict.operator_profile import OperatorProfile
 
-PASSED = 1e-9  # share of a layer; a boundary less than this ahead counts as already passed
+PASSED = 1e-9  # share of a layer; a boundary closer than this counts as passed, not as the next one
 
 
 class Shape(NamedTuple):

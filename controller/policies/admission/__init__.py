@@ -1,4 +1,4 @@
-"""Whether a queued request should go to a worker now. Importing this package registers every admission."""
+"""Admission policies: whether a queued request should be sent to a worker now. Importing this registers all of them."""
 
 from controller.policies.admission import admit_all, scorpio_ttft_guard, ttft_probability
 

@@ -1,4 +1,4 @@
-"""No admission control: whatever comes is sent."""
+"""No admission control: every request is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.core.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ADMISSIONS.register("admit_all")

@@ -1,15 +1,15 @@
-"""SCORPIO's TTFT guard: in deadline order, whoever cannot make it behind those before it is refused, or put off.
+"""SCORPIO's TTFT guard: in deadline order, refuse or postpone what cannot meet its TTFT behind the requests before it.
 
 Tang et al., "SCORPIO: Serving the Right Requests at the Right Time for Heterogeneous SLOs in LLM Inference", 2025,
-https://arxiv.org/abs/2505.23022; read from its abstract and its public scheduler (github.com/MisterBrookT/Scorpio,
-`vllm/core/scheduler.py`). With the queue in least-deadline-first order (`earliest_deadline_first`), the first token of
-a request is predicted from the prompt tokens up to and including its own, and 50 ms are added; a deadline before that
-refuses it, and its tokens no longer count for those behind it. `refuse` off is that code's "delay": it is served after
-everybody who can make it.
+https://arxiv.org/abs/2505.23022; from its abstract and its public scheduler (github.com/MisterBrookT/Scorpio,
+`vllm/core/scheduler.py`). The queue is in least-deadline-first order (`earliest_deadline_first`). The first token of a
+request is predicted from the prompt tokens up to and including its own, plus 50 ms. If its deadline is earlier, the
+request is refused, and its tokens no longer count for those behind it. `refuse` off is that code's "delay": the request
+is served after all that can meet their TTFT.
 
-Deviation: one queue for several engines, so the tokens ahead are shared by the engines that take requests, and the
-prefill work that waits in the least loaded engine comes before them (theirs is one engine with all its waiting prompts
-in the queue). `margin_s` 0.05 is theirs. Cost: O(n) in waiting requests a pass.
+Deviation: one queue feeds several engines, so the tokens ahead are divided by the engines that take requests, and the
+prefill work that waits in the least loaded engine is added (SCORPIO has one engine with all waiting prompts in its
+queue). `margin_s` 0.05 is theirs. Cost: O(n) in waiting requests, per pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class ScorpioTtftGuard(Stateless):
     def screen(
         self, waiting: Iterable[Request], prefill_s: Callable[[int], float], backlog_s: float, engines: int, now: float
     ) -> list[str]:
-        """Ids of those that cannot make it. `waiting` in the order of service; `prefill_s` of a number of tokens."""
+        """Ids of requests that cannot meet their TTFT.
+
+        `waiting`: in order of service. `prefill_s`: seconds for a number of tokens.
+        """
         out: list[str] = []
         ahead = 0
         for request in waiting:

@@ -1,10 +1,10 @@
-"""Admit what is likely enough to meet its TTFT: HyperFlexis Alg. 1's calculate_p against theta.
+"""Admit a request if it is likely enough to meet its TTFT: calculate_p against theta in HyperFlexis Alg. 1.
 
-t_remaining = arrival + TTFT - (now + expected prefill). The paper gives neither the curve nor theta. Choice: the
-normal distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with
-sigma = error x (expected prefill + backlog): within [0, 1], never falling in the time left, never rising in utilisation
-(which only moves the mean), and 1 or 0 for a predictor without error. `backlog` is prefill work already waiting in the
-worker. Cost per decision: O(1).
+t_remaining = arrival + TTFT - (now + expected prefill). The paper gives neither the curve nor theta. Ours is the normal
+distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with sigma = error
+x (expected prefill + backlog). It stays within [0, 1], never falls with the time left, never rises with utilisation
+(which only moves the mean), and is 1 or 0 for a predictor without error. `backlog` is prefill work that already waits
+in the worker. Cost per decision: O(1).
 
 `theta` 0.5 (as likely as not), `error` 0.15 (the profiles' p95 relative error), `margin_s` 0.
 """
@@ -37,7 +37,7 @@ class Config:
 
 
 def probability(time_left_s: float, spread_s: float) -> float:
-    """Phi(time left / spread); a step for no spread (exactly in time counts as in time)."""
+    """Phi(time left / spread); without spread a step, which is 1 at zero (exactly in time is in time)."""
     if spread_s <= 0:
         return 1.0 if time_left_s >= 0 else 0.0
     return 0.5 * (1.0 + math.erf(time_left_s / (spread_s * math.sqrt(2.0))))
@@ -59,7 +59,9 @@ class TtftProbability(Stateless):
         return AdmissionResult(False, p, "unlikely_on_this_worker")
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
-        """When p on an idle engine falls below theta; for a deadline, when the answer alone would end too late."""
+        """When p on an idle engine falls below theta; with a deadline, when even the answer alone would end too
+        late.
+        """
         at = due(request) - cost.prefill_s
         if request.targets.deadline_s is not None:
             alone = cost.prefill_s + max(0, request.output_tokens - 1) * cost.decode_step_s

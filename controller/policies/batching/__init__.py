@@ -1,4 +1,4 @@
-"""Batching policies: what runs in the next step of an engine. Importing this package registers the built-in ones."""
+"""Batching policies: what runs in the next step of an engine. Importing this package registers all of them."""
 
 from controller.policies.batching import (
     calm,

@@ -1,7 +1,7 @@
-"""What a batching policy is: which tokens of which sequences run in the next step.
+"""The interface of batching policies: which tokens of which sequences run in the next step.
 
-The policy says what it wants, in order; the engine scheduler gives it KV blocks as far as there are any, and evicts or
-stops where there are not. So a policy never allocates, and a block manager never orders.
+The policy returns grants in order of preference. The engine scheduler gives them KV blocks, and evicts or stops when
+there are too few. So a policy never allocates, and the block manager never orders.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Grant(NamedTuple):
 
 
 class EngineView(Protocol):
-    """What a policy may read of the engine. Never copied, never written."""
+    """What a policy may read of the engine. It is not a copy, so policies must not change it."""
 
     @property
     def token_budget(self) -> int:
-        """Most tokens one step may compute (max_num_batched_tokens)."""
+        """Most tokens that one step may compute (max_num_batched_tokens)."""
         ...
 
     @property
@@ -41,23 +41,23 @@ class EngineView(Protocol):
         ...
 
     def uncached(self, seq: Seq) -> int:
-        """Tokens a queued sequence still needs once the prefix cache has given what it has."""
+        """Tokens that a queued sequence still needs beyond its cached prefix."""
         ...
 
 
 class Batching(Protocol):
-    """`compose` changes nothing; what is learned is learned in `observe`.
+    """`compose` changes nothing; learning happens in `observe`. Optional attributes:
 
-    A policy that also sets `steady = True` promises: while no sequence comes, ends or is evicted and all that run
-    decode, it grants every running sequence one token, step after step. A simulator may then run such steps as one.
-    One that sets `selects = True` is best sent everything (see `selects`).
-    One that sets `reorders = True` admits queued sequences in an order of its own instead of the engine's.
+    - `steady = True` promises that while no sequence joins, ends or is evicted and all running ones decode, every step
+      grants each of them one token. A simulator may then run such steps as one.
+    - `selects = True`: the policy chooses best if the engine gets all requests at once (see `selects`).
+    - `reorders = True`: queued sequences are admitted in an order of the policy's own instead of the engine's.
     """
 
     name: ClassVar[str]
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        """Grants in order of preference. A queued sequence that is granted tokens is admitted if its blocks fit."""
+        """Grants in order of preference. A queued sequence with a grant is admitted if its blocks fit."""
         ...
 
     def observe(self, event: EngineEvent, now: float) -> None: ...
@@ -68,12 +68,13 @@ class Pausing(Protocol):
     """A policy that lets admitted sequences wait with their KV while others run: preemption without losing work."""
 
     def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
-        """Which running sequence outside `wanted` gives its KV back first when blocks or seats are short."""
+        """The running sequence outside `wanted` to evict first when blocks or slots are short."""
         ...
 
     def stays(self) -> int:
-        """How many steps in a row, from the one composed last, the policy would compose the same batch of decodes
-        while no sequence comes, ends or is evicted. At least 1."""
+        """For how many steps, from the one composed last, the policy would compose the same batch of decodes while no
+        sequence joins, ends or is evicted. At least 1.
+        """
         ...
 
 
@@ -81,6 +82,8 @@ BATCHINGS: Registry[type[Any]] = Registry("batching")
 
 
 def selects(name: str) -> bool:
-    """Whether an engine with this policy chooses by value among everything it was sent (`selects = True`), so that a
-    queue in front of it would only hide work from that choice."""
+    """Whether an engine with this policy chooses by value among all its requests (`selects = True`).
+
+    A queue in front of it would only hide requests from that choice.
+    """
     return bool(getattr(BATCHINGS[name], "selects", False))

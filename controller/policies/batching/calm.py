@@ -1,33 +1,34 @@
 """Concord's CALM: the batch with the most goodput per second of generation, of similar input lengths.
 
-"Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2, eq. 4.1 and Alg. 4.1. Priority
-is goodput / generation time (not the pseudo-code's undivided goodput over bandwidth, which prefers late deadlines),
-summed over the calls of a program's current stage. Of the sequences within `cutoff` of the B-th highest priority,
-sorted by input length, the window of B with the largest sum of priorities runs. What can no longer meet its promise
-even alone (App. B's filter, which Alg. 4.1 lacks) runs only in slots that nobody else wants, cheapest first, and only
-while nobody who can make it needs more than `late_below` of a slot: a late prompt costs every sequence of its step more
-than a slot. (The paper drops what has waited `waiting_time`.) Past its last moment a sequence is not weighed any more.
-Ties at equal length go to the least slack. Each frame that a sequence waits adds `starvation` to its goodput. A running
-sequence outside the best batch keeps its slot unless the challenger passes cost-aware preemption.
+"Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2, eq. 4.1 and Alg. 4.1. The
+priority is goodput / generation time, summed over the calls of a program's current stage (not the pseudo-code's
+undivided goodput over bandwidth, which prefers late deadlines). Of the sequences within `cutoff` of the B-th highest
+priority, sorted by input length, the window of B with the largest sum of priorities runs. A sequence that can no longer
+meet its targets even alone (App. B's filter, which Alg. 4.1 lacks) only gets slots that no other needs, cheapest first,
+and only while no sequence that can still meet them needs more than `late_below` of a slot: a late prompt costs every
+sequence of its step more than a slot. (The paper drops requests after `waiting_time`.) After its last moment a sequence
+is no longer weighed. Ties at equal length go to the least slack. Each frame that a sequence waits adds `starvation` to
+its goodput. A running sequence outside the best batch keeps its slot unless the challenger passes cost-aware
+preemption.
 
-Scheduling happens once a frame of `frame_steps` engine steps; in between, slots that become free are filled in order of
-priority. Lengths, goodput and deadlines are those of the sequence's Estimate, its length bound asked again each frame;
-without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are those of the
-last frames' steps; what is lost is judged at the fastest pace seen lately. Deviations: whole slots, chosen again every
-frame; a prompt token is charged to all it holds up, or long prompts look cheap; a sequence that loses its slot stays
-where it is with its KV (an engine with more `max_num_seqs` than `slots` is needed for that), evicted and computed again
-only when blocks run out, least priority first.
+The batch is chosen once per frame of `frame_steps` engine steps; within a frame, free slots are filled by priority.
+Lengths, goodput and deadlines come from the sequence's Estimate, whose length bound is read again each frame. Without
+an Estimate the length is `max_tokens` and the goodput is the remaining tokens times `value`. Seconds per token are
+those of the last frames' steps; whether targets are lost is judged at the fastest recent pace. Deviations: whole slots,
+chosen again every frame; a prompt token is charged for all sequences that it delays, since long prompts would look
+cheap otherwise; a sequence that loses its slot keeps its KV (which needs an engine with more `max_num_seqs` than
+`slots`) and is evicted and computed again only when blocks run out, least priority first.
 
-`rectangles`: the other reading, that of the prose and Fig. 4.6. A sequence needs only a share of a slot, its likely
-generation time over the time it has (of a paced one: seconds a token over its TBT). Those of highest priority whose
-shares fit into `commit` (0.1) of all slots are promised: they run least slack first. Then come, by priority and without
-a window, those that are likely to make it and last those that make it only if they are short. There is no preemption
-guard then: an order of its own each frame.
+`rectangles` selects the other reading, that of the prose and Fig. 4.6. A sequence needs only a share of a slot: its
+likely generation time over the time it has (for a paced one, seconds per token over its TBT). The sequences of highest
+priority whose shares fit into `commit` (0.1) of all slots are committed and run first, least slack first. Then come, by
+priority and without a window, those likely to meet their targets, and last those that meet them only if they are short.
+There is no preemption guard in this reading: each frame has an order of its own.
 
-`slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example), `cutoffs`: values to adapt it among (empty: it
-stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `late_below` 0.5 (0:
-late ones run alone); `fair_weight` 0: f of sec. 4.3, fairness by time waited; `token_s`, `prefill_s`: seconds a token
-before anything was measured, and a prompt token. Cost: O(n log n) a frame, below 5 ms for 5,000.
+`slots` 64: sequences per step (B). `cutoff` 0.95 (the paper's example); `cutoffs`: values among which it is adapted
+(empty: fixed; see calm_cutoff.py). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens. `late_below` 0.5 (0: late
+ones run alone). `fair_weight` 0: f of sec. 4.3, fairness by time waited. `token_s`, `prefill_s`: seconds per token and
+per prompt token before anything is measured. Cost: O(n log n) per frame, below 5 ms for 5,000.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
 
-SMOOTHING = 0.3  # weight of the last frame in seconds a token
-FORGETTING = 1.05  # by which the fastest pace seen grows each frame
+SMOOTHING = 0.3  # weight of the last frame in the seconds per token
+FORGETTING = 1.05  # growth per frame of the fastest recent seconds per token
 
 __all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
 
@@ -89,14 +90,16 @@ class CalmConfig:
 
 
 def with_fairness(priority: Column, fair: Column, weight: float) -> Column:
-    """Sec. 4.3: (1 - f) x priority + f x fair, priority scaled to [0, 1] first; `fair` is larger for who got less."""
+    """Sec. 4.3: (1 - f) x priority + f x fair, with priority scaled to [0, 1]; `fair` is larger for those served
+    less.
+    """
     largest = float(priority.max(initial=0.0)) or 1.0
     blended: Column = (1.0 - weight) * priority / largest + weight * fair
     return blended
 
 
 def select(priority: Column, inputs: Column, slack: Column, slots: int, cutoff: float) -> Column:
-    """Alg. 4.1 lines 11 to 17: indices of the batch. Fewer than `slots`: all of them."""
+    """Alg. 4.1 lines 11 to 17: indices of the batch; all, if there are fewer than `slots`."""
     count = len(priority)
     if count <= slots:
         return np.arange(count)
@@ -122,17 +125,17 @@ class Calm:
         self.preemption = CostAwarePreemption(self.config.preemption)
         self._cutoff = AdaptiveCutoff(self.config.cutoffs or (self.config.cutoff,))
         self._columns = Columns()
-        self._ran: dict[Seq, None] = {}  # in the last step
-        self._begun: dict[Seq, None] = {}  # not in the last step, but in one before
+        self._ran: dict[Seq, None] = {}  # ran in the last step
+        self._begun: dict[Seq, None] = {}  # in an earlier step, but not in the last one
         self._steps = 0
         self._token_s: float | None = None
         self._fast_s = math.inf
         self._frame_s = 0.0  # of this frame's steps with decodes
         self._frame_steps = 0
         self._stays = 1
-        self._dead: set[int] = set()  # rows of those that could not make it when last weighed
-        self._changes = 0  # who came, went or began to run
-        self._filled: tuple[tuple[int, int, int], list[Seq]] = ((-1, 0, 0), [])  # who fills the batch, as of when
+        self._dead: set[int] = set()  # rows of sequences that could not meet their targets when last weighed
+        self._changes = 0  # sequences that joined, left or began to run
+        self._filled: tuple[tuple[int, int, int], list[Seq]] = ((-1, 0, 0), [])  # who fills the batch, since when
 
     @property
     def token_s(self) -> float:
@@ -149,7 +152,7 @@ class Calm:
     # ---- the choice -----------------------------------------------------------------------------------------------
 
     def standings(self, seqs: Sequence[Seq], now: float) -> Standings:
-        """In the order of `seqs`, which are all that there are."""
+        """In the order of `seqs`, which are all sequences of the engine."""
         self._columns.synchronise(seqs, self.frame)
         self._columns.refresh(seqs)
         found, rows = self._weigh(now), [self._columns.rows[seq] for seq in seqs]
@@ -168,7 +171,7 @@ class Calm:
         return found._replace(priority=np.where(columns.alive, fair, -1.0))
 
     def choose(self, seqs: Sequence[Seq], now: float) -> list[Seq]:
-        """The next frame's batch of all that there are, best first."""
+        """The next frame's batch, chosen from all sequences, best first."""
         columns, slots = self._columns, self.config.slots
         columns.synchronise(seqs, self.frame)
         columns.refresh(seq for seq in (*self._ran, *self._begun) if seq in columns.rows)
@@ -187,7 +190,7 @@ class Calm:
         return [seq for row in rows if (seq := self._columns.seqs[row]) is not None]
 
     def _packed(self, rows: Column, found: Standings, slots: int) -> list[int]:
-        """The promised ones by slack, then by priority those that are likely to make it, then those that may."""
+        """The committed ones by slack, then by priority those likely to meet their targets, then those that may."""
         if len(rows) <= slots:
             return self._sorted(rows, found)
         rows = rows[np.lexsort((rows, found.slack[rows], -found.priority[rows]))]
@@ -206,7 +209,7 @@ class Calm:
         return ordered
 
     def _late(self, found: Standings, most: int, besides: Collection[Seq] = ()) -> list[Seq]:
-        """Those that cannot make it, cheapest first, while that holds up nobody who can."""
+        """Sequences that cannot meet their targets, cheapest first, as long as they delay none that can."""
         columns = self._columns
         able = columns.alive & (found.slack >= 0)
         if most <= 0 or float(found.bandwidth[able].max(initial=0.0)) > self.config.late_below:
@@ -217,7 +220,7 @@ class Calm:
         return [each[3] for each in nsmallest(most, wanted)]
 
     def _keeping(self, chosen: list[int], found: Standings) -> list[int]:
-        """Running sequences lose their slots, weakest first, only to challengers that are worth it."""
+        """Running sequences lose their slots, weakest first, only to challengers whose gain exceeds the cost."""
         columns = self._columns
         wanted = set(chosen)
         ran = [columns.rows[seq] for seq in self._ran if seq in columns.rows]
@@ -249,7 +252,10 @@ class Calm:
         return grants
 
     def _batch(self, seqs: Sequence[Seq], now: float) -> Sequence[Seq]:
-        """A new choice at the start of a frame; within one, who ran goes on and free slots are filled by priority."""
+        """A new choice at the start of a frame.
+
+        Within a frame, running sequences go on and free slots are filled by priority.
+        """
         slots, changes = self.config.slots, (self._changes, len(seqs), self.frame)
         if self._steps % self.config.frame_steps == 0:
             return self.choose(seqs, now)
@@ -261,7 +267,7 @@ class Calm:
         return batch + [seq for seq in self._filled[1] if seq not in self._ran][: slots - len(batch)]
 
     def _filling(self, batch: Sequence[Seq], now: float) -> list[Seq]:
-        """For the slots that the batch leaves."""
+        """Sequences for the slots that the batch leaves free."""
         columns, room = self._columns, self.config.slots - len(batch)
         found = self._weigh(now)
         free = columns.alive & (found.slack >= 0)
@@ -277,15 +283,18 @@ class Calm:
         return self._seqs(chosen) + self._late(found, room - len(chosen), self._ran)
 
     def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
-        """Decodes, prefills begun, then queued ones while there are seats: free ones, and those of sequences that
-        cannot make it any more, which `spare` clears. If none are left, running ones go on."""
+        """Decodes, then started prefills, then queued ones while there is room.
+
+        Room is a free seat, or that of a sequence that cannot meet its targets any more, which `spare` evicts. If there
+        is none, running sequences go on.
+        """
         admitted = set(running)
         seated = [seq for seq in batch if seq in admitted]
         lost = sum(self._is_late(seq) for seq in admitted.difference(seated))
         room = max(0, engine.max_num_seqs - len(running) + lost)
         queued = [seq for seq in batch if seq not in admitted][:room]
         missing = min(self.config.slots, len(batch)) - len(seated) - len(queued)
-        if missing > 0:  # whom they were to replace goes on
+        if missing > 0:  # the sequence that would have been replaced goes on
             left_out = admitted.difference(seated)
             seated += sorted(left_out, key=lambda seq: (seq not in self._ran, seq.arrival, seq.id))[:missing]
         return grant(engine, seated, queued)
@@ -297,8 +306,9 @@ class Calm:
         return self._stays
 
     def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
-        """Of the paused ones first who cannot make it any more, as last weighed, then who has the least goodput for its
-        work: the dead must not sit where the living could."""
+        """Of the paused ones, first those that cannot meet their targets any more (as last weighed), then the one with
+        the least goodput for its work.
+        """
         columns = self._columns
         paused = [seq for seq in running if seq not in wanted and columns.knows(seq)]
         if not paused:
@@ -323,7 +333,7 @@ class Calm:
 
     def _forget(self, seq: Seq) -> None:
         self._changes += 1
-        self._dead.discard(self._columns.rows.get(seq, -1))  # its row may be another's next
+        self._dead.discard(self._columns.rows.get(seq, -1))  # its row may be given to another sequence
         self._columns.drop(seq)
         self._ran.pop(seq, None)
         self._begun.pop(seq, None)
@@ -356,14 +366,16 @@ class Calm:
         if self.frame != frame:
             self._cutoff.tick(self.frame)
             if self._frame_steps:
-                found = max(LEAST_S, self._frame_s / self._frame_steps)  # a driver may not say how long steps take
+                found = max(
+                    LEAST_S, self._frame_s / self._frame_steps
+                )  # some drivers do not report how long steps take
                 self._token_s = found if self._token_s is None else self._token_s + SMOOTHING * (found - self._token_s)
                 self._fast_s = min(found, FORGETTING * self._fast_s)
             self._frame_s, self._frame_steps = 0.0, 0
 
 
 def _earned(seq: Seq, now: float) -> float:
-    """Goodput of a sequence that just ended, for comparing cutoffs: its tokens, or nothing if it came too late."""
+    """Goodput of a sequence that just ended, for comparing cutoffs: its tokens, or 0 if it was too late."""
     if seq.estimate is not None and not seq.estimate.each_token:
         return float(seq.tokens) if now <= seq.estimate.latest else 0.0
     late = now > seq.due + (seq.output_tokens - 1) * seq.tpot_s if seq.output_tokens > 1 else now > seq.due

@@ -1,7 +1,7 @@
-"""What CALM knows of every sequence, as columns: one numpy row each, so that thousands are weighed in a millisecond.
+"""CALM's data of every sequence as columns, one numpy row each, so that thousands are weighed within a millisecond.
 
-A row is filled when its sequence comes and again when it has made progress. A sequence without an Estimate is taken at
-its word: `max_tokens` long, due at its last token's time, worth its remaining tokens times `value`.
+A row is filled when its sequence joins, and again when it has made progress. For a sequence without an Estimate the
+length is `max_tokens`, the deadline its last token's target time, and the goodput its remaining tokens times `value`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy as np
 from controller.core.steps import Seq
 
 Column = np.ndarray
-LEAST_S = 1e-9  # of generation: a sequence about to end divides by its last step, not by zero
+LEAST_S = 1e-9  # least generation time: a sequence about to end must not divide by zero
 FIRST_ROWS = 256
 
 
 class Pace(NamedTuple):
-    """Seconds that work takes: a token of one sequence in the running batch, a prompt token, how many sequences a
-    prompt token holds up, and a token at the best."""
+    """Measured pace: seconds per token of a sequence in the running batch, seconds per prompt token, how many sequences
+    a prompt token delays, and the fastest seconds per token.
+    """
 
     token_s: float
     prefill_s: float
@@ -30,8 +31,10 @@ class Pace(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """By row (or in the order asked for): eq. 4.1's parts. `slack` is seconds to spare, negative: cannot be kept.
-    `bandwidth` is the share of a slot it needs to keep its promise."""
+    """The parts of eq. 4.1 by row (or in the order asked for).
+
+    `slack`: seconds to spare; negative: the targets cannot be met. `bandwidth`: share of a slot needed to meet them.
+    """
 
     priority: Column
     goodput: Column
@@ -41,13 +44,13 @@ class Standings(NamedTuple):
 
 
 def margin_goodput(goodput: Column, generation_s: Column, waited: Column | float = 0.0, bonus: float = 0.0) -> Column:
-    """Eq. 4.1 with the starvation term: goodput per second, higher goes first."""
+    """Eq. 4.1 with the starvation term: goodput per second; higher goes first."""
     found: Column = (goodput + bonus * waited) / np.maximum(generation_s, LEAST_S)
     return found
 
 
 class Columns:
-    """Rows by sequence. Freed rows are used again; `alive` says which hold somebody."""
+    """Rows by sequence. Freed rows are reused; `alive` marks the rows in use."""
 
     FLOATS = (
         "prompt", "held", "left", "least", "shortest", "prefill", "produced", "goodput", "due", "pace", "latest",
@@ -56,10 +59,12 @@ class Columns:
 
     def __init__(self) -> None:
         self.rows: dict[Seq, int] = {}
-        self.hopeless: dict[Seq, float] = {}  # past their last moment, with the seconds they would still take: no rows
+        self.hopeless: dict[
+            Seq, float
+        ] = {}  # sequences past their last moment, which have no rows, with the seconds they would still take
         self.seqs: list[Seq | None] = []
         self._free: list[int] = []
-        self._groups: dict[str, list[int]] = {}  # program to (its number, open calls)
+        self._groups: dict[str, list[int]] = {}  # by program: its number and its open calls
         self._free_groups: list[int] = []
         self._most_groups = 0
         self._size = 0
@@ -83,8 +88,8 @@ class Columns:
     prompt: Column
     held: Column  # tokens in the KV cache
     left: Column  # tokens to generate, at most
-    least: Column  # tokens to generate, at least, by the lowest bound it ever had: one doubt must not lose a program
-    shortest: Column  # that bound, of the whole answer
+    least: Column  # least tokens to generate, by the lowest bound so far: one high estimate must not lose a program
+    shortest: Column  # the same bound for the whole answer
     prefill: Column  # prompt (or recomputed) tokens before the next one
     produced: Column
     goodput: Column
@@ -92,9 +97,9 @@ class Columns:
     pace: Column  # target seconds a token
     latest: Column
     likely_latest: Column
-    last: Column  # moment: of its last token by its own time, or `latest`
+    last: Column  # time: when its last token is due, or `latest`
     since: Column  # frame in which it last ran
-    later_output: Column  # of its program's stages to come
+    later_output: Column  # of its program's later stages
     later_prompt: Column
     each: Column
     alive: Column
@@ -137,7 +142,9 @@ class Columns:
         return seq in self.rows or seq in self.hopeless
 
     def give_up(self, found: Standings, now: float) -> list[int]:
-        """Those that cannot make it and whose last moment has passed lose their rows; which."""
+        """Remove the rows of sequences that cannot meet their targets and whose last moment has passed; returns
+        these.
+        """
         over: list[int] = np.flatnonzero(self.alive & (found.slack < 0) & (self.last < now)).tolist()
         for row in over:
             if (seq := self.seqs[row]) is not None:
@@ -161,7 +168,7 @@ class Columns:
         self._free.append(row)
 
     def refresh(self, seqs: Iterable[Seq]) -> None:
-        """Take over the progress of these."""
+        """Update the rows of these sequences after progress."""
         for seq in seqs:
             row = self.rows[seq]
             produced = seq.output_tokens
@@ -182,7 +189,10 @@ class Columns:
         self.since[[self.rows[seq] for seq in seqs if seq in self.rows]] = frame
 
     def synchronise(self, seqs: Sequence[Seq], frame: int) -> None:
-        """Exactly these are there. Costs a comparison of counts and ends where nobody came or went unseen."""
+        """Make the rows match exactly these sequences.
+
+        Compares only counts and ends if none joined or left unnoticed.
+        """
         known = len(self.rows) + len(self.hopeless)
         if len(seqs) == known and (not seqs or (self.knows(seqs[0]) and self.knows(seqs[-1]))):
             return
@@ -193,11 +203,11 @@ class Columns:
                 self.add(seq, frame)
 
     def weigh(self, now: float, frame: int, pace: Pace, starvation: float) -> Standings:
-        """All rows at once; those of nobody have priority -1.
+        """Weigh all rows at once; unused rows get priority -1.
 
-        Work is charged in slot-seconds: a token holds one slot for `token_s`, a prompt token holds up all that run.
-        Slack counts elapsed time to the likely end (the geometric mean of both bounds); only what cannot be kept even
-        at the lower bound is lost. Calls of a program share one priority and one fate.
+        Work is charged in slot-seconds: a token occupies one slot for `token_s`, and a prompt token delays all running
+        sequences. Slack is measured to the likely end (the geometric mean of both bounds); targets count as lost only
+        if even the lower bound is too late. Calls of one program share their priority, and are lost together.
         """
         alive = self.alive
         prompt_s = self.prefill * pace.prefill_s
@@ -220,7 +230,7 @@ class Columns:
         return Standings(priority, goodput, elapsed, slack, bandwidth)
 
     def _work(self, pace: Pace) -> Column:
-        """Slot-seconds until the goodput is earned: of all open calls of its program, and of the stages to come."""
+        """Slot-seconds until the goodput is earned: of all open calls of its program and of its later stages."""
         stall_s = pace.prefill_s * max(1.0, pace.crowd)
         own = np.where(self.alive, self.left * pace.token_s + self.prefill * stall_s, 0.0)
         stage = np.bincount(self.group, own, max(1, self._most_groups))[self.group]
@@ -228,7 +238,10 @@ class Columns:
         return work
 
     def _lost(self, now: float, pace: Pace, kept: Column) -> Column:
-        """Who cannot keep the promise even alone and as short as can be: one call is enough to lose a program."""
+        """Sequences that cannot meet their targets even alone and at their shortest.
+
+        One such call loses its program.
+        """
         prompt_s = self.prefill * pace.prefill_s
         first_late = (self.produced == 0) & (now + prompt_s > self.due)
         late = first_late | (now + self.least * pace.fast_s + prompt_s > self.latest)
@@ -237,14 +250,14 @@ class Columns:
         return found
 
     def _behind(self, now: float, pace: Pace) -> Column:
-        """How much too late the next token comes if the sequence runs from now on (negative: early), seconds."""
+        """Seconds by which the next token will be late if the sequence runs from now on (negative: early)."""
         next_at = now + pace.token_s + self.prefill * pace.prefill_s
         with np.errstate(invalid="ignore"):
             paced = np.where(self.produced > 0, self.produced * self.pace, 0.0)
         return np.asarray(next_at - self.due - paced)
 
     def _on_time(self, now: float, pace: Pace) -> Column:
-        """How many of the remaining tokens would still come by their own times, if it ran from now on."""
+        """How many of the remaining tokens would still be in time if the sequence ran from now on."""
         behind = self._behind(now, pace)
         gain = self.pace - pace.token_s  # caught up with each token
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,16 +1,16 @@
-"""CALM's cutoff p, adapted online: try values, keep the one that earned most (Concord sec. 4.2; the rule is ours).
+"""Online adaptation of CALM's cutoff p: try values and keep the best (Concord sec. 4.2; the rule is ours).
 
-The paper says that p is adapted by "exploring different thresholds", not how. Here: an epoch of `frames` with one
-value; after every value has had an epoch, the best one rules, and each `explore_every`-th epoch tries the next of the
-others in turn. A value's score is a decaying mean of goodput per frame, so that old traffic is forgotten.
-Deterministic. Cost: O(values) an epoch.
+The paper adapts p by "exploring different thresholds" and does not say how. Here an epoch of `frames` uses one value.
+After every value has had an epoch, the best one is used, and each `explore_every`-th epoch tries the next of the others
+in turn. A value's score is a decaying mean of goodput per frame, so that old traffic is forgotten. Deterministic. Cost:
+O(values) per epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-DECAY = 0.5  # weight of an epoch against all before it
+DECAY = 0.5  # weight of an epoch in the score
 
 
 class AdaptiveCutoff:
@@ -33,7 +33,7 @@ class AdaptiveCutoff:
         self._earned += goodput
 
     def tick(self, frame: int) -> None:
-        """A frame has begun."""
+        """Count the start of a frame."""
         spent = frame - self._began
         if spent < self._frames:
             return

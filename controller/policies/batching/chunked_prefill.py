@@ -1,14 +1,14 @@
 """Chunked prefill with stall-free batching (Sarathi-Serve).
 
 Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024,
-https://arxiv.org/abs/2403.02310. Implemented: section 4, every step takes all decodes first, then what is left of a
-fixed token budget goes to prefills already begun, then to new ones, cut to fit. Deviation: the order within each of
-the three groups is the engine's (priority or arrival), and a queued prompt's cached prefix costs no budget; both as
-vLLM does it.
+https://arxiv.org/abs/2403.02310, section 4. Every step first takes all decodes. The rest of a fixed token budget goes
+to started prefills, then to new ones, and the last one is cut to fit. Deviations, both as in vLLM: the order within
+each of the three groups is the engine's (priority or arrival), and the cached prefix of a queued prompt costs no
+budget.
 
-Cost: linear in running sequences plus those admitted. Knobs: `long_prefill_tokens` caps one sequence's share of a step,
-so that a long prompt leaves budget to shorter ones behind it (vLLM's --long-prefill-token-threshold); None, the
-default as in vLLM, leaves the whole budget to the first.
+Cost: linear in running sequences plus those admitted. Settings: `long_prefill_tokens` limits one sequence's share of a
+step, so that a long prompt leaves budget for shorter ones behind it (vLLM's --long-prefill-token-threshold). None, the
+default as in vLLM, does not limit it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""SCORPIO's credit-based batching: a sequence decodes in as many steps as its TPOT asks for, relative to the tightest.
+"""SCORPIO's credit-based batching: how often a sequence decodes depends on its TPOT, relative to the tightest one.
 
 Source as in controller/policies/admission/scorpio_ttft_guard.py. In each step every decoding sequence earns (tightest
-TPOT of all that decode) / (its own TPOT); with a whole credit it decodes and pays one. So the tightest decode in every
-step and looser ones in a share of them, which makes steps shorter for those that need it and lets more be admitted.
+TPOT of all that decode) / (its own TPOT) credits. With one whole credit it decodes and pays one. So the tightest
+decodes in every step and looser ones in a share of them. This makes steps shorter for those that need it and lets more
+requests be admitted.
 
-Deviations: prompts get what the decodes leave of the step's budget (chunked prefill), where theirs run prompts in
-steps of their own and earn credit only in decode steps; a sequence without a TPOT target counts as the loosest that
-has one, never as standing still. Not steady: who decodes changes from step to step. Cost: O(n) in running sequences.
+Deviations: prompts get the rest of the step's budget after the decodes (chunked prefill), whereas SCORPIO runs prompts
+in steps of their own and credits are earned only in decode steps. A sequence without a TPOT target counts like the
+loosest one that has a target, so it never stops. Not steady, since the decoding sequences change from step to step.
+Cost: O(n) in running sequences.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from controller.core.steps import Aborted, EngineEvent, Seq, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import fill, prompts
 
-WHOLE = 1.0 - 1e-9  # ten credits of a tenth are one
+WHOLE = 1.0 - 1e-9  # rounding: ten credits of a tenth must make one
 
 
 @dataclass(frozen=True, slots=True)
 class CreditBasedConfig:
-    """Nothing to set: the rule has no knob."""
+    """No settings."""
 
 
 @BATCHINGS.register("credit_based")
@@ -55,7 +57,7 @@ class CreditBased:
             self._known[seq.id] = seq
 
     def _ran(self, event: StepRan) -> None:
-        """Everybody who could decode earns, who did pays. Whole credits do not pile up beyond the next step."""
+        """All that could decode earn; those that decoded pay. Whole credits do not accumulate beyond the next step."""
         for seq in [seq for seq in self._known.values() if seq.finish is not None]:
             self._forget(seq)
         new = {chunk.seq.id for chunk in event.step.chunks}
@@ -73,13 +75,13 @@ class CreditBased:
 
 
 def _bounds(seqs: Iterable[Seq]) -> tuple[float, float]:
-    """The tightest and the loosest TPOT promised, seconds; infinite where nothing is."""
+    """The tightest and the loosest TPOT target, seconds; infinite if there is none."""
     promised = [seq.tpot_s for seq in seqs if math.isfinite(seq.tpot_s)]
     return (min(promised), max(promised)) if promised else (math.inf, math.inf)
 
 
 def _share(seq: Seq, tightest: float, loosest: float) -> float:
-    """The part of the steps in which it decodes."""
+    """The share of steps in which it decodes."""
     if math.isinf(tightest):
         return 1.0
     return tightest / (seq.tpot_s if math.isfinite(seq.tpot_s) else loosest)

@@ -1,10 +1,10 @@
-"""Whose promise falls due first, preemptive (Liu and Layland 1973): the order of Concord's EDF baseline in the engine.
+"""Earliest deadline first inside the engine, preemptive (Liu and Layland 1973): Concord's EDF baseline.
 
-Due is the end promised by the Estimate (for programs the stage's amortised one), for paced requests the first token's;
-without an Estimate the first token's.
+The deadline is the end given by the Estimate (for programs, that of the stage under the amortised deadline). For paced
+requests, and without an Estimate, it is that of the first token.
 
-Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours those that preempt often.
-`slots`: sequences a step. Cost: see ranked.py.
+Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours policies that preempt often.
+`slots`: sequences per step. Cost: see ranked.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prefill tokens of a step in an order of the policy's own: shared by the policies that rank prompts themselves."""
+"""Fills a step's prefill tokens in a policy's own order. Shared by the policies that rank prompts themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.policies.batching.base import EngineView, Grant
 
 
 class Prompting(NamedTuple):
-    """A sequence with `needed` tokens of prefill to do (cached ones excluded); `queued`: not admitted yet."""
+    """A sequence with `needed` tokens of prefill left (without cached ones). `queued`: it is not admitted yet."""
 
     seq: Seq
     needed: int
@@ -19,15 +19,17 @@ class Prompting(NamedTuple):
 
 
 class TokenEach:
-    """A token for each of those that decode. A grant is made once for a sequence, not in every step: where a hundred
-    decode, making them is half of the policy's time."""
+    """One-token grants for decoding sequences, made once per sequence and reused in every step.
+
+    Where a hundred sequences decode, making these grants takes half of the policy's time.
+    """
 
     def __init__(self) -> None:
         self._decodes: Sequence[Seq] = []
         self._grants: list[Grant] = []
 
     def of(self, decodes: Sequence[Seq]) -> list[Grant]:
-        """In the given order; the list is kept here and must not be changed."""
+        """Grants in the given order. The list is kept and must not be changed."""
         if decodes != self._decodes:
             known = {grant.seq: grant for grant in self._grants}
             self._grants = [known.get(seq) or Grant(seq, 1) for seq in decodes]
@@ -36,7 +38,7 @@ class TokenEach:
 
 
 def prompts(engine: EngineView) -> Iterator[Prompting]:
-    """Admitted ones first, each group in the engine's order."""
+    """Admitted prompts first, then queued ones, each group in the engine's order."""
     for seq in engine.running:
         if not seq.decoding:
             yield Prompting(seq, seq.remaining, False)
@@ -44,13 +46,15 @@ def prompts(engine: EngineView) -> Iterator[Prompting]:
 
 
 def queued(engine: EngineView) -> Iterator[Prompting]:
-    """Those not admitted yet alone."""
+    """Only those that are not admitted yet."""
     for seq in engine.waiting():
         yield Prompting(seq, engine.uncached(seq), True)
 
 
 def fill(engine: EngineView, ordered: Iterable[Prompting], budget: int) -> list[Grant]:
-    """Grants in the given order until the budget ends, the last one cut to fit; queued ones only while slots last."""
+    """Grants in the given order until the budget is used up, the last one cut to fit; queued ones only while there are
+    slots.
+    """
     grants: list[Grant] = []
     room = engine.max_num_seqs - len(engine.running)
     for seq, needed, queued in ordered:
@@ -67,7 +71,9 @@ def fill(engine: EngineView, ordered: Iterable[Prompting], budget: int) -> list[
 
 
 def grant(engine: EngineView, seated: Sequence[Seq], queued: Sequence[Seq]) -> list[Grant]:
-    """The step of a chosen batch: a token for each decode, then prefills begun, then the queued, within the budget."""
+    """The step of a chosen batch: one token for each decode, then started prefills, then queued ones, within the
+    budget.
+    """
     budget = engine.token_budget
     grants: list[Grant] = []
     begun = []

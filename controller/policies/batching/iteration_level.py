@@ -1,13 +1,13 @@
 """Iteration-level scheduling (Orca): sequences join and leave between any two steps; prompts run whole.
 
 Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022,
-https://www.usenix.org/conference/osdi22/presentation/yu. Implemented: algorithm 1's selection, up to `max_num_seqs`
-sequences in the engine's order, each computing either its whole prompt or one token. Deviations: KV blocks are taken as
-tokens come, not reserved for the longest output at admission (an engine without preemption must reserve; this one
-preempts), and the step's token budget bounds how many prompts share a step. A prompt longer than the budget runs with
-no other prompt beside it, since cutting it is what this policy does not do.
+https://www.usenix.org/conference/osdi22/presentation/yu, algorithm 1: up to `max_num_seqs` sequences in the engine's
+order, each of which computes its whole prompt or one token. Deviations: KV blocks are allocated as tokens are computed
+instead of being reserved for the longest output at admission (an engine without preemption must reserve; this one
+preempts), and the step's token budget limits how many prompts share a step. A prompt longer than the budget runs
+without another prompt, since this policy never cuts prompts.
 
-Cost: linear in running sequences plus those admitted. No knobs.
+Cost: linear in running sequences plus those admitted. No settings.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Kairos' slack-guided decode: run the short sequences alone while the long ones can wait.
 
-"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 3 and eq. 2. A table of
-step times by (batch, longest sequence) says how long a step would take. Each active sequence has the slack
+"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 3 and eq. 2. A table by
+(batch, longest sequence) gives the time of a step. Each active sequence has the slack
 
     TPOT x (n + 1) - time since its first token - table[reserve, its length],      n = decode tokens so far
 
-and, taken in ascending order of length, a sequence joins the step if its step time at the grown batch stays within the
-smallest slack of all and the step's throughput rises; if nobody can join, all decode. Tokens come in bursts: attainment
-is by the mean. The table starts from a profile and keeps the mean of what is observed in decode-only steps; the profile
-counts as 100 samples (the paper profiles 100 runs an entry).
+Sequences are considered in ascending order of length. One joins the step if the time of the larger batch stays within
+the smallest slack of all and the throughput of the step rises. If none can join, all decode. Tokens come in bursts;
+attainment is judged by the mean. The table starts from a profile and keeps the mean of what is observed in decode-only
+steps; the profile counts as 100 samples (the paper profiles 100 runs per entry).
 
-`reserve`: "active" (the default, read) reserves a step of the whole active set; "solo", as printed, reserves table[1]
-and is late whenever the delayed sequence then runs in a full batch. `length_bucket`: table entries are that many tokens
-wide. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest + decode_c), a batch
-of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest + batch x decode_c: the
-longest sequence alone sets the pace (sec. 2.2).
+`reserve`: "active" (the default, our reading) reserves a step of the whole active set. "solo", as printed, reserves
+table[1], which is too late whenever the delayed sequence then runs in a full batch. `length_bucket`: width of table
+entries in tokens. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest +
+decode_c), a batch of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest +
+batch x decode_c: the longest sequence alone sets the pace (sec. 2.2).
 
-The TPOT is each sequence's own; one without a promise never limits the others and always joins last by length. On a
-collocated engine prompts get what the decodes leave of the budget, in the engine's order (the paper's decode instances
-have none). Not steady: the choice changes with time. Cost: O(n) in decoding sequences a step, O(n log n) after one in
+Each sequence has its own TPOT; one without a target never limits the others and joins last, by length. On a collocated
+engine prompts get the rest of the budget after the decodes, in the engine's order (the paper's decode instances have
+none). Not steady: the choice changes with time. Cost: O(n) in decoding sequences per step, O(n log n) after a step in
 which some waited (kairos_standing.py).
 """
 
@@ -61,7 +61,7 @@ class KairosDecodeConfig:
         return base + slope * longest + fixed
 
     def parts(self, batch: int) -> tuple[float, float, float]:
-        """Of `step_s`: base + slope x longest + fixed."""
+        """The parts of `step_s`: base + slope x longest + fixed."""
         lengths = batch if self.profile == "equal" else 1
         return self.decode_a, lengths * self.decode_b, batch * self.decode_c
 
@@ -87,6 +87,6 @@ class KairosDecode:
         if not isinstance(event, StepRan) or not (decodes := event.step.decodes):
             return
         if not event.step.chunks and event.seconds > 0:
-            longest = decodes[-1].tokens - event.repeats  # as `choose` ordered them
+            longest = decodes[-1].tokens - event.repeats  # in the order of `choose`
             self.table.observe(len(decodes), longest, event.seconds / event.repeats)
         self._standing.ran(decodes, event.repeats)

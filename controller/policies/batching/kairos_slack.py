@@ -1,15 +1,16 @@
-"""What Kairos' two urgencies share: finish times under first come, first served, relative slack, and the filled chunk.
+"""Shared by both variants of Kairos' urgency: first come, first served finish times, relative slack, and the filled
+chunk.
 
 "Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2. Before every
-step each prompt's finish time under first come, first served is estimated from its remaining tokens and a running mean
-of the prefill throughput; the slack to its TTFT, relative to the TTFT, becomes its urgency, and the chunk is filled in
+step, each prompt's finish time under first come, first served is estimated from its remaining tokens and a running mean
+of the prefill throughput. Its slack to the TTFT, relative to the TTFT, becomes its urgency. The chunk is filled in
 descending order of urgency, the last prompt cut to fit.
 
-Read otherwise than printed: line 18 is c_used <- C and ends the loop, lines 13-15 use remaining tokens, line 22 counts
-the tokens of this step, Alg. 2 orders by (arrival, id) so that equal arrivals do not wait for each other.
+Differences from the printed text: line 18 is c_used <- C and ends the loop; lines 13-15 use remaining tokens; line 22
+counts the tokens of this step; Alg. 2 orders by (arrival, id), so that equal arrivals do not wait for each other.
 
-On a collocated engine the decodes come first, as in chunked prefill (the paper's prefill instances have none). A
-promise of no time to first token counts as 1 s. Cost: O(n log n) in prompts a step.
+On a collocated engine the decodes come first, as in chunked prefill (the paper's prefill instances have none). A TTFT
+target of 0 counts as 1 s. Cost: O(n log n) in prompts per step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Prompt(NamedTuple):
 
 
 def finish_times(queue: Iterable[Prompt], tokens_per_s: float, now: float) -> dict[str, float]:
-    """Alg. 2 for all prompts in one pass: each finishes when those before it by (arrival, id) and itself are done."""
+    """Alg. 2 for all prompts in one pass: each finishes after those before it by (arrival, id)."""
     cursor, found = now, {}
     for prompt in sorted(queue):
         cursor += prompt.remaining / tokens_per_s
@@ -48,7 +49,7 @@ def relative_slack(prompt: Prompt, finish: float) -> float:
 
 
 class Urgency:
-    """Throughput and order; the subclasses say what urgency is. Not steady: the order of the queue moves with time."""
+    """Throughput and order. Subclasses define the urgency. Not steady: the order of the queue changes with time."""
 
     reorders: ClassVar[bool] = True
 
@@ -59,7 +60,7 @@ class Urgency:
 
     @property
     def tokens_per_s(self) -> float:
-        """Mean over all steps with prefill; the profile's before the first."""
+        """Mean over all steps with prefill; before the first one, that of the profile."""
         return self._tokens / self._seconds if self._seconds > 0 else self._profiled
 
     def urgency(self, prompt: Prompt, finish: float, now: float) -> float:

@@ -1,8 +1,9 @@
-"""Kairos' choice of decodes (Alg. 3), incremental, for an engine that asks before every step of some 30 ms.
+"""Kairos' choice of decodes (Alg. 3), computed incrementally for an engine that calls it before every step of about 30
+ms.
 
-A test compares it with the printed algorithm, bit for bit. What is known of the decoding sequences is kept in columns,
-ascending by length, then id. A step moves only those that ran in it; as these are nearly always the shortest, few ever
-overtake another. The scan ends where only longer sequences follow, which would be refused for the same reason.
+A test compares it with the printed algorithm, bit for bit. The decoding sequences are kept in columns, ascending by
+length, then id. A step moves only those that ran in it. As these are nearly always the shortest, few overtake another.
+The scan ends when only longer sequences remain, which would be rejected for the same reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from controller.policies.batching.kairos_step_table import KairosProfile, StepTa
 
 
 class Known(NamedTuple):
-    """Of one size of batch: (mean, count) by bucket of what was observed, and the profile's parts."""
+    """For one batch size: (mean, count) of the observations by bucket, and the parts of the profile."""
 
     row: Mapping[int, tuple[float, int]]
     base: float
@@ -26,14 +27,14 @@ class Known(NamedTuple):
 
 
 class Standing:
-    """The decoding sequences of an engine; `prompting`: those that run and have still to prefill, in its order."""
+    """The decoding sequences of an engine. `prompting`: running sequences that still prefill, in the engine's order."""
 
     def __init__(self, table: StepTable, profile: KairosProfile) -> None:
         """`table` starts from `profile`."""
         self.prompting: list[Seq] = []
         self._table = table
         self._profile = profile
-        self._known: list[Known] = []  # by size of the batch
+        self._known: list[Known] = []  # by batch size
         self._running: list[Seq] = []
         self._decoding: set[Seq] = set()
         self._grants: list[Grant] = []
@@ -42,11 +43,13 @@ class Standing:
         self._tpots: list[float] = []
         self._firsts: list[float] = []
         self._chosen: list[Grant] = []
-        self._ahead = 0  # so many of the chosen are the shortest that there are
+        self._ahead = 0  # how many of the chosen ones are the shortest of all
 
     def update(self, running: Sequence[Seq]) -> None:
-        """`running` as they are now; a sequence that has begun to decode does so until it leaves. `ran` tells of their
-        progress."""
+        """Take over the running sequences.
+
+        One that has begun to decode does so until it leaves. `ran` reports progress.
+        """
         if self._running != running:
             for seq in self._decoding.difference(running):
                 self._remove(seq)
@@ -59,7 +62,7 @@ class Standing:
             self.prompting = [seq for seq in self.prompting if seq not in self._decoding]
 
     def ran(self, decodes: Sequence[Seq], repeats: int) -> None:
-        """A step ran so often: each of `decodes` has as many tokens more."""
+        """A step ran this often: each of `decodes` has as many tokens more."""
         chosen, ahead = self._chosen, self._ahead
         if ahead == len(decodes) == len(chosen) and ahead and decodes[0] is chosen[0].seq:
             self._lengths[:ahead] = [length + repeats for length in self._lengths[:ahead]]
@@ -75,7 +78,7 @@ class Standing:
     # ---- the choice -----------------------------------------------------------------------------------------------
 
     def choose(self, now: float, reserve: str) -> list[Grant]:
-        """Alg. 3 on what `update` saw: a token for each that decodes in this step, ascending by length."""
+        """Alg. 3 on the sequences of `update`: one token for each that decodes in this step, ascending by length."""
         if not self._grants:
             self._chosen = []
             return []
@@ -98,7 +101,7 @@ class Standing:
             if entry is None and not any(
                 each > at and seen[0] <= least and count / seen[0] > throughput for each, seen in row.items()
             ):
-                break  # what follows is longer: the profile refuses it too, and what was observed
+                break  # the others are longer, so the profile and the observations reject them too
         self._ahead = ahead if joined and ahead >= 0 else len(self._grants)
         self._chosen = joined or list(self._grants)
         return self._chosen
@@ -133,7 +136,7 @@ class Standing:
             column[:] = [column[at] for at in order]
 
     def _move_back(self, at: int) -> None:
-        """Behind those that it has overtaken; from the next one on all are in order."""
+        """Move it behind the sequences that it has overtaken; those after it are in order."""
         length, name = self._lengths[at], self._grants[at].seq.id
         to = bisect_left(self._lengths, length, at + 1)
         while to < len(self._lengths) and self._lengths[to] == length and self._grants[to].seq.id < name:

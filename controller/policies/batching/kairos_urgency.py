@@ -1,12 +1,12 @@
 """Kairos' urgency-based prefill, sign-aware: each step fills a chunk with the most urgent prompts.
 
 "Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2 (read as in
-kairos_slack.py). The printed urgency divides the relative slack by the prompt's length; for negative slack that turns
-the order round (kairos_urgency_printed.py). This one divides where slack is not negative and multiplies where it is,
-which is what the prose wants, and bounds ages: a prompt that has waited `age_bound` times its TTFT goes first (ours:
-"without risking starvation" does not hold otherwise). Cost: O(n log n) in prompts a step.
+kairos_slack.py). The printed urgency divides the relative slack by the prompt's length, which reverses the order for
+negative slack (kairos_urgency_printed.py). This one divides slack that is not negative and multiplies negative slack,
+as the prose intends. It also limits ages: a prompt that has waited `age_bound` times its TTFT goes first (ours, because
+the paper's "without risking starvation" does not hold otherwise). Cost: O(n log n) in prompts per step.
 
-`tokens_per_s`: throughput before anything was measured, from a profile; `age_bound` 10 (ours).
+`tokens_per_s`: throughput before anything is measured, from a profile; `age_bound` 10 (ours).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KairosUrgencyConfig:
 
 @BATCHINGS.register("kairos_urgency")
 class KairosUrgency(Urgency):
-    """Sign-aware, with an age bound."""
+    """Sign-aware, with an age limit."""
 
     name: ClassVar[str] = "kairos_urgency"
     Config = KairosUrgencyConfig

@@ -1,11 +1,11 @@
 """Kairos' urgency-based prefill as printed, to reproduce the paper's curves.
 
-"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2, eq. 1
-(read as in kairos_slack.py). The relative slack divided by the prompt's length, whatever its sign: for negative slack
-that turns the order round, longest first (the paper's own example then misses both), and under overload it falls back
-towards arrival order. Cost: O(n log n) in prompts a step.
+"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2, eq. 1 (read as
+in kairos_slack.py). The relative slack is divided by the prompt's length, whatever its sign. For negative slack this
+reverses the order, longest first (the paper's own example then misses both), and under overload it falls back towards
+arrival order. Cost: O(n log n) in prompts per step.
 
-`tokens_per_s`: throughput before anything was measured, from a profile.
+`tokens_per_s`: throughput before anything is measured, from a profile.
 """
 
 from __future__ import annotations

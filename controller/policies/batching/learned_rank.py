@@ -1,14 +1,14 @@
-"""Shortest predicted answer first, chosen anew every iteration: LTR's order inside the engine, with its ranking error.
+"""Shortest predicted answer first, chosen again every iteration: LTR's order inside the engine, with its ranking error.
 
-LTR (Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, https://arxiv.org/abs/2408.15792), read
-from its public scheduler (github.com/hao-ai-lab/vllm-ltr, `vllm/core/scheduler.py`): a request that has not run for
-`promote_steps` iterations goes first, for `quantum_steps` iterations. The learned ranking is a noise model: the true
-length times exp(error x z). For lengths whose logarithm has deviation s, Kendall's tau is
-2/pi asin(1/sqrt(1 + (error/s)^2)); `error` 0.73 gives 0.6 at s = 1, about what its paper reports.
+LTR (Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, https://arxiv.org/abs/2408.15792), after
+its public scheduler (github.com/hao-ai-lab/vllm-ltr, `vllm/core/scheduler.py`): a request that has not run for
+`promote_steps` iterations goes first, for `quantum_steps` iterations. The learned ranking is replaced by a noise model:
+the true length times exp(error x z). For lengths whose logarithm has deviation s, Kendall's tau is 2/pi asin(1/sqrt(1 +
+(error/s)^2)); `error` 0.73 gives 0.6 at s = 1, about what its paper reports.
 
-Deviations: decodes come before prompts within a step (there the rank alone decides who gets its tokens), and who loses
-its blocks is computed again, not swapped; a preempted sequence keeps its KV at no cost while there is room, which
-favours those that preempt often. `slots`: sequences a step. Cost: see ranked.py.
+Deviations: decodes come before prompts within a step (in LTR the rank alone decides which sequences get tokens). A
+sequence that loses its blocks is computed again instead of swapped. A preempted sequence keeps its KV at no cost while
+there is room, which favours policies that preempt often. `slots`: sequences per step. Cost: see ranked.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LearnedRank(Ranked):
         self.config = config or LearnedRankConfig()
         super().__init__(self.config.slots, self.config.preempt)
         self._scores: dict[Seq, float] = {}
-        self._quantum: dict[Seq, int] = {}  # iterations left of a promoted one
+        self._quantum: dict[Seq, int] = {}  # iterations left of a promotion
 
     def key(self, seq: Seq) -> Key:
         score = self._scores.get(seq)

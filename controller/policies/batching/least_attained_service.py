@@ -1,14 +1,14 @@
-"""Whose program has received least, by levels, preemptive: Autellix' order inside the engine.
+"""Least attained service by program, in levels, preemptive: Autellix' order inside the engine.
 
 Autellix (Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
-https://arxiv.org/abs/2502.13965), PLAS, from Concord's description and excerpts of its paper, of which no more could be
-read here, nor code of its authors: a call starts at the level of what all calls of its *program* have received, sinks a
-level whenever that passes the next threshold, first come first served within a level. Thresholds double from
-`quantum_steps`; service is counted in iterations. A call that has waited `starvation` times its program's service goes
-to the first level (infinite: never). A sequence without a program is one of its own.
+https://arxiv.org/abs/2502.13965), PLAS. Built from Concord's description and excerpts of its paper; the full paper and
+the authors' code were not available. A call starts at the level of the service that all calls of its *program* have
+received, and sinks a level whenever that passes the next threshold; within a level it is first come, first served.
+Thresholds double from `quantum_steps`; service is counted in iterations. A call that has waited `starvation` times its
+program's service goes to the first level (infinite: never). A sequence without a program is one of its own.
 
-Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours those that preempt often.
-`slots`: sequences a step. Cost: see ranked.py.
+Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours policies that preempt often.
+`slots`: sequences per step. Cost: see ranked.py.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class LeastAttainedService(Ranked):
         self.config = config or LeastAttainedConfig()
         super().__init__(self.config.slots, self.config.preempt)
         self._thresholds: list[int] = [self.config.quantum_steps << level for level in range(LEVELS)]
-        self._programs: Counter[str] = Counter()  # iterations that ended calls of a program have received
+        self._programs: Counter[str] = Counter()  # iterations received by the ended calls of each program
         self._own: dict[Seq, int] = {}
-        self._base: dict[Seq, int] = {}  # its program's service when it came; 0 after a promotion
+        self._base: dict[Seq, int] = {}  # its program's service when it arrived; 0 after a promotion
         self._levels: dict[Seq, int] = {}
 
     def key(self, seq: Seq) -> Key:

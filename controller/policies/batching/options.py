@@ -1,4 +1,4 @@
-"""A batching policy by its name and options, as they come from JSON: an experiment file, an engine's command line."""
+"""Builds a batching policy from its name and options in JSON (an experiment file, an engine's command line)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.policies.batching.base import BATCHINGS, Batching
 
 
 def build(name: str, options: Mapping[str, Any], where: str = "batching") -> Batching:
-    """Raises UnknownName for `name`, ConfigError for an option: its field is `where`, a point and the option's name."""
+    """Build the policy. Raises UnknownName for `name`, and ConfigError for an option, with the field `where`.option."""
     policy: Any = BATCHINGS[name]
     config_type = getattr(policy, "Config", None)
     if config_type is None:
@@ -43,7 +43,9 @@ def _configured(config: Any, options: Mapping[str, Any], whose: str, where: str)
 
 
 def _require_kind(name: str, value: object, default: object, field: str) -> None:
-    """A text where a number belongs would fail much later, in the middle of a step."""
+    """Raise ConfigError now for text where a number belongs; it would fail much later otherwise, in the middle of a
+    step.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool):
         fits, kind = isinstance(value, bool), "true or false"

@@ -1,14 +1,14 @@
-"""Chunked prefill in an order of its own: FlowPrefill's baselines DistServe-CP2K and -CP8K, which pair it with EDF.
+"""Chunked prefill in an order of its own: FlowPrefill's baselines DistServe-CP2K and -CP8K, which combine it with EDF.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", sec. 6.1: chunks of 2,048 and 8,192 tokens
-(here the engine's `max_num_batched_tokens`) and earliest deadline first. Every step takes the decodes, then fills what
-is left of the budget with prompts in order, begun or not, the last one cut to fit; so a more urgent prompt preempts a
-longer one at the next chunk boundary, and short prompts share a chunk. Deviation from Sarathi-Serve, whose chunks these
-are: prompts already begun are not taken first.
+(here the engine's `max_num_batched_tokens`) and earliest deadline first. Every step takes the decodes, then fills the
+rest of the budget with prompts in order, started or not, the last one cut to fit. So a more urgent prompt preempts a
+longer one at the next chunk boundary, and short prompts share a chunk. Deviation from Sarathi-Serve's chunked prefill:
+started prompts have no precedence.
 
-`ordering`: `edf` (the paper's), `s_edf`, `d_edf`, `fcfs`; the slack of `s_edf` uses a + b n seconds for the n tokens
-still needed (`prefill_a`, `prefill_b`), the other orders use no prediction. Cost: O(n log n) in prompts a step. Not
-steady: the order of the queue moves with time.
+`ordering`: `edf` (the paper's), `s_edf`, `d_edf`, `fcfs`. The slack of `s_edf` uses a + b n seconds for the n tokens
+still needed (`prefill_a`, `prefill_b`); the other orders use no prediction. Cost: O(n log n) in prompts per step. Not
+steady: the order of the queue changes with time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Batching by a rank with preemption at every iteration: what LTR, Autellix, EDF and SJF have in common.
+"""Batching by rank with preemption at every iteration: shared by LTR, Autellix, EDF and SJF.
 
-The `slots` sequences of smallest key run; whoever holds a slot loses it as soon as a smaller key has none (`preempt`;
-without it slots are refilled only when they become free). A sequence that loses its slot keeps its KV until blocks run
-out, then the largest key gives its own back and is computed again. In a step: decodes, prefills begun, queued ones.
+The `slots` sequences of smallest key run. With `preempt`, a sequence loses its slot as soon as one with a smaller key
+has none; otherwise slots are refilled only when they become free. A sequence that loses its slot keeps its KV until
+blocks run out; then the largest key is evicted and computed again. A step contains decodes, started prefills, then
+queued ones.
 
-Keys do not change while a sequence waits, but for promotion (against starvation), and change for running ones only when
-`next_change` says so: so steps in between can be leapt over. Cost: O(slots) a step, O(log n) for who comes or goes.
+Keys of waiting sequences change only by promotion (against starvation), and those of running ones only when
+`next_change` says so. So the steps in between can be run as one. Cost: O(slots) per step, O(log n) for each that joins
+or leaves.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ NEVER = 1 << 30  # steps
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """Of orders that have nothing else to set."""
+    """Settings of orders that have no others."""
 
     slots: int = 64
     preempt: bool = True
 
 
 class Ranked:
-    """Subclasses give `key` and may learn in `served`."""
+    """Subclasses define `key`, and may learn in `served`."""
 
     name: ClassVar[str]
     reorders: ClassVar[bool] = True
@@ -46,12 +48,12 @@ class Ranked:
         self.slots = slots
         self.preempt = preempt
         self.step = 0
-        self._entries: dict[Seq, Entry] = {}  # of all that are there
-        self._queue: list[Entry] = []  # of those without a slot, smallest first
+        self._entries: dict[Seq, Entry] = {}  # of all sequences
+        self._queue: list[Entry] = []  # of sequences without a slot, smallest first
         self._ran: dict[Seq, None] = {}
-        self._fresh: dict[Seq, None] = {}  # came while the running step ran: they wait from its end on
-        self._since: dict[Seq, int] = {}  # step since which one without a slot waits
-        self._promotions: list[tuple[int, float, str, int, Seq]] = []  # heap: when, arrival, id, waiting since
+        self._fresh: dict[Seq, None] = {}  # joined during the running step: they wait from its end on
+        self._since: dict[Seq, int] = {}  # step since which a sequence without a slot waits
+        self._promotions: list[tuple[int, float, str, int, Seq]] = []  # heap of (when, arrival, id, waiting since)
         self._stays = 1
 
     # ---- what a rank is -------------------------------------------------------------------------------------------
@@ -60,11 +62,11 @@ class Ranked:
         raise NotImplementedError
 
     def served(self, seq: Seq, steps: int) -> bool:
-        """It ran that often. True if its key has changed."""
+        """The sequence ran this often. True if its key has changed."""
         return False
 
     def next_change(self, seq: Seq) -> int:
-        """Steps of running until its key may change."""
+        """Steps of running after which its key may change."""
         return NEVER
 
     def promoted_after(self, seq: Seq) -> int:
@@ -75,7 +77,7 @@ class Ranked:
         """It has waited too long: `key` should be smaller from now on."""
 
     def gone(self, seq: Seq) -> None:
-        """It ended."""
+        """The sequence ended."""
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Ranked:
         return grants
 
     def _batch(self) -> list[Seq]:
-        """Smallest keys first where that matters: those without a slot."""
+        """Smallest keys first among those without a slot, where the order matters."""
         room = self.slots - len(self._ran)
         if not self.preempt or not self._ran:
             return [*self._ran, *(entry[3] for entry in self._queue[: max(0, room)])]
@@ -105,15 +107,15 @@ class Ranked:
     def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
         admitted = set(running)
         seated = [seq for seq in batch if seq in admitted]
-        # Every seat that nobody of the batch has: `spare` clears it.
+        # All seats that the batch does not use; `spare` clears them.
         queued = [seq for seq in batch if seq not in admitted][: max(0, engine.max_num_seqs - len(seated))]
-        if len(seated) + len(queued) < min(len(batch), self.slots):  # no seat for a queued one: others go on
+        if len(seated) + len(queued) < min(len(batch), self.slots):  # no seat for a queued one, so others go on
             left_out = sorted(admitted.difference(seated), key=lambda seq: self._entries[seq][:3])
             seated += left_out[: self.slots - len(seated) - len(queued)]
         return grant(engine, seated, queued)
 
     def _unchanged(self, batch: Sequence[Seq]) -> int:
-        """Steps until a key may change. With slots to spare others may come in any time: blocks decide."""
+        """Steps until a key may change. With free slots, sequences may join at any time, as blocks allow."""
         if len(batch) < self.slots and len(batch) < len(self._entries):
             return 1
         until = min((self.next_change(seq) for seq in batch), default=NEVER)
@@ -131,7 +133,7 @@ class Ranked:
         return self._stays
 
     def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
-        """The largest key."""
+        """The one with the largest key."""
         paused = [self._entries[seq] for seq in running if seq not in wanted and seq in self._entries]
         return max(paused, key=lambda entry: entry[:3])[3] if paused else None
 
@@ -214,7 +216,10 @@ class Ranked:
             self.gone(seq)
 
     def _synchronise(self, seqs: Sequence[Seq]) -> None:
-        """Exactly these are there. Costs a comparison of counts and ends where nobody came or went unseen."""
+        """Make the state match exactly these sequences.
+
+        Compares only counts and ends if none joined or left unnoticed.
+        """
         known = self._entries
         if len(seqs) == len(known) and (not seqs or (seqs[0] in known and seqs[-1] in known)):
             return

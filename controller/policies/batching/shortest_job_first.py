@@ -1,9 +1,10 @@
-"""The smallest length bound at arrival first, preemptive (Smith 1956): Concord's ablation without CALM.
+"""Shortest job first inside the engine, by the length bound at arrival, preemptive (Smith 1956): Concord's ablation
+without CALM.
 
-The bound is the analyser's, without one `max_tokens`.
+The bound is the predictor's; without one, `max_tokens`.
 
-Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours those that preempt often.
-`slots`: sequences a step. Cost: see ranked.py.
+Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours policies that preempt often.
+`slots`: sequences per step. Cost: see ranked.py.
 """
 
 from __future__ import annotations

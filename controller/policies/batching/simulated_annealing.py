@@ -1,21 +1,21 @@
 """Simulated annealing over the order of an engine's queue: the most requests in time for the least latency.
 
-Huang et al., "SLO-Aware Scheduling for Large Language Model Inferences", 2025, https://arxiv.org/abs/2504.14966.
-Its paper could be read here in excerpts only, and no code of its authors was found: built from its abstract and public
-summaries. The value of an order is G = n / t: how many requests are
-predicted to meet their targets over the sum of their predicted latencies. Whenever a request arrives, moves of one
-request (exchange two, put one off to the end, pull one to the front) are tried on the queue; a worse order is kept
-with probability exp(loss / temperature), the loss as a share of G, and the best order seen is served.
+Huang et al., "SLO-Aware Scheduling for Large Language Model Inferences", 2025, https://arxiv.org/abs/2504.14966. Built
+from its abstract and public summaries; the full paper and the authors' code were not available. The value of an order
+is G = n / t: the number of requests predicted to meet their targets over the sum of their predicted latencies. When a
+request arrives, moves of single requests (exchange two, move one to the end, move one to the front) are tried on the
+queue. A worse order is kept with probability exp(loss / temperature), where the loss is a share of G, and the best
+order found is served.
 
-Predicted: prompts run one after the other in `prefill_a` + `prefill_b` x tokens seconds, an answer then takes
-`decode_s` a token; a request is in time if its first token is (its TPOT does not depend on the order). Deviations: the
-paper anneals batch sizes too, which continuous batching settles by itself, and its order covers requests of a fixed
-pool; here only the `window` first of the queue are moved, so that the cost of an arrival is bounded. Decodes run in
+Prediction: prompts run one after the other in `prefill_a` + `prefill_b` x tokens seconds, and an answer then takes
+`decode_s` per token. A request is in time if its first token is (its TPOT does not depend on the order). Deviations:
+the paper also anneals batch sizes, which continuous batching makes unnecessary, and orders a fixed pool of requests.
+Here only the first `window` requests of the queue are moved, so that the cost of an arrival is bounded. Decodes run in
 every step, prompts in the annealed order (chunked prefill).
 
-`iterations` 100 moves an arrival; `temperature` 0.05 falling to its `cooling`th (0.97) each move; `window` 32 (all
-ours). The generator is seeded by `seed` and advances with arrivals: the same run gives the same orders. Cost: O(window
-x iterations) an arrival, about 1 ms.
+`iterations` 100 moves per arrival; `temperature` 0.05, multiplied by `cooling` (0.97) after each move; `window` 32 (all
+ours). The generator is seeded by `seed` and advances with arrivals, so the same run gives the same orders. Cost:
+O(window x iterations) per arrival, about 1 ms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def value(order: Sequence[Seq], config: SimulatedAnnealingConfig, now: float) ->
 
 
 def moved(order: Sequence[Seq], kind: float, first: float, second: float) -> list[Seq]:
-    """One move; the three numbers in [0, 1) say which."""
+    """The order after one move, which the three numbers in [0, 1) select."""
     after = list(order)
     i, j = int(first * len(after)), int(second * len(after))
     if kind < 1 / 3:
@@ -81,7 +81,7 @@ def moved(order: Sequence[Seq], kind: float, first: float, second: float) -> lis
 def anneal(
     order: Sequence[Seq], config: SimulatedAnnealingConfig, draws: np.ndarray, now: float
 ) -> tuple[list[Seq], float]:
-    """The best order seen and its G. `draws`: uniform numbers, four a move."""
+    """The best order found and its G. `draws`: uniform numbers, four per move."""
     current, best = list(order), list(order)
     held = top = value(current, config, now)
     temperature = config.temperature

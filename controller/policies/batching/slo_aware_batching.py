@@ -1,21 +1,21 @@
-"""FlowPrefill's SLO-aware batching: the most urgent prompt, and what its slack can carry.
+"""FlowPrefill's SLO-aware batching: the most urgent prompt, batched with as much as its slack allows.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Alg. 1 and eq. 3. Before each step prompts are
-ranked by S-EDF on the time *still* needed. If the first has not begun, others that have not begun are batched with it,
-in rank order, while its remaining time exceeds the predicted latency of the whole batch and the batch stays below
-`batch_tokens` (both strict); one that does not fit is skipped, not the end of the scan. A prompt larger than the budget
-runs alone, never not at all. A prompt that has begun runs on with nothing added, as a resumed execution does.
+ranked by S-EDF on the time *still* needed. If the first one has not started, others that have not started are batched
+with it, in rank order, while its remaining time exceeds the predicted latency of the whole batch and the batch stays
+below `batch_tokens` (both strict). One that does not fit is skipped and the scan goes on. A prompt larger than the
+budget runs alone. A started prompt continues without additions, like a resumed execution.
 
-Under `controller.engine.PreemptivePrefill` these are the rules of its rounds, and preemption is within a step. Under
-the continuous scheduler, which can change its mind between steps only, the deviations are: preemption at chunk
-boundaries (a step's tokens are bounded by the engine's budget); members of a batch keep ranks of their own once begun,
-in the paper they are resumed with the head. On a collocated engine the decodes come first, the paper has one prefill
-and one decode instance.
+Under `controller.engine.PreemptivePrefill` these are the rules of its rounds, and preemption happens within a step. The
+continuous scheduler can change the batch only between steps, so there preemption happens at chunk boundaries (a step's
+tokens are bounded by the engine's budget), and members of a batch have ranks of their own once started, while in the
+paper they are resumed with the head. On a collocated engine the decodes come first; the paper has one prefill and one
+decode instance.
 
 `prefill_a`, `_b`, `_c`: predicted latency of n tokens, a + b n + c n^2 seconds (sec. 6.4: a polynomial in tokens,
-fitted offline; a batch counts as one prompt of its length). `batch_tokens` 4,096: the paper's G, 4K to 8K alike there.
-`ordering`: `s_edf`, or what the paper compares it with, `d_edf`, `edf`, `fcfs`. `batch` false: one prompt at a time.
-Cost: O(n log n) in prompts a step. Not steady: ranks move with time.
+fitted offline; a batch counts as one prompt of its length). `batch_tokens` 4,096: the paper's G, where 4K to 8K are
+equally good. `ordering`: `s_edf`, or what the paper compares it with, `d_edf`, `edf`, `fcfs`. `batch` false: one prompt
+at a time. Cost: O(n log n) in prompts per step. Not steady: ranks change with time.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class SloAwareBatchingConfig:
 def batch_with(
     head_tokens: int, candidates: Iterable[int], remaining_s: float, budget: int, predict: Callable[[int], float]
 ) -> list[int]:
-    """Alg. 1: indices of the candidates (tokens each, in rank order) that are batched under the head.
+    """Alg. 1: indices of the candidates (tokens of each, in rank order) that are batched under the head.
 
-    The scan ends where not even one more token would fit, which no candidate behind it could change.
+    The scan ends when not even one more token would fit, since no later candidate can change that.
     """
     total, chosen = head_tokens, []
     for index, tokens in enumerate(candidates):

@@ -1,20 +1,20 @@
-"""What vLLM's own V1 scheduler composes, so that a simulated engine can stand for a real one.
+"""Composes steps as vLLM's own V1 scheduler does, so that a simulated engine can stand for a real one.
 
-Read from vllm/v1/core/sched/scheduler.py of vLLM 0.32.0, `Scheduler.schedule`. Implemented: one token budget for all;
-running requests first, in the order in which they were admitted (not by priority), each getting its remaining tokens or
-what is left of the budget, prefills cut to fit; then queued ones, most urgent first, until budget, slots or blocks end;
-a cached prefix costs no budget. `long_prefill_tokens` is `long_prefill_token_threshold`, which binds only while more
-than one request is there.
+After vllm/v1/core/sched/scheduler.py of vLLM 0.32.0, `Scheduler.schedule`. There is one token budget for all. Running
+requests come first, in the order in which they were admitted (not by priority). Each gets its remaining tokens or the
+rest of the budget, and prefills are cut to fit. Then come queued ones, most urgent first, until budget, slots or blocks
+run out; a cached prefix costs no budget. `long_prefill_tokens` is `long_prefill_token_threshold`, which applies only
+while there is more than one request.
 
-`async_scheduling` (its default on GPUs, off on CPUs; `EngineCore.step_with_batch_queue`) composes a step while the one
-before it runs, as soon as that one begins. So a request waits for the step it arrives in *and* the one composed then,
-and the slot of a sequence that ends in a step is free in the next but one. Off by default here, as what runs is not
-steady with it: no leaps, a slower simulation.
+`async_scheduling` (vLLM's default on GPUs, off on CPUs; `EngineCore.step_with_batch_queue`) composes a step as soon as
+the previous one begins. So a request waits for the step during which it arrives *and* the one composed then, and the
+slot of a sequence that ends in a step is free only in the step after the next. Off by default here, since the steps are
+not steady with it, which makes simulation slower.
 
 Deviations: no speculative tokens, encoders, LoRA limits or connectors; with async_scheduling the *blocks* of a sequence
 that ends are free one step early.
 
-Cost: linear in running sequences plus those admitted; sorting only when the budget cannot hold all that run.
+Cost: linear in running sequences plus those admitted; sorting only when the budget cannot hold all running ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class VllmV1:
         self.config = config or VllmV1Config()
         self.steady = not self.config.async_scheduling
         self._began = self._ended = -math.inf  # of the last step
-        self._ended_in_step = 0  # sequences whose last token it gave
+        self._ended_in_step = 0  # sequences that it ended
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         budget = engine.token_budget
@@ -62,7 +62,7 @@ class VllmV1:
             grants.append(Grant(seq, tokens))
             budget -= tokens
         known, room = math.inf, engine.max_num_seqs - len(running)
-        if running and self._ended == now:  # no idle gap: this step was composed when the last one began
+        if running and self._ended == now:  # no idle gap, so this step was composed when the last one began
             known, room = self._began, room - self._ended_in_step
         for seq in engine.waiting():
             if budget <= 0 or room <= 0:
@@ -83,7 +83,7 @@ class VllmV1:
         return cap
 
     def observe(self, event: EngineEvent, now: float) -> None:
-        """When the last step began and what it ended: what a step composed ahead could not know."""
+        """When the last step began and which sequences it ended, which a step composed ahead could not know."""
         if self.config.async_scheduling and isinstance(event, StepRan):
             self._began, self._ended = now - event.seconds / event.repeats, now
             ran = [*event.step.decodes, *(chunk.seq for chunk in event.step.chunks)]
@@ -91,7 +91,7 @@ class VllmV1:
 
 
 def _as_admitted(running: Sequence[Seq], budget: int) -> Sequence[Seq]:
-    """In order of admission, where the order matters: when the budget cannot hold all. Ties: arrival, then id."""
+    """In order of admission, if the order matters (the budget cannot hold all). Ties: arrival, then id."""
     if sum(seq.remaining for seq in running) <= budget:
         return running
     return sorted(running, key=lambda seq: (seq.scheduled_at or 0.0, seq.arrival, seq.id))

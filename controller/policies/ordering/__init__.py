@@ -1,4 +1,4 @@
-"""In which order queued requests are considered. Importing this package registers every ordering."""
+"""Ordering policies: in which order queued requests are considered. Importing this package registers all of them."""
 
 from controller.policies.ordering import (
     apparent_tardiness_cost,

@@ -1,17 +1,17 @@
 """Urgency and worth in one static key: the apparent tardiness cost rule.
 
 Vepsalainen and Morton, "Priority rules for job shops with weighted tardiness costs", Management Science 33 (1987):
-index = (value / service time) x exp(-slack / lookahead). Between two requests that can still make it, "now" cancels
-out of the comparison, so the order is a constant of each request:
+index = (value / service time) x exp(-slack / lookahead). Between two requests that can still be in time, "now" cancels
+out of the comparison, so each request has a constant key:
 
     key = latest start / lookahead + ln(service time / value)      (smaller first)
 
 A short lookahead is earliest deadline first; a long one is Concord's goodput per second of generation (eq. 4.1). In
-between, a request that costs little overtakes one that costs much unless that one's deadline is nearer by
-`lookahead x ln(cost ratio)` seconds. Under overload this spends capacity where it attains most; a request that cannot
-make it any more is the admission policy's business, not this rule's. Cost per decision: O(1).
+between, a cheap request overtakes an expensive one unless the latter's deadline is nearer by `lookahead x ln(cost
+ratio)` seconds. Under overload this spends capacity where it attains most. Requests that can no longer be in time are
+handled by the admission policy. Cost per decision: O(1).
 
-`lookahead_s` (10): tried 2, 10 and 30 on the HyperFlexis mixes (decision 2).
+`lookahead_s` (10): 2, 10 and 30 were tried on the HyperFlexis mixes (decision 2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """D-EDF: FlowPrefill's ablation of S-EDF, with sgn(deadline - now) in place of sgn(slack).
 
-"FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", sec. 6. A request is set back only once its
-deadline has passed, so time is still spent on those that cannot make it any more. Cost per decision: O(1).
+"FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", sec. 6. A request moves back only after its
+deadline has passed, so time is still spent on requests that can no longer be in time. Cost per decision: O(1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.policies.ordering.slack_aware_edf import slack_key
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ORDERINGS.register("deadline_aware_edf")

@@ -1,7 +1,7 @@
 """Earliest deadline first, by the time the first token is due (or the end-to-end deadline, if that is earlier).
 
-The textbook rule (Liu and Layland 1973). It takes no notice of what can still be met: past capacity a request that has
-already missed sorts first and the rest follow it.
+The textbook rule (Liu and Layland 1973). It ignores whether a deadline can still be met: under overload, requests that
+have already missed theirs go first and make the others miss too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from controller.core.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 def due(request: Request) -> float:
-    """The first promise that falls due, on the driver's clock."""
+    """The earliest target time of the request, on the driver's clock."""
     first = request.arrival + request.targets.ttft_s
     if request.targets.deadline_s is None:
         return first

@@ -1,4 +1,4 @@
-"""First come, first served: the order of arrival."""
+"""First come, first served: in order of arrival."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.core.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ORDERINGS.register("first_come_first_served")

@@ -1,16 +1,16 @@
-"""Shortest job first by a learned rank that errs: LTR with its ranking error as a number.
+"""Shortest job first by a learned rank: LTR, with its ranking error as a setting.
 
 Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, https://arxiv.org/abs/2408.15792: a small model
-ranks requests by predicted output length, and the scheduler serves the shortest first. The order is that of its public
+ranks requests by predicted output length, and the scheduler serves the shortest first. The order follows its public
 scheduler (github.com/hao-ai-lab/vllm-ltr, `vllm/core/scheduler.py`), with a noise model in place of the learned one:
-the predicted answer is the expected one times exp(error x z), z standard normal and fixed for a request (drawn from its
-id and `seed`). For lengths whose logarithm is normal with deviation s, Kendall's tau between true and predicted order
-is 2/pi asin(1/sqrt(1 + (error/s)^2)): with s = 1 an error of 0 ranks perfectly, 1 gives 0.5, infinity 0. Feed it true
-lengths (the simulator's `know_output`), or its error adds to that of the length predictor.
+the predicted length is the expected one times exp(error x z), where z is standard normal and fixed for a request (from
+its id and `seed`). For lengths whose logarithm is normal with deviation s, Kendall's tau between true and predicted
+order is 2/pi asin(1/sqrt(1 + (error/s)^2)): with s = 1 an error of 0 ranks perfectly, 1 gives 0.5, infinity 0. Use it
+with true lengths (the simulator's `know_output`); otherwise the error of the length predictor adds to it.
 
-Deviation: that code promotes who has not run for a number of iterations, for a number of iterations; a queue in front
-has no iterations, so it is `promote_s` here: a request that has waited that long goes before all that have not, by
-arrival. `error` 1.0, `promote_s` 60 (ours). Cost: O(1).
+Deviation: that code promotes a request that has not run for a number of iterations, and for a number of iterations. A
+queue in front of an engine has no iterations. Here a request that has waited `promote_s` goes before all that have not,
+by arrival. `error` 1.0, `promote_s` 60 (ours). Cost: O(1).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Program-level least attained service: the workflow that has received least so far goes first.
+"""Program-level least attained service: the workflow that has received the least service goes first.
 
 Autellix (Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
-https://arxiv.org/abs/2502.13965), PLAS: a call's priority is the service that all calls of its *program* have received
-when it arrives, not that of the call. Its paper could be read here in excerpts only, and no code of its authors was
-found: built from its description in Concord's evaluation. Service is counted in tokens (prompt and output), a request
-without a workflow is a program of its own. Deviation: a call keeps the rank it arrived with until it is queued again.
-`keep` bounds the programs and open requests remembered, the oldest forgotten first. Cost: O(1) a decision and an event.
+https://arxiv.org/abs/2502.13965), PLAS: the priority of a call is the service that all calls of its *program* have
+received when it arrives. Built from its description in Concord's evaluation; the full paper and the authors' code were
+not available. Service is counted in tokens (prompt and output). A request without a workflow is a program of its own.
+Deviation: a call keeps its rank until it is queued again. `keep` limits the programs and open requests remembered; the
+oldest are forgotten first. Cost: O(1) per decision and event.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LeastAttainedService:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
         self._attained: OrderedDict[str, int] = OrderedDict()
-        self._open: OrderedDict[str, tuple[str, int]] = OrderedDict()  # request to (workflow, prompt tokens)
+        self._open: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by request: workflow and prompt tokens
 
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
         return Rank((float(self._attained.get(request.workflow, 0)), request.arrival))
@@ -45,7 +45,7 @@ class LeastAttainedService:
         if isinstance(event, ev.Arrived):
             if event.request.workflow:
                 self._open[event.request.id] = (event.request.workflow, event.request.prompt_tokens)
-                _bound(self._open, self.config.keep)  # what was refused or dropped never reports back
+                _bound(self._open, self.config.keep)  # refused and dropped requests never report an end
         elif isinstance(event, ev.Finished):
             workflow, prompt = self._open.pop(event.request_id, ("", 0))
             if workflow:

@@ -1,8 +1,8 @@
-"""In which order prompts are prefilled inside an engine, as plain keys: what FlowPrefill compares (sec. 5.2, 6.3).
+"""Orders of prompts inside an engine, as plain keys: those that FlowPrefill compares (sec. 5.2, 6.3).
 
-`s_edf`: eq. 3 on the time still needed; `d_edf`: its numerator replaced by sgn(deadline - now); `edf`: deadlines alone;
-`fcfs`: arrivals alone. The registered orderings of the same names rank requests in a dispatcher's queue; these rank
-what an engine holds, waiting, running and suspended. A key is a pair, smaller goes first; ties are the caller's, by
+`s_edf`: eq. 3 on the time still needed; `d_edf`: with sgn(deadline - now) as its numerator; `edf`: by deadline; `fcfs`:
+by arrival. The registered orderings of the same names rank requests in a dispatcher's queue; these rank the sequences
+of an engine: waiting, running and suspended. A key is a pair, and smaller goes first; the caller breaks ties, by
 arrival and id. Cost: O(1).
 """
 
@@ -20,10 +20,10 @@ Key = tuple[float, float]
 
 
 class PrefillOrder(NamedTuple):
-    """All in seconds of one clock; `needed` is the time a prompt still takes.
+    """An order by keys. All times in seconds on one clock; `needed` is the time that a prompt still takes.
 
-    `key(deadline, needed, arrival, now)`. `turns_at(deadline, needed)`: the first moment at which the key of a prompt
-    that makes no progress is another one; infinite where it never is.
+    `key(deadline, needed, arrival, now)`. `turns_at(deadline, needed)`: when the key of a prompt without progress
+    changes; infinite: never.
     """
 
     key: Callable[[float, float, float, float], Key]

@@ -1,9 +1,9 @@
 """Shortest job first, by predicted service time.
 
-The textbook rule (Smith 1956 for mean flow time). With perfect predictions it is the oracle that learned-rank
-schedulers approximate (LTR: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024). It has no notion
-of a deadline and starves long requests under overload. `by` says what counts as the job: "service" (prefill and
-expected decodes) or "prefill" alone, which is what Kairos compares against. Cost per decision: O(1).
+The textbook rule (Smith 1956 for mean flow time). With perfect predictions it is the optimum that learned-rank
+schedulers approximate (LTR: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024). It has no
+deadlines and starves long requests under overload. `by` defines the job: "service" (prefill and expected decodes) or
+"prefill" alone, which Kairos compares against. Cost per decision: O(1).
 """
 
 from __future__ import annotations

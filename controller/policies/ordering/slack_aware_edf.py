@@ -1,12 +1,11 @@
-"""FlowPrefill's S-EDF: the earliest deadline among those with slack first, then the others, latest deadline first.
+"""FlowPrefill's S-EDF: requests with slack first, earliest deadline first; then the others, latest deadline first.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", eq. 3: priority = sgn(slack) / deadline,
-sorted descending, slack = deadline - now - predicted time to the first token. Read as follows. The prediction is the
-time *still* needed (the prefill of a queued request; with the full prediction of one half done it would look hopeless).
-Slack 0 counts as positive. Among negative slacks the latest deadline comes first: that is what the formula says. The
-key is (slack < 0, +-deadline) rather than the quotient, which makes close deadlines on an epoch clock equal and divides
-by zero at the start of others. Slack of a queued request shrinks with time alone, so the rank is valid until it turns
-negative. Cost per decision: O(1).
+sorted descending, slack = deadline - now - predicted time to the first token. Our reading: the prediction is the time
+*still* needed, because with the whole prediction a half-finished prefill would look hopeless. Slack 0 counts as
+positive. Among negative slacks the latest deadline comes first, as the formula says. The key is (slack < 0, +-deadline)
+instead of the quotient, which makes near deadlines equal on an epoch clock and divides by zero at time 0. The slack of
+a queued request shrinks only with time, so its rank is valid until the slack becomes negative. Cost per decision: O(1).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from controller.core.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 def slack_key(deadline: float, needed_s: float, now: float) -> tuple[float, float]:
-    """Smaller goes first."""
+    """The sort key; smaller goes first."""
     late = deadline - needed_s < now
     return (1.0, -deadline) if late else (0.0, deadline)
 
@@ -41,6 +40,6 @@ class SlackAwareEdf(Stateless):
         key = slack_key(request.ttft_due, cost.prefill_s, now)
         if key[0]:
             return Rank((*key, request.arrival))
-        # The first moment at which the slack is negative, not the last at which it is zero.
+        # The first moment with negative slack, not the last one with zero slack.
         turns = math.nextafter(request.ttft_due - cost.prefill_s, math.inf)
         return Rank((*key, request.arrival), max(turns, math.nextafter(now, math.inf)))

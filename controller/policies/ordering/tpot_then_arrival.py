@@ -11,7 +11,7 @@ from controller.core.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ORDERINGS.register("tpot_then_arrival")

@@ -1,4 +1,7 @@
-"""When a running sequence gives way to a better one. Importing this package registers the built-in rules."""
+"""Preemption policies: when a running sequence is replaced by a better one.
+
+Importing this package registers all of them.
+"""
 
 from controller.policies.preemption import cost_aware
 from controller.policies.preemption.base import PREEMPTIONS, Preemption, PreemptionChoice, SequenceStanding

@@ -1,4 +1,4 @@
-"""What decides whether a running sequence gives way: on two standings, never on the sequences themselves."""
+"""The interface of preemption policies. They compare two standings and never see the sequences themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from controller.core.registry import Registry
 
 
 class SequenceStanding(NamedTuple):
-    """A sequence as preemption sees it: its priority (goodput per second), its goodput, and tokens in its KV cache."""
+    """What preemption knows of a sequence: priority (goodput per second), goodput, and tokens in its KV cache."""
 
     priority: float
     goodput: float
@@ -16,7 +16,7 @@ class SequenceStanding(NamedTuple):
 
 
 class PreemptionChoice(NamedTuple):
-    """`gain` and `cost` in tokens of goodput."""
+    """Whether to preempt. `gain` and `cost` in tokens of goodput."""
 
     preempt: bool
     reason: str
@@ -28,7 +28,10 @@ class Preemption(Protocol):
     name: ClassVar[str]
 
     def weigh(self, running: SequenceStanding, challenger: SequenceStanding, tokens_per_s: float) -> PreemptionChoice:
-        """Should the challenger take the running one's place? `tokens_per_s`: what the engine generates meanwhile."""
+        """Whether the challenger replaces the running one.
+
+        `tokens_per_s`: tokens that the engine generates meanwhile.
+        """
         ...
 
 

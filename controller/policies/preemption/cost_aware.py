@@ -1,12 +1,12 @@
-"""Concord's cost-aware preemption: only for a gain above what the interruption costs.
+"""Concord's cost-aware preemption: preempt only if the gain exceeds the cost of the interruption.
 
 "Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2 and App. D.1. Releasing a
-sequence stalls the batch for its KV bytes over the I/O bandwidth, during which the engine would have generated tokens;
-and the challenger's priority must exceed the running one's by a threshold, so that near ties do not churn.
+sequence stalls the batch for its KV bytes over the I/O bandwidth, during which the engine would have generated tokens.
+The challenger's priority must also exceed the running one's by a threshold, so that near ties do not alternate.
 
 Goodput is counted in tokens. `round_trip`: bringing the KV back costs the same again, and both are charged (ours; the
-paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D, `bytes_per_token` and
-`bytes_per_s` describe the model's KV cache and the link it leaves by. Cost per decision: O(1).
+paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D. `bytes_per_token` and `bytes_per_s`
+describe the model's KV cache and the link that it leaves by. Cost per decision: O(1).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class CostAwarePreemption:
         return kv_tokens * self.config.bytes_per_token / self.config.bytes_per_s
 
     def loss(self, kv_tokens: int, tokens_per_s: float) -> float:
-        """Tokens not generated because of it."""
+        """Tokens that are not generated because of it."""
         return self.stall_s(kv_tokens) * tokens_per_s * (2.0 if self.config.round_trip else 1.0)
 
     def weigh(self, running: SequenceStanding, challenger: SequenceStanding, tokens_per_s: float) -> PreemptionChoice:
-        """Both comparisons are strict: a tie keeps what runs."""
+        """Both comparisons are strict: in a tie the running sequence stays."""
         gain, cost = challenger.goodput - running.goodput, self.loss(running.kv_tokens, tokens_per_s)
         if not challenger.priority > (1.0 + self.config.threshold) * running.priority:
             return PreemptionChoice(False, "within_threshold", gain, cost)

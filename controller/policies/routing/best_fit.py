@@ -1,11 +1,11 @@
 """ALADDIN's placement: the fullest instance that can still take the request, so that others stay free.
 
 Nie, Fonseca and Liu, "Aladdin: Joint Placement and Scaling for SLO-Aware LLM Serving", 2024,
-https://arxiv.org/abs/2405.06856. Its paper could be read here in excerpts only, and no code of its authors was found:
-built from its abstract and public summaries (best-fit packing of requests into workers under KV and latency
-constraints) and from HyperFlexis' description. Which instances *can* is the pacing's part (`worst_case_fit`); among
-those, best fit takes the one with the largest share of slots or KV in use. `fit` "worst" takes the emptiest instead.
-Ties: most tokens, then round. Cost: O(instances) a request.
+https://arxiv.org/abs/2405.06856. Built from its abstract and public summaries (best-fit packing of requests into
+workers under KV and latency constraints) and from HyperFlexis' description; the full paper and the authors' code were
+not available. Which instances *can* take it is decided by the pacing (`worst_case_fit`). Among those, best fit takes
+the one with the largest share of slots or KV in use; `fit` "worst" takes the emptiest instead. Ties: most tokens, then
+in turn. Cost: O(instances) per request.
 """
 
 from __future__ import annotations

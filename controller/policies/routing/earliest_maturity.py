@@ -1,4 +1,4 @@
-"""HyperFlexis Alg. 1: the worker whose maturity time comes first; ties by fewest outstanding, then round."""
+"""HyperFlexis Alg. 1: the worker with the earliest maturity time; ties by fewest outstanding requests, then in turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.core.policy import ROUTINGS, Stateless, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ROUTINGS.register("earliest_maturity")

@@ -1,4 +1,4 @@
-"""Least outstanding: the fewest requests sent and not finished, queued and running alike; ties go round."""
+"""Least outstanding: the instance with the fewest requests sent and not finished, queued or running; ties in turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.core.policy import ROUTINGS, Stateless, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ROUTINGS.register("least_outstanding")

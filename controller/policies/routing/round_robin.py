@@ -1,4 +1,4 @@
-"""Round robin: the instance that was sent to least recently."""
+"""Round robin: the instance to which a request was sent least recently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.core.policy import ROUTINGS, Stateless, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @ROUTINGS.register("round_robin")
