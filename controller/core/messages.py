@@ -129,10 +129,8 @@ class FleetMessage(TypedDict):
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
     decisions: NotRequired[list[DecisionCount]]
-    # `coming`, it waits for one; `none`, it is refused.
     # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
     # `coming`, it waits for an instance that starts; `none`, it is refused.
-    # `coming`, it waits for one; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
 
 

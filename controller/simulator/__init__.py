@@ -1,7 +1,7 @@
-"""The serving code on virtual time: dispatcher, engine scheduler and policies over fitted latency profiles.
+"""Runs the serving code on virtual time: dispatcher, engine scheduler and policies over fitted latency profiles.
 
-The simulator owns time, arrivals and what a device costs; every decision is a call into the objects that serve. Start
-with `simulation.py`.
+The simulator provides time, arrivals and the cost of device work. Every decision is a call into the objects that serve.
+Start reading with `simulation.py`.
 """
 
 from controller.simulator.fleet.network import LinkFailure, LinkSettings

@@ -1,10 +1,10 @@
-"""`python -m controller.simulator run|compare|sweep|goodput CONFIG`: what would it have looked like under that policy?
+"""`python -m controller.simulator run|compare|sweep|goodput CONFIG`: simulate traffic under policies.
 
-CONFIG is a JSON file; controller/simulator/experiments/ has examples. Prints a progress bar to stderr,
-one table and, last, one line of JSON. A wrong file ends with status 2, the field and the valid names.
+CONFIG is a JSON file; controller/simulator/experiments/ has examples. Prints a progress bar to stderr, one table and,
+as the last line, JSON. An invalid file ends with status 2, the field and its valid names.
 
-`replay LOG` takes what a gateway recorded of its scheduler (`python -m api.openai --scheduler-log LOG`, also gzipped)
-and ends with status 1 unless the scheduler answers all of it alike.
+`replay LOG` repeats what a gateway recorded of its scheduler (`python -m api.openai --scheduler-log LOG`, also
+gzipped), and ends with status 1 if the scheduler answers anything differently.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from controller.simulator.workloads.sources import TraceRow, parse_row
 
 BAR = 30
 EVERY_S = 0.1
-SHOWN = 5  # differences of a replay that are printed
+SHOWN = 5  # most differences of a replay to print
 
 
 class Bar:
-    """A progress bar on a terminal; silent elsewhere."""
+    """A progress bar on a terminal; silent otherwise."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -59,8 +59,9 @@ class Bar:
 
 
 def read_profile(reference: str) -> Mapping[str, Any]:
-    """A JSON file of one profile, `file.json#id` of one with a list of `profiles` (by id or alias), or a CSV file of
-    measured operators, whose lines are rows."""
+    """Read a profile: a JSON file of one profile, `file.json#id` of a file with a list of `profiles` (by id or alias),
+    or a CSV file of measured operators, one row per line.
+    """
     path, _, name = reference.partition("#")
     if path.endswith((".csv", ".csv.gz")):
         return {"rows": read_csv(path, "profile")}
@@ -85,7 +86,9 @@ def read_json(path: Path, field: str) -> Any:
 
 
 def read_trace(name: str) -> list[TraceRow]:
-    """A CSV file with a header (gzip if it ends with .gz): arrival_s, input_tokens, output_tokens, prefix_hashes."""
+    """Read a CSV file with a header (gzipped if it ends with .gz): arrival_s, input_tokens, output_tokens,
+    prefix_hashes.
+    """
     return [parse_row(raw, number) for number, raw in enumerate(read_csv(name, "workload.path"), 1)]
 
 
@@ -114,7 +117,7 @@ def load(arguments: argparse.Namespace) -> ExperimentPlan:
 
 
 def variant(text: str) -> Contender:
-    """`label=policy_set:{"pacing": {"share": 0.5}}`"""
+    """Parse `label=policy_set:{"pacing": {"share": 0.5}}`."""
     label, equals, rest = text.partition("=")
     name, _, overrides = rest.partition(":")
     if not equals:
@@ -123,7 +126,7 @@ def variant(text: str) -> Contender:
 
 
 def _with(contenders: Sequence[Contender], text: str) -> tuple[Contender, ...]:
-    """`label.part.setting=value` changes one setting of one contender."""
+    """Parse `label.part.setting=value`, which changes one setting of one contender."""
     path, equals, value = text.partition("=")
     parts = path.rsplit(".", 2)
     if not equals or len(parts) != 3:
@@ -192,7 +195,7 @@ def tracing(path: Path | None) -> Iterator[TraceWriter | None]:
 
 
 class Found(NamedTuple):
-    """What a command prints, its JSON, and what its page is drawn from."""
+    """The result of a command: its table, its JSON, and the data of its page."""
 
     shown: str
     values: dict[str, Any]

@@ -1,7 +1,7 @@
-"""Drives a scheduler on virtual time, for simulations and for replays of what a gateway recorded.
+"""Drives a scheduler on virtual time, for simulations and for replays of recorded gateways.
 
-Everything of one instant reaches the scheduler in one batch, as in the gateway's loop; what it answers is performed at
-once, and its wake-up is one more happening. Nothing is decided here.
+All events of one instant reach the scheduler in one batch, as in the gateway's loop. Its actions are performed at once,
+and its wake-up time is scheduled. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Handler = Callable[[Any, int], None]
 
 
 class Driver:
-    """`perform` gets the actions of each pass, `heard` all that the scheduler was told. `wakes`: False where the
-    happenings themselves say when the scheduler woke."""
+    """`perform` gets the actions of each pass, `heard` all events that the scheduler got.
+
+    `wakes`: whether the driver schedules the scheduler's wake-ups; False for a replay, whose log contains them.
+    """
 
     def __init__(
         self,
@@ -44,27 +46,27 @@ class Driver:
     # ---- what happened ---------------------------------------------------------------------------------------------
 
     def tell(self, *events: ev.Event) -> None:
-        """In the pass that follows this instant's happenings."""
+        """Give events to the scheduler in the pass after this instant's happenings."""
         self._pending.extend(events)
 
     def report(self, event: ev.Event) -> None:
-        """In a pass of this instant, be it under way."""
+        """Give events to the scheduler in a pass of this instant, even if one is running now."""
         self._news.append(event)
         if not self._passing:
             self.heap.push(self.heap.now, EventKind.TICK, self._pass_news)
 
     def mention(self, event: ev.Event) -> None:
-        """What nobody waits for: it travels with the next news."""
+        """Give events to the scheduler together with the next ones; they need no pass of their own."""
         self._news.append(event)
 
     def drop_pending(self) -> None:
-        """Nobody is left whom these events concern."""
+        """Discard events that no request needs any more."""
         self._pending.clear()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """The next happening, and a pass if it was the last of its instant."""
+        """Handle the next happening, and run a pass if it was the last of its instant."""
         _, kind, _, subject, version = self.heap.pop()
         self.happened += 1
         self.handlers[kind](subject, version)
@@ -78,7 +80,7 @@ class Driver:
             self._pass(events)
 
     def _pass(self, events: Sequence[ev.Event]) -> None:
-        """Until nothing new happens at this instant."""
+        """Run passes until nothing new happens at this instant."""
         now = self.heap.now
         self._passing = True
         while True:
@@ -97,7 +99,7 @@ class Driver:
 
     def _wake_up(self, at: float | None) -> None:
         if at == self._wake_at:
-            return  # most passes leave it as it was
+            return  # unchanged in most passes
         self._wake, self._wake_at = self._wake + 1, at
         if at is not None:
             self.heap.push(at, EventKind.WAKE, None, self._wake)

@@ -1,4 +1,4 @@
-"""An experiment: what is simulated, under which policies, rates and seeds. Parsed from plain JSON values."""
+"""An experiment: workload, instances, policies, rates and seeds. Parsed from plain JSON values."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ from controller.simulator.workloads.sources import ReadTrace, Workload, read_wor
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
 COEFFICIENTS = LatencyCoefficients._fields
-FROM_PROFILE = {  # fields of an instance that its profile may bring, by their names there; `_est`: an estimate
+FROM_PROFILE = {  # instance fields that a profile may set, by their names in profiles; `_est`: estimated
     "kv_tokens": ("kv_capacity_tokens", "kv_capacity_tokens_est"),
     "kv_bytes_per_token": ("kv_bytes_per_token",),
     "tensor_parallel": ("tp",),
 }
-OF_AN_INSTANCE = ("role", "from_s", "until_s", "sleep_level", "weights_of")  # no policy changes these
-MEASURED = ("latency", "believed", "operators")  # read from profiles, not as they stand in the file
+OF_AN_INSTANCE = ("role", "from_s", "until_s", "sleep_level", "weights_of")  # policies cannot change these
+MEASURED = ("latency", "believed", "operators")  # read from profiles, not directly from the file
 ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in MEASURED))
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy set with its settings, under a label of its own; `engine` changes fields of every instance for it, and
-    `prefill_engine` and `decode_engine` after it of those with the role. `foresight`: what its engines are told of
-    programs, if not what the workload says."""
+    """A policy set with its settings, under a label of its own.
+
+    `engine` changes fields of every instance for it; `prefill_engine` and `decode_engine` then change those with that
+    role. `foresight`: what its engines are told about programs, if not what the workload says.
+    """
 
     label: str
     policy_set: str
@@ -56,15 +58,15 @@ class Contender:
     foresight: Foresight | None = None
 
     def build(self) -> StageDispatcher:
-        """A fresh one for each run: dispatchers learn."""
+        """A new dispatcher for each run, since dispatchers learn."""
         return build_dispatcher(self.policy_set, {key: dict(value) for key, value in self.overrides.items()})
 
     def build_migrator(self) -> Migrator:
-        """Of the decode stages, where instances have roles; a fresh one for each run."""
+        """A new migrator for each run, for instances with roles."""
         return build_migrator(self.policy_set, self.overrides)
 
     def settings(self, common: SimulationSettings) -> SimulationSettings:
-        """Raises ConfigError for an engine setting that is wrong."""
+        """The run's settings for this contender. Raises ConfigError for an invalid engine setting."""
         return replace(common, instances=tuple(self._instance(each) for each in common.instances))
 
     def _instance(self, common: InstanceSettings) -> InstanceSettings:
@@ -74,7 +76,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Rates as multiples of the rate at which `contender` drops below `level`."""
+    """Rates as multiples of the rate at which the attainment of `contender` falls below `level`."""
 
     contender: Contender
     level: float
@@ -95,7 +97,10 @@ class ExperimentPlan:
 
 
 def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace) -> ExperimentPlan:
-    """Raises ConfigError whose `field` is the path of the wrong value ("instances.max_num_seqs")."""
+    """Parse an experiment.
+
+    Raises ConfigError whose `field` is the path of the invalid value ("instances.max_num_seqs").
+    """
     top = Fields(raw, "")
     instances = _instances(top, read_profile)
     settings = _settings(top.object("settings"), instances)
@@ -125,7 +130,10 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
 
 
 def contender(raw: Any, where: str = "policies") -> Contender:
-    """A name, or an object with name, label, overrides and engine. Built once: a wrong setting is found here."""
+    """A name, or an object with name, label, overrides and engine.
+
+    Built once here, so that an invalid setting is found early.
+    """
     if isinstance(raw, str):
         raw = {"name": raw}
     item = Fields(raw, where)
@@ -221,7 +229,7 @@ def _profile(item: Fields, raw: Any, read_profile: ReadProfile) -> Mapping[str, 
 
 
 def _operators(item: Fields, raw: Any, shape_name: str, read_profile: ReadProfile) -> OperatorProfile:
-    """An object with `rows`, or a file of one (operator_profile.py); layers that it does not say are the shape's."""
+    """An object with `rows`, or the path of one (operator_profile.py); `layers` comes from the shape if it has none."""
     where = item.name("operators")
     try:
         layers = shape(shape_name).layers
@@ -229,7 +237,7 @@ def _operators(item: Fields, raw: Any, shape_name: str, read_profile: ReadProfil
         raise ConfigError(str(error), field=item.name("model_shape")) from None
     try:
         found = read_profile(raw) if isinstance(raw, str) else raw
-    except ConfigError as error:  # no file, or not one that is read
+    except ConfigError as error:  # not a file, or not read
         raise ConfigError(str(error), field=where) from None
     try:
         return read_operator_profile(found, layers)
@@ -238,7 +246,7 @@ def _operators(item: Fields, raw: Any, shape_name: str, read_profile: ReadProfil
 
 
 def _coefficients(profile: Mapping[str, Any], where: str) -> LatencyCoefficients:
-    """Either the six names, or `coefficients` with them, or `prefill` and `decode` with a, b, c."""
+    """The six names, or `coefficients` with them, or `prefill` and `decode` with a, b, c."""
     flat = profile.get("coefficients", profile)
     if "prefill" in flat and "decode" in flat:
         flat = {f"{part}_{key}": flat[part].get(key) for part in ("prefill", "decode") for key in "abc"}
@@ -277,7 +285,9 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
 
 
 def _machine_speed(item: Fields) -> MachineSpeed:
-    """`series`: measured speeds by period of `period_s`, a list an instance; a run's seed draws where it begins."""
+    """`series`: measured speeds by period of `period_s`, one list per instance; each run begins at a moment drawn with
+    its seed.
+    """
     series = []
     for index, speeds in enumerate(item.list("series")):
         if not isinstance(speeds, list):
@@ -326,7 +336,7 @@ def _link_failure(item: Fields) -> LinkFailure:
 
 
 def _elastic(item: Fields, first_of_all: InstanceSettings) -> ElasticSettings:
-    """With `decode` the fields beside it are of the prefill instances, else of all."""
+    """With `decode`, the other fields apply to prefill instances, otherwise to all."""
     model, usual = first_of_all.model, load_times(first_of_all.weights_of or first_of_all.model)
     decode = item.object("decode") if "decode" in item else None
     first = _scaling(item, ScalingConfig(model, "prefill" if decode is not None else "collocated"))
@@ -358,7 +368,7 @@ def _scaling(item: Fields, scaling: ScalingConfig) -> ScalingConfig:
 
 
 def _mapping(item: Fields) -> MappingConfig:
-    """`levels`, the most urgent first, each {ttft_s, tpot_s}; +- `spread` around them."""
+    """`levels`, the most urgent first, each {ttft_s, tpot_s} with bounds +- `spread`."""
     levels = [Fields(raw, f"{item.name('levels')}[{i}]") for i, raw in enumerate(item.list("levels"))]
     if not levels:
         raise ConfigError("levels must not be empty", field=item.name("levels"))

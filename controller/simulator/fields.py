@@ -1,4 +1,4 @@
-"""Reading an experiment file: every value is checked, and a wrong one is refused with its field and what is valid."""
+"""Reads an experiment file. Every value is checked; an invalid one is refused with its field and the valid values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.core.errors import ConfigError
 
 
 class Fields:
-    """One JSON object. Take what is known, then `done()` refuses what is left."""
+    """One JSON object. Take the known fields, then `done()` refuses the others."""
 
     def __init__(self, raw: Any, where: str) -> None:
         self.where = where
@@ -35,7 +35,7 @@ class Fields:
         return self.any(field)
 
     def number(self, field: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """A finite number greater than `above`; required without a default."""
+        """A finite number greater than `above`; required if there is no default."""
         value = self.required(field) if default is None else self.any(field, default)
         return self.check_number(value, field, above)
 

@@ -1,4 +1,7 @@
-"""Events in virtual time. Equal times are ordered by kind, then by the serial in which they were scheduled."""
+"""The queue of happenings in virtual time.
+
+Those at equal times are ordered by kind, then in the order of scheduling.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,28 @@ import math
 from enum import IntEnum
 from typing import Any
 
-SHORTEST_WAKE_S = 0.0005  # as the gateway's own loop: a wake-up in the past must not spin
+SHORTEST_WAKE_S = 0.0005  # as in the gateway's loop, so that a wake-up in the past cannot loop forever
 
 
 class EventKind(IntEnum):
-    """What happens first at one instant: results before news, news before what is done about them."""
+    """The order of happenings at one instant: results first, then reports, then reactions."""
 
     STEP = 0  # a step (or a leap of steps) ended
     FAILURE = 1
-    DELIVERY = 2  # something reached an engine or came back from one
+    DELIVERY = 2  # something reached an engine, or an answer came back from one
     ARRIVAL = 3
     TICK = 4  # telemetry, progress, samples
     WAKE = 5
     END = 6
 
 
-# When, kind, serial, what the kind needs, and a version that tells a stale entry from a valid one. A plain tuple: a run
-# makes hundreds of thousands.
+# Time, kind, serial, subject, and a version that tells a stale entry from a valid one. A plain tuple, since a run makes
+# hundreds of thousands.
 Happening = tuple[float, EventKind, int, Any, int]
 
 
 class EventHeap:
-    """Never goes back: scheduling before the last popped time is an error, not a silent reordering."""
+    """Time never goes back: scheduling before the last popped time is an error."""
 
     def __init__(self) -> None:
         self._heap: list[Happening] = []
@@ -51,5 +54,5 @@ class EventHeap:
 
     @property
     def next_at(self) -> float:
-        """Infinite when nothing is scheduled."""
+        """Time of the next happening; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf

@@ -1,7 +1,7 @@
-"""Requests that name only a priority: their targets come from the mapping that serves (HyperFlexis sec. 5.2, Alg. 2).
+"""Priority-mapped targets in a run: requests name only a priority (HyperFlexis sec. 5.2, Alg. 2).
 
-The same `PriorityMapping` as in the gateway, told the same things: what each finished request measured, and whether a
-higher priority is pending when a new one asks.
+Uses the gateway's `PriorityMapping` with the same inputs: the measured values of finished requests, and whether a
+request of a higher priority is queued when a new one arrives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.slo.mapping import PriorityMapping
 
 
 class MappedTargets:
-    """Targets by priority over one run. What a request's own targets say is left out of it, its patience is not."""
+    """Targets by priority over one run. They replace the request's own targets, except for its waiting time."""
 
     def __init__(self, config: MappingConfig) -> None:
         self._mapping = PriorityMapping(config)
@@ -28,14 +28,14 @@ class MappedTargets:
         return Targets(given.ttft_s, given.tpot_s, None, demand.targets.waiting_time_s), level
 
     def ended(self, level: int, record: SimRecord, now: float) -> None:
-        """A request was answered: what it measured, and how long it queued."""
+        """Learn from an answered request: its measured values, and how long it was queued."""
         self._mapping.observe(level, record.ttft_s, record.tpot_s, record.queue_s or 0.0, now)
 
 
 def around(
     targets: Sequence[tuple[float, float]], spread: float = 0.25, *, window: int = 1000, window_age_s: float = 300.0
 ) -> MappingConfig:
-    """A mapping with one level for each (TTFT, TPOT), most urgent first, each within +- `spread` of it (sec. 7.3)."""
+    """A mapping with one level for each (TTFT, TPOT), most urgent first, with bounds +- `spread` (sec. 7.3)."""
     levels = tuple(
         LevelBounds(ttft, tpot, *(bound * x for x in (ttft, tpot) for bound in (1 - spread, 1 + spread)))
         for ttft, tpot in targets

@@ -1,7 +1,7 @@
-"""Replays what a gateway's scheduler was told, through the driver that simulations use: the same actions must follow.
+"""Replays a gateway's scheduler log through the simulator's driver, and checks that the actions are the same.
 
-The log takes the place of simulated engines: its batches are the happenings, at the times at which the gateway handed
-them over, and nothing is performed. It also says when the scheduler woke, since a real clock wakes it a little late.
+The log takes the place of simulated engines: its batches happen at the times at which the gateway passed them on, and
+actions are not performed. It also contains the scheduler's wake-ups, since a real clock wakes it a little late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from controller.simulator.heap import EventKind
 
 
 class ReplayDifference(NamedTuple):
-    """The `batch`th (from 1) was answered otherwise. Actions as in the log."""
+    """Batch number `batch` (from 1) was answered differently. Actions in the form of the log."""
 
     batch: int
     at: float
@@ -28,11 +28,11 @@ class ReplayDifference(NamedTuple):
 
 
 class Replay:
-    """One log, once. `kinds` counts the actions that were compared, by type."""
+    """Replay one log, once. `kinds` counts the compared actions by type."""
 
     def __init__(self, log: Log) -> None:
         policy, overrides = log.header
-        # What raised in the gateway was survived there, and is here.
+        # The gateway survived this exception, so the replay does too.
         scheduler = build_scheduler(policy, overrides, lambda who, events, error: None)
         self.driver = Driver(scheduler, self._answer, heard=self._heard, wakes=False)
         self.driver.handlers[EventKind.DELIVERY] = self._handed_over
@@ -47,12 +47,12 @@ class Replay:
         while self.driver.heap:
             self._answered = []
             self.driver.step()
-            answered = json.loads(json.dumps(self._answered))  # as it would be read from the log
+            answered = json.loads(json.dumps(self._answered))  # in the form in which the log is read
             if answered != self._batch.actions:
                 yield ReplayDifference(self.batches, self._batch.now, self._batch.actions, answered)
 
     def _plan(self) -> None:
-        """One batch ahead, and never two: events name requests that earlier ones brought."""
+        """Schedule one batch ahead, never two: events name requests that earlier batches brought."""
         batch = next(self._log, None)
         if batch is not None:
             self.driver.heap.push(batch.now, EventKind.DELIVERY, batch)
@@ -64,7 +64,7 @@ class Replay:
         self._plan()
 
     def _heard(self, events: Sequence[ev.Event], now: float) -> None:
-        self._encoder.named(events)  # from here on requests are written by their ids, as in the log
+        self._encoder.named(events)  # later batches name requests by id, as in the log
 
     def _answer(self, actions: Sequence[ev.Action]) -> None:
         self._answered += self._encoder.named(actions)

@@ -1,4 +1,4 @@
-"""Running experiments: one run, every policy at every rate, the rate a policy can bear."""
+"""Runs experiments: one run, every policy at every rate, or a search for each policy's goodput rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON_A_LINE = ("rate", "attainment", "attainment_spread", "goodput_tokens_per_s", 
 
 
 def silent(what: str, done: int, of: int) -> None:
-    """Nobody watches."""
+    """Progress that is not shown."""
 
 
 def run_once(
@@ -57,10 +57,10 @@ def find_knee(
     tolerance: float = 0.02,
     probed: list[dict[str, Any]] | None = None,
 ) -> float:
-    """The highest rate at which the median attainment over the seeds is at least `level`, requests/s.
+    """The highest rate (requests/s) at which the median attainment over the seeds is at least `level`.
 
-    Doubling from a first guess until the level is crossed, then bisection to `tolerance` (a share of the rate). The
-    entry of each rate that was tried is added to `probed`; that of the answer is among them.
+    The first guess is doubled until the level is crossed, then bisected to `tolerance` (a share of the rate). The entry
+    of each rate that was tried is added to `probed`, including that of the result.
     """
 
     def holds(rate: float) -> bool:
@@ -87,7 +87,7 @@ def find_knee(
 
 
 def rates_of(experiment: ExperimentPlan, progress: Progress = silent) -> tuple[list[float | None], float | None]:
-    """The rates to run at and the knee they are multiples of, if they are."""
+    """The rates to run at, and the knee that they are multiples of, if any."""
     if experiment.rates:
         return list(experiment.rates), None
     if experiment.knee is None:
@@ -111,7 +111,7 @@ def _entry(experiment: ExperimentPlan, contender: Contender, rate: float | None,
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians over seeds, the extremes of attainment, and the first seed's whole report for charts."""
+    """Medians over seeds, the lowest and highest attainment, and the first seed's whole report for charts."""
     seen = [each["attainment"] for each in reports]
     classes = sorted({name for each in reports for name in each["by_class"]})
     return {
@@ -145,7 +145,7 @@ def _median(reports: Sequence[Mapping[str, Any]], *path: str) -> float | None:
 def goodput(experiment: ExperimentPlan, progress: Progress = silent) -> dict[str, Any]:
     """FlowPrefill's goodput: the highest rate at `level` attainment, by policy.
 
-    `lines`: by policy, what the search saw at each rate it tried; `entries`: each policy's whole entry at its goodput.
+    `lines`: by policy, the result at each rate that was tried. `entries`: each policy's whole entry at its goodput.
     """
     rates: dict[str, float] = {}
     lines: dict[str, list[dict[str, Any]]] = {}

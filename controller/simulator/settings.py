@@ -1,4 +1,4 @@
-"""What is simulated: instances, what telemetry shows, what clients and machines do. Checked when it is built."""
+"""Settings of a run: instances, telemetry, clients and machines. Checked on construction."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from controller.simulator.fleet.machine_speed import MachineSpeed
 from controller.simulator.fleet.network import LinkSettings
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
-BATCHING, MODEL_SHAPE = "chunked_prefill", "llama3-8b"  # where none is named
+BATCHING, MODEL_SHAPE = "chunked_prefill", "llama3-8b"  # if none is named
 DECODE_BY = ("sum", "longest")
 SLEEP_LEVELS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """One engine. `latency` is the truth; `believed` what the dispatcher starts from (None: the truth).
+    """One engine.
 
-    `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are the `slo_aware_batching` policy's (with
-    predictions from the believed latency unless `batching_settings` says otherwise), `preemption` holds fields of
-    PreemptionConfig, and `model_shape` and `all_reduce_share` (of a step's linear time, under tensor parallelism)
-    give the operators that its boundaries are composed from, unless `operators` has their measured times. "slackline"
-    is what an engine runs under `--scheduler slackline`: scheduler and batching by `role` and `deadlines`
-    (policies.by_stage).
-
-    `batching` None: chunked_prefill, or what the kind says. `decode_by`: what a decode step's time grows with, the
-    "sum" of its sequences' tokens (eq. 2) or the "longest" of them alone (Kairos, sec. 2.2). `from_s`, `until_s`: the
-    second of the run at which it joins and the one at which it begins to drain (None: it stays). `left`: before the
-    run began, of which this is the rest; it keeps its number, by which failures, ports and speeds are given.
-    `sleep_level`: 1 or 2, it sleeps at this level when the run begins, until a scale-out wakes it; 0: it serves.
+    - `latency`: the true step times. `believed`: what the dispatcher starts from (None: the true ones). `decode_by`:
+      what a decode step's time grows with: the "sum" of its sequences' tokens (eq. 2), or the "longest" alone (Kairos,
+      sec. 2.2).
+    - `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are those of the `slo_aware_batching`
+      policy (with predictions from the believed latency unless `batching_settings` has them), and `preemption` holds
+      fields of PreemptionConfig. `model_shape` and `all_reduce_share` (of a step's linear time, under tensor
+      parallelism) give the operators from which its boundaries are composed, unless `operators` has measured times.
+      "slackline" is an engine with `--scheduler slackline`: scheduler and batching by `role` and `deadlines`
+      (policies.by_stage).
+    - `batching` None: chunked_prefill, or what the kind implies.
+    - `from_s`, `until_s`: the second of the run at which it joins, and at which it begins to drain (None: never).
+      `left`: it had left before the part of the run that is simulated; it keeps its number, which failures, ports and
+      speeds refer to.
+    - `sleep_level`: 1 or 2: it sleeps at this level when the run begins, until a scale-out wakes it; 0: it serves.
     """
 
     latency: LatencyCoefficients
@@ -59,12 +61,12 @@ class InstanceSettings:
     believed: LatencyCoefficients | None = None
     unit_cost: float = 1.0
     model: str = "model"
-    weights_of: str = ""  # the model's usual name, such as Qwen2.5-7B: load times are chosen by it
+    weights_of: str = ""  # the model's usual name, such as Qwen2.5-7B, which selects load times
     role: str = "collocated"
-    tensor_parallel: int = 1  # devices of one instance; the profile is of all of them together
+    tensor_parallel: int = 1  # devices per instance; the profile is for all of them together
     kv_bytes_per_token: int = 131_072  # Llama-3.1-8B in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes
     engine_kind: str = "continuous"
-    deadlines: bool = False  # of engine_kind slackline: end-to-end deadlines or workflows are promised there
+    deadlines: bool = False  # for engine_kind slackline: requests have end-to-end deadlines or workflows
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = MODEL_SHAPE
     all_reduce_share: float = 0.0
@@ -126,7 +128,7 @@ class InstanceSettings:
 
     @property
     def part(self) -> EnginePart:
-        """The scheduler and its batching policy, by their names. Raises ConfigError as `build_engine`."""
+        """Names of the scheduler and its batching policy. Raises ConfigError as `build_engine`."""
         if self.engine_kind not in ENGINE_KINDS:
             valid = ", ".join(ENGINE_KINDS)
             raise ConfigError(f"unknown engine_kind {self.engine_kind!r}; valid: {valid}", field="engine_kind")
@@ -142,7 +144,7 @@ class InstanceSettings:
         return EnginePart(kind, self.batching or BATCHING)
 
     def build_engine(self) -> EngineScheduler:
-        """A fresh one for each run. Raises ConfigError for a setting that is wrong or has no effect here."""
+        """A new engine for each run. Raises ConfigError for a setting that is invalid or has no effect here."""
         kind = self.part.engine_kind
         batching = self.build_batching()
         if kind == "continuous":
@@ -171,7 +173,7 @@ class InstanceSettings:
         return composed if self.operators is None else ProfiledBoundaries(kind, self.operators)
 
     def build_batching(self) -> Batching:
-        """With what the profile that is believed says, where the scheduler predicts by one."""
+        """The batching policy, with predictions from the believed profile if it needs them."""
         part, believed = self.part, self.believed or self.latency
         given = dict(self.batching_settings)
         if self.engine_kind == BY_STAGE:
@@ -197,7 +199,7 @@ class InstanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An instance dies at `at`; a new one takes its place `for_s` later (None: never)."""
+    """An instance fails at `at`; a replacement is up `for_s` later (None: never)."""
 
     instance: int
     at: float
@@ -212,17 +214,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ElasticSettings:
-    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk". `load_s`: seconds
-    from the decision to serving, by source (load_times.py has them by model).
+    """How the fleet scales.
 
-    `scaling`: of the collocated instances; where instances have roles, of those that prefill, and `decode` of those
-    that decode. `most`: instances of all roles together, None for the sum of what each may have. `switch_s`: from
-    empty in one role to serving in the other (weights stay; engines are role-agnostic, sec. 6). `start_s`: from nothing
-    to a process that can take weights, before the load time; `warm`: instances kept in that state (Fast Scaling).
-
-    `sleep_level`: what scales in sleeps at this level, 1 or 2, instead of being stopped (0). `wake_s`: seconds from the
-    decision to wake an instance to serving. None: the load time from host memory at level 1, which keeps a copy there,
-    and that from `source` at level 2.
+    - `scaling`: of the collocated instances; with roles, of those that prefill, and `decode` of those that decode.
+      `most`: limit on instances of all roles together; None: the sum of both limits.
+    - `source`: where weights are loaded from; "device" needs an instance that is up, otherwise "disk" is used.
+      `load_s`: seconds from the decision to serving, by source (defaults by model: load_times.py).
+    - `start_s`: from nothing to a process that can load weights, before the load time. `warm`: number of warm spares,
+      which are in that state (Fast Scaling).
+    - `switch_s`: from empty in one role to serving in the other (weights stay; engines serve any role, sec. 6).
+    - `sleep_level`: instances that scale in sleep at this level, 1 or 2, instead of being stopped (0). `wake_s`:
+      seconds from the decision to serving. None: the load time from host memory at level 1, which keeps a copy there,
+      and that from `source` at level 2.
     """
 
     scaling: ScalingConfig
@@ -263,15 +266,16 @@ class ElasticSettings:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """Seconds throughout.
+    """The whole run. Seconds throughout.
 
-    `telemetry_*`: how often engines are asked, and how old the answer is when it arrives. `progress_s`: how often the
-    gateway tells the dispatcher of tokens. `network_s`: one way between gateway and engine. `cutoff_s`: clients give up
-    that long after the last arrival (None: never). `know_output`: the dispatcher is told true output lengths (an
-    oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
-    `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
-    targets come from it; None leaves them their own. `links`: what KV moves over between instances with roles.
-    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted.
+    - `telemetry_*`: how often engines are polled, and how old the answer is when it arrives. `progress_s`: how often
+      the gateway reports tokens to the dispatcher. `network_s`: one way between gateway and engine.
+    - `cutoff_s`: clients give up this long after the last arrival (None: never). `know_output`: the dispatcher knows
+      true output lengths (an oracle) instead of predictions.
+    - `leaps` off runs every step as a happening of its own; results are the same.
+    - `elastic`: None: the fleet does not scale. `mapping`: requests only name their priority, which gives their
+      targets; None: they have their own. `links`: the network between instances with roles. `machine_speed`: measured
+      speed over time; None: always as fitted.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -291,7 +295,7 @@ class SimulationSettings:
 
     @property
     def disaggregated(self) -> bool:
-        """Some instances only prefill, others only decode."""
+        """Whether some instances only prefill and others only decode."""
         return any(instance.role != Role.COLLOCATED for instance in self.instances)
 
     def __post_init__(self) -> None:
@@ -343,6 +347,6 @@ class SimulationSettings:
 
 
 def _check_sleep_level(level: int) -> None:
-    if type(level) is not int or level not in SLEEP_LEVELS:  # JSON's true is 1 to Python
+    if type(level) is not int or level not in SLEEP_LEVELS:  # JSON's true would be 1 in Python
         told = "0 (awake), 1 (a copy of the weights stays in host memory) or 2 (no copy)"
         raise ConfigError(f"sleep_level must be {told}, not {level!r}", field="sleep_level")

@@ -1,8 +1,8 @@
 """One run: a workload, a scheduler and simulated engines on one virtual clock.
 
-The scheduler is told exactly what the gateway would tell it, no earlier: arrivals, first tokens, progress a few times
-a second, ends, telemetry with its period and delay. All state hangs off one Simulation, so that two runs in one process
-never influence each other; nothing here draws random numbers (workloads do, before the run).
+The scheduler is told what a gateway would tell it, and no earlier: arrivals, first tokens, progress a few times a
+second, ends, and telemetry with its period and delay. All state belongs to one Simulation, so that runs in one process
+are independent. Nothing here draws random numbers (workloads do, before the run).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPORT_EVERY = 500  # ended requests between two calls of `progress`
 
 
 class Simulation:
-    """Run once. `run` returns when every request has ended or its clients gave up."""
+    """A run, used once. `run` returns when every request has ended or its clients gave up."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Simulation:
         keep_token_times: bool = False,
         trace: TraceWriter | None = None,
     ) -> None:
-        """`migrator`: of the decode stages where instances have roles; None: that of the dispatcher's policy set."""
+        """`migrator`: places decode stages, if instances have roles; None: that of the dispatcher's policy set."""
         if programs is not None:
             demands = [*demands, *programs.first()]
         if len({demand.id for demand in demands}) != len(demands):
@@ -95,7 +95,7 @@ class Simulation:
         }
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
-        """`progress(ended, of)` is called now and then."""
+        """Run to the end. `progress(ended, of)` is called from time to time."""
         self._start()
         result, step = self.result, self.driver.step
         reported = 0
@@ -136,11 +136,11 @@ class Simulation:
                 self.tell(*self.kv.links_of(instance.id))
 
     def tell(self, *events: ev.Event) -> None:
-        """The scheduler, in the next pass."""
+        """Give events to the scheduler in the next pass."""
         self.driver.tell(*events)
 
     def bring_up_later(self, name: str, at: float) -> None:
-        """An instance that was asked for will serve at `at`."""
+        """An instance that was ordered will serve at `at`."""
         self.heap.push(at, EventKind.FAILURE, name)
 
     def _finish(self) -> None:
@@ -155,12 +155,12 @@ class Simulation:
             self.result.scaled_out = self._elastic.scaled_out(self.heap.now)
 
     def _cut_off(self, _: Any, __: int) -> None:
-        """Clients give up: whatever is open is a miss."""
+        """Clients give up: all open requests become misses."""
         for trip in list(self._trips.values()):
             self._end(
                 trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
             )
-        self._expected = len(self.result.records)  # calls that were yet to be released are never made
+        self._expected = len(self.result.records)  # calls not released yet are never made
         self.driver.drop_pending()
 
     # ---- arrivals --------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Simulation:
     # ---- what the scheduler says -----------------------------------------------------------------------------------
 
     def _perform(self, actions: Sequence[ev.Action]) -> None:
-        """In their order, but what one instance is sent in a row reaches it together."""
+        """Perform actions in their order, but combine successive sends to one instance."""
         sends: dict[str, list[ev.Send]] = {}
         for action in actions:
             kind = type(action)
@@ -210,7 +210,7 @@ class Simulation:
         self._end(self._trips[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
 
     def _given_up(self, action: ev.GiveUp) -> None:
-        """Cut where the client has a token already."""
+        """The request ends with an error; it is cut if the client already has a token."""
         trip = self._trips.get(action.request.id)
         if trip is None:
             return
@@ -244,7 +244,7 @@ class Simulation:
     # ---- engines --------------------------------------------------------------------------------------------------
 
     def _delivered(self, subject: Any, _: int) -> None:
-        """Sequences reached an engine, or (with a network) an event came back from one."""
+        """Sequences reached an engine, or (with a network delay) an answer came back from one."""
         if isinstance(subject, tuple) and isinstance(subject[1], list):
             instance_id, seqs = subject
             instance = self.cluster.get(instance_id)
@@ -290,7 +290,7 @@ class Simulation:
         self._tell(instance, actions)
 
     def later(self, do: Callable[[], None]) -> None:
-        """At once, or when the network has brought it."""
+        """Call now, or after the network delay."""
         if self.settings.network_s:
             self.heap.push(self.heap.now + self.settings.network_s, EventKind.DELIVERY, do)
         else:
@@ -361,7 +361,7 @@ class Simulation:
     # ---- failures -------------------------------------------------------------------------------------------------
 
     def _fleet_changes(self, subject: Any, _: int) -> None:
-        """Something that befalls an instance, or the name of one that has been asked for and is there now."""
+        """A failure or a join (callable), or the id of an ordered instance that is up now."""
         if callable(subject):
             subject()
         else:
@@ -372,7 +372,7 @@ class Simulation:
         return [trip for trip in self._trips.values() if trip.instance == instance_id and trip.seq is not None]
 
     def lost(self, trip: Trip) -> None:
-        """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
+        """The engine failed the request. Before the first token the dispatcher may send it to another instance."""
         before = trip.first_at is None or trip.prefills_again
         self.driver.tell(ev.Failed(trip.request.id, before, "instance failed"))
         if before:

@@ -1,4 +1,4 @@
-"""One request on its way through a simulation, and its record at the end."""
+"""One request in a simulation, and its record at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controller.slo.attainment import judge
 
 
 class Trip:
-    """`sends`: attempts on engines. Times are those of the gateway, absolute."""
+    """State of one request. `sends`: attempts on engines. Times are on the gateway's clock, absolute."""
 
     __slots__ = (
         "demand",
@@ -38,19 +38,19 @@ class Trip:
         self.sends = 0
         self.sent_at: float | None = None
         self.first_at: float | None = None
-        self.head: array[float] = array("d")  # of the first token, where another instance gave it
+        self.head: array[float] = array("d")  # token times from the prefill instance, if another one decodes
         self.prefill_instance = ""
-        self.landed_at: float | None = None  # when its KV was at the decode instance
+        self.landed_at: float | None = None  # when its KV arrived at the decode instance
 
     @property
     def prefills_again(self) -> bool:
-        """Its KV was lost after the first token: it is on its way to a second one that nobody sees."""
+        """Whether its KV was lost after the first token, so that a second prefill runs whose token is not shown."""
         return len(self.head) > 0 and self.landed_at is None
 
     def sequence(self, now: float, *, prefill_only: bool = False) -> Seq:
-        """A fresh one for each attempt; the engine orders by when it reached the engine, not the gateway.
+        """A new sequence for each attempt. The engine orders by the time of arrival at the engine, not at the gateway.
 
-        `prefill_only`: it ends with its first token, its KV kept, unless that is the whole answer.
+        `prefill_only`: it ends with its first token and its KV is kept, unless that is the whole answer.
         """
         demand, targets = self.demand, self.request.targets
         self.seq = Seq(
@@ -71,15 +71,16 @@ class Trip:
         return self.seq
 
     def decode_sequence(self, now: float, rank: int) -> Seq:
-        """The same, as a decode instance goes on with it: one token is out, or will be, all before it computed
-        elsewhere."""
+        """The sequence as a decode instance continues it: one token exists, or will, and all before it is computed
+        elsewhere.
+        """
         running, seq = self.seq, self.sequence(now)
         self.seq = running
         seq.priority, seq.output_tokens = rank, 1
         return seq
 
     def keep(self, times: array[float]) -> None:
-        """The prefill is over; a second one, after its KV was lost, gives no token that anybody sees."""
+        """The prefill has ended. The token of a second prefill, after the KV was lost, is not shown."""
         if not self.head:
             self.head = times
 
@@ -88,7 +89,7 @@ class Trip:
         self.instance, self.seq, self.landed_at = instance_id, seq, now
 
     def restart(self) -> None:
-        """Back to the queue after a failure before the first token, or with its KV lost after it."""
+        """Back to the queue, after a failure before the first token or a loss of KV after it."""
         self.instance, self.seq = "", None
 
     def record(self, outcome: Outcome, reason: str, now: float, times: Sequence[float], keep: bool) -> SimRecord:
@@ -142,6 +143,6 @@ class Trip:
 
 
 def paced_tokens(after: np.ndarray, targets: Targets) -> int:
-    """slo.attainment.token_goodput over a column: a run judges tens of millions of tokens."""
+    """slo.attainment.token_goodput for a column, since a run judges tens of millions of tokens."""
     due = targets.ttft_s + np.arange(len(after)) * targets.tpot_s + 1e-9
     return int((after <= due).sum())

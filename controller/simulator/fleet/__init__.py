@@ -1,1 +1,1 @@
-"""What serves in a simulation: engines, their network, scaling, failures, and what can be observed of them."""
+"""The fleet of a simulation: engines, their network, scaling, failures, and its monitoring."""

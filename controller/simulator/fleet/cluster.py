@@ -1,4 +1,4 @@
-"""The instances of a run: which are up, start, drain, sleep or are warm, and what each cost when it is gone."""
+"""The instances of a run: those up, starting, draining, asleep or warm, and the cost of each that ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controller.simulator.settings import InstanceSettings, SimulationSettings
 
 
 class Warm(NamedTuple):
-    """A process without weights: its slot, when it was asked for and when it is up."""
+    """A warm spare: its slot, when it was ordered and when it is ready."""
 
     slot: int
     since: float
@@ -22,7 +22,7 @@ class Warm(NamedTuple):
 
 
 class Asleep(NamedTuple):
-    """An instance without weights that wakes under its own id: its slot, since when it sleeps, and how deeply."""
+    """A sleeping instance, which wakes under its own id: its slot, since when it sleeps, and its level."""
 
     slot: int
     since: float
@@ -30,8 +30,10 @@ class Asleep(NamedTuple):
 
 
 class Cluster:
-    """Slots 0 to n - 1 are the settings' instances; later slots are more of the first. A slot's second occupant, after
-    a failure, has an id of its own."""
+    """Slots 0 to n - 1 are the settings' instances; later slots are copies of the first.
+
+    A slot's second instance, after a failure, has an id of its own.
+    """
 
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
@@ -40,10 +42,10 @@ class Cluster:
         self._slots: dict[int, str] = {}
         self._gone: list[InstanceUse] = []
         self._occupants: Counter[int] = Counter()
-        self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
+        self.starting: dict[str, tuple[int, float]] = {}  # by id: slot, and when it was ordered
         self.warm: dict[str, Warm] = {}
         self.asleep: dict[str, Asleep] = {}
-        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm, sleep or are up
+        self._kinds: dict[str, InstanceSettings] = {}  # by id, of instances that start, are warm, sleep or are up
         self.draining: set[str] = set()
 
     def __iter__(self) -> Iterator[SimulatedInstance]:
@@ -53,16 +55,16 @@ class Cluster:
         return len(self._live)
 
     def get(self, instance_id: str) -> SimulatedInstance | None:
-        """None unless it is up."""
+        """The instance, or None if it is not up."""
         return self._live.get(instance_id)
 
     def in_slot(self, slot: int) -> SimulatedInstance | None:
         return self._live.get(self._slots.get(slot, ""))
 
     def ask(self, slot: int, now: float, role: Role | None = None) -> str:
-        """An instance is wanted there; its id. It costs from now on, and is up when `bring_up` is called.
+        """Order an instance in this slot; returns its id. It costs from now on, and is up after `bring_up`.
 
-        A slot beyond the settings' own gets one like the first of the role, or like the first.
+        A slot beyond the settings' own gets a copy of the first instance with the role, or of the first.
         """
         occupant = self._occupants[slot]
         self._occupants[slot] += 1
@@ -81,26 +83,26 @@ class Cluster:
         return next((kind for kind in kinds if role is None or kind.role == role), kinds[0])
 
     def keep_warm(self, now: float, ready_at: float) -> str:
-        """One more process without weights; its id. It costs from now on."""
+        """Order one more warm spare; returns its id. It costs from now on."""
         name = self.ask_for_one_more(now)
         slot, since = self.starting.pop(name)
         self.warm[name] = Warm(slot, since, ready_at)
         return name
 
     def load(self, name: str, role: Role) -> None:
-        """A warm one gets weights, and a role: from now on it starts."""
+        """A warm spare gets a role and loads weights: from now on it starts."""
         warm = self.warm.pop(name)
         self.starting[name] = (warm.slot, warm.since)
         self._kinds[name] = self._alike(role)
 
     def begin_asleep(self, slot: int, level: int) -> str:
-        """The slot's instance sleeps when the run begins; its id. It costs from then on."""
+        """The slot's instance sleeps when the run begins; returns its id. It costs from then on."""
         name = self.ask(slot, 0.0)
         self.asleep[name] = Asleep(slot, self.starting.pop(name)[1], level)
         return name
 
     def put_to_sleep(self, instance: SimulatedInstance, now: float, level: int) -> None:
-        """It keeps its id, slot and kind, and costs on; what it did so far is recorded."""
+        """It keeps its id, slot and settings and goes on costing; what it did so far is recorded."""
         kind = self._kinds[instance.id]
         slot = next(slot for slot, name in self._slots.items() if name == instance.id)
         self.remove(instance, now)
@@ -108,17 +110,17 @@ class Cluster:
         self.asleep[instance.id] = Asleep(slot, now, level)
 
     def wake(self, name: str, now: float) -> None:
-        """From now on it starts."""
+        """Wake it: from now on it starts."""
         sleeper = self.asleep.pop(name)
         self._gone.append(self._unused(name, sleeper.since, now))
         self.starting[name] = (sleeper.slot, now)
 
     def role_of(self, name: str) -> Role:
-        """Of one that starts, sleeps or is up."""
+        """The role of an instance that starts, sleeps or is up."""
         return Role(self._kinds[name].role)
 
     def bring_up(self, name: str) -> SimulatedInstance | None:
-        """None if it is not wanted any more."""
+        """The instance, now up; None if it is no longer wanted."""
         wanted = self.starting.pop(name, None)
         if wanted is None:
             return None
@@ -134,13 +136,13 @@ class Cluster:
         return instance
 
     def give_up(self, name: str, now: float) -> None:
-        """One that still starts, or is warm, is not wanted any more; what it cost so far stays."""
+        """Cancel an instance that still starts or is warm; its cost so far remains."""
         since = self.warm.pop(name).since if name in self.warm else self.starting.pop(name)[1]
         self._gone.append(self._unused(name, since, now))
         del self._kinds[name]
 
     def _unused(self, name: str, since: float, until: float) -> InstanceUse:
-        """Provisioned, and never served."""
+        """The use of an instance that was provisioned and never served."""
         kind = self._kinds[name]
         cost = kind.unit_cost * kind.tensor_parallel
         return InstanceUse(name, until - since, 0.0, 0, 0, 0, 0, 0, cost, kind.role)
@@ -153,8 +155,10 @@ class Cluster:
         self._gone.append(_use(instance, now))
 
     def uses(self, now: float) -> list[InstanceUse]:
-        """Of all that were ever asked for, those included that still start, sleep or are warm. One entry an instance,
-        also of one that slept in between."""
+        """The use of all instances ever ordered, including those that still start, sleep or are warm.
+
+        One entry per instance, even if it slept in between.
+        """
         waiting = {name: since for name, (_, since) in self.starting.items()}
         waiting |= {name: warm.since for name, warm in self.warm.items()}
         waiting |= {name: sleeper.since for name, sleeper in self.asleep.items()}

@@ -1,8 +1,8 @@
-"""Disaggregated serving in a run: what the scheduler says of decode stages, performed over simulated engines and links.
+"""Disaggregation in a simulation: performs the scheduler's actions for decode stages on simulated engines and links.
 
-A prefilled sequence keeps its KV on the prefill instance; the scheduler places its decode stage; the decode instance
-reserves blocks, the bytes flow, the sequence lands and goes on there, and the prefill instance frees what it kept.
-With `links.overlap` the scheduler hears when a prompt is nearly computed, as from the reference engine.
+A prefilled sequence keeps its KV on the prefill instance until the scheduler places its decode stage. The decode
+instance then reserves blocks, the KV moves, the sequence continues there, and the prefill instance frees its copy. With
+`links.overlap` the scheduler is told when a prompt is nearly computed, as by the reference engine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DisaggregatedRun(Protocol):
 
 
 class KvTransfers:
-    """What engines and links do between a first token and the decode instance that goes on from it."""
+    """The KV transfers of a run, from the first token to the decode instance that continues."""
 
     def __init__(self, host: DisaggregatedRun) -> None:
         self.performs: dict[type, Callable[[Any], None]] = {
@@ -66,14 +66,14 @@ class KvTransfers:
         self._ports = Ports(host.settings.links, host.cluster)
         self.network = Network(host.settings.links, self._ports.gb_s if self._ports.differ else None)
         self._host = host
-        self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
-        self._ending: dict[str, Prefill] = {}  # until the gateway hears of its end
+        self._kept: dict[str, tuple[str, Seq]] = {}  # by request: the instance that keeps its KV, and the sequence
+        self._ending: dict[str, Prefill] = {}  # until the gateway is told of its end
         self._moves: dict[str, Move] = {}
         self._network_version = 0
 
     @property
     def moving(self) -> int:
-        """Requests between their first token and their decode instance."""
+        """Number of requests between their first token and their decode instance."""
         return len(self._kept)
 
     def start(self) -> None:
@@ -83,11 +83,11 @@ class KvTransfers:
     # ---- what the simulation says ----------------------------------------------------------------------------------
 
     def links_of(self, instance_id: str) -> Sequence[ev.LinkSeen]:
-        """What engines tell of their links to one that joins, where ports differ."""
+        """The state of its links that an engine reports when it joins, if ports differ."""
         return self._ports.links_of(instance_id) if self._ports.differ else ()
 
     def watch(self, instance: SimulatedInstance, actions: Sequence[EngineAction]) -> None:
-        """What an engine did, before anybody hears of it: last steps of prefills have begun or ended."""
+        """Look for last steps of prefills that began or ended in these actions, before the gateway is told."""
         ending, instance.ending = instance.ending, []
         if not self._host.settings.links.overlap:
             return
@@ -104,10 +104,10 @@ class KvTransfers:
             self._host.tell(ev.PrefillEnding(seq.id, instance_id))
             self._host.heap.push(
                 self._host.heap.now, EventKind.TICK, _nothing
-            )  # so that a pass follows at this instant
+            )  # makes the driver run a pass at this instant
 
     def _computed(self, seq: Seq) -> None:
-        """The last layer of what moved already may follow."""
+        """The prefill has ended, so the last layer of KV that is already moving can follow."""
         prefill = self._ending.get(seq.id)
         if prefill is None or prefill.seq is not seq:
             return
@@ -125,18 +125,18 @@ class KvTransfers:
         self._host.tell(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
 
     def forget(self, request_id: str) -> None:
-        """The request is over, whatever it was doing."""
+        """The request has ended; drop whatever it was doing."""
         self._undo(request_id)
         self._ending.pop(request_id, None)
         self._free(request_id)
 
     def busy(self, instance_id: str) -> bool:
-        """Does it keep KV for somebody, or is KV on its way there?"""
+        """Whether the instance keeps KV for a request, or KV is moving to it."""
         kept = any(where == instance_id for where, _ in self._kept.values())
         return kept or any(instance_id in (move.source, move.target) for move in self._moves.values())
 
     def died(self, instance: SimulatedInstance) -> None:
-        """All it kept and all that was on its way there or from there is gone; the migrator learns of the death."""
+        """All KV that it kept, sent or received is lost, and the migrator is told."""
         for name in [name for name, move in self._moves.items() if instance.id in (move.source, move.target)]:
             self._undo(name)
         for name in [name for name, (where, _) in self._kept.items() if where == instance.id]:
@@ -159,21 +159,23 @@ class KvTransfers:
             self.stop_prefill(trip)
 
     def stop_prefill(self, trip: Trip) -> None:
-        """One that is not to be decoded from here, where it still runs or nobody has heard of its end."""
+        """Stop a prefill that will not be decoded from here, if it still runs or its end was not reported yet."""
         prefill = self._ending.pop(trip.demand.id, None)
         instance = self._host.cluster.get(trip.instance)
         if prefill is None and trip.seq is not None and trip.landed_at is None and instance is not None:
             prefill = Prefill(instance, trip.seq)
-            prefill.computed = trip.seq.state is SeqState.FINISHED  # and nobody has heard so
-        trip.restart()  # first: what the engine says of the aborted one is no end of a prefill
+            prefill.computed = trip.seq.state is SeqState.FINISHED  # and its end was not reported yet
+        trip.restart()  # first, so that the engine's answer to the abort is not taken for the end of a prefill
         if prefill is None:
             return
-        if prefill.instance.up and prefill.seq.arrival <= self._host.heap.now:  # else it is not there yet, nor will be
+        if (
+            prefill.instance.up and prefill.seq.arrival <= self._host.heap.now
+        ):  # otherwise it has not reached the engine, and will not
             over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
             self._host.tell_engine(prefill.instance, [over])
 
     def _reserve(self, place: ev.Place) -> None:
-        """Placed: the decode instance takes blocks, and the bytes begin to flow."""
+        """The decode stage was placed: its instance reserves blocks, and KV begins to move."""
         name, now = place.request.id, self._host.heap.now
         trip, instance = self._host.trip(name), self._host.cluster.get(place.target)
         source, early = self._host.cluster.get(place.source), self._ending.get(name)
@@ -199,7 +201,7 @@ class KvTransfers:
         self._plan()
 
     def _pulls(self, name: str, move: Move) -> None:
-        """The source has answered. Only time-outs depend on it, so it travels with other news."""
+        """The prefill engine has answered. Only time-outs depend on this, so it is reported with the next events."""
         if self._moves.get(name) is move:
             self._host.later(partial(self._host.driver.mention, ev.TransferMoves(name, move.target)))
 
@@ -226,7 +228,7 @@ class KvTransfers:
     def _send_rest(self, name: str, move: Move) -> None:
         rest, move.rest, now = move.rest, 0.0, self._host.heap.now
         if move.waits_since is not None:
-            move.began += now - move.waits_since  # it was not the link that took so long
+            move.began += now - move.waits_since  # the link was not the bottleneck
         move.waits_since = None
         self.network.start(name, move.source, move.target, rest, now)
         self._plan()
@@ -234,8 +236,8 @@ class KvTransfers:
     def _landed(self, name: str, move: Move) -> None:
         trip, instance = self._host.trip(name), self._host.cluster.get(move.target)
         if self._moves.get(name) is not move or trip is None or instance is None:
-            return  # undone meanwhile
-        if name in self._ending:  # the news of its first token is still on its way
+            return  # rolled back meanwhile
+        if name in self._ending:  # its first token is not reported yet
             soon = self._host.heap.now + max(self._host.settings.network_s, SHORTEST_WAKE_S)
             self._host.heap.push(soon, EventKind.DELIVERY, partial(self._landed, name, move))
             return
@@ -247,7 +249,7 @@ class KvTransfers:
         self._host.later(partial(self._heard_done, move, name))
 
     def _heard_done(self, move: Move, name: str) -> None:
-        """What was recalled while the news was on its way is not reported."""
+        """Report the transfer, unless it was rolled back before the report arrived."""
         trip = self._host.trip(name)
         if trip is not None and trip.seq is move.seq:
             self._host.driver.report(ev.TransferDone(name, move.target, move.moved))
@@ -256,7 +258,7 @@ class KvTransfers:
         self._report(ev.TransferFailed(name, target, reason))
 
     def _report(self, event: ev.Event) -> None:
-        """The gateway hears of it a network delay later."""
+        """Report an event to the gateway, one network delay later."""
         self._host.later(partial(self._host.driver.report, event))
 
     # ---- undoing ---------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class KvTransfers:
             self._host.tell_engine(instance, [Aborted(move.seq)])
 
     def _recall(self, abort: ev.Abort) -> None:
-        """It landed before the migrator knew: the engine lets go of it again."""
+        """It landed before the migrator knew; the engine drops it again."""
         trip, instance = self._host.trip(abort.request_id), self._host.cluster.get(abort.instance_id)
         if trip is None or trip.landed_at is None or instance is None or trip.instance != instance.id:
             return
@@ -281,7 +283,7 @@ class KvTransfers:
             self._host.tell_engine(instance, [Aborted(seq)])
 
     def _free(self, name: str, at: str = "") -> None:
-        """What is kept of it: `at` that instance, or anywhere."""
+        """Free its KV, `at` that instance or anywhere."""
         where, seq = self._kept.get(name, ("", None))
         instance = self._host.cluster.get(where)
         if at in ("", where):
@@ -308,4 +310,4 @@ class KvTransfers:
 
 
 def _nothing() -> None:
-    """Only a happening, so that a pass follows."""
+    """An empty happening, after which a pass follows."""

@@ -1,13 +1,13 @@
-"""Scaling in a simulation: the Scaler and the capacity plan that run in production, on virtual time.
+"""Scaling in a simulation: the production Scaler and capacity plan, on virtual time.
 
-Once a tick each stage's Scaler sees what a gateway would publish of it, and `controller.scale.capacity_plan` says which
-instances come and go; nothing here has an order of its own. Disaggregated prefill and decode have a scaler each, on
-their own load.
+Once per tick each stage's Scaler gets what a gateway would publish about the stage, and
+`controller.scale.capacity_plan` decides which instances come and go; this module adds no rule of its own. Disaggregated
+prefill and decode each have a scaler with their own load.
 
-A new instance serves after its process has started and its weights are loaded. A warm spare waits for its weights only,
-and takes the role of the stage that takes it. A sleeper keeps its id and its role, and waits for its wake-up. An
-instance that changes its role keeps its weights and serves again once it is empty. All of them cost from the moment
-they are asked for, warm spares and sleepers too, until they are stopped. A drained instance stops once it is empty.
+A new instance serves after its process has started and its weights are loaded. A warm spare only loads its weights, and
+gets the role of the stage that takes it. A sleeper keeps its id and its role and has to wake. An instance that changes
+its role keeps its weights and serves again once it is empty. All of them cost from the moment they are ordered,
+including warm spares and sleepers, until they are stopped. A drained instance stops once it is empty.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class ScaledRun(Protocol):
 
 
 class ScaledStage:
-    """One role: its scaler's memory, and the windows behind its observation. `enters` and `leaves` are counted."""
+    """One role: the state of its scaler, and the windows behind its observation.
+
+    Events `enters` and `leaves` are counted.
+    """
 
     def __init__(self, config: ScalingConfig, enters: type, leaves: type) -> None:
         self.config = config
@@ -85,19 +88,19 @@ class ScaledStage:
             self._left.append(now)
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Requests/s that came to the stage and that left it."""
+        """Requests/s that entered the stage and that left it."""
         return _rate(self._entered, now), _rate(self._left, now)
 
 
 class Elastic:
-    """The scalers of a run, its warm spares and its sleepers."""
+    """The scalers of a run, with its warm spares and sleepers."""
 
     def __init__(self, settings: ElasticSettings, host: ScaledRun) -> None:
         self.settings = settings
         self.decisions: list[Decision] = []
         self._host = host
         self._scaler = Scaler()
-        self._switching: dict[str, str] = {}  # draining instances that come back in another role
+        self._switching: dict[str, str] = {}  # draining instances that will change their role
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}
         if settings.decode is None:
@@ -110,16 +113,16 @@ class Elastic:
             ]
 
     def start(self) -> None:
-        """The warm pool is full when the run begins, as the instances are up."""
+        """Fill the warm pool: it is full when the run begins, and its spares are ready."""
         for _ in range(self.settings.warm):
             self._host.cluster.keep_warm(0.0, ready_at=0.0)
 
     def scaled_out(self, now: float) -> list[ScaledOut]:
-        """Instances that were added and serve by now, or did."""
+        """Instances that were added and have served by now."""
         return [each for each in self._asked.values() if each.up_at <= now]
 
     def heard(self, events: Sequence[ev.Event], now: float) -> None:
-        """Everything that the dispatcher and the migrator were told."""
+        """Count the events that the scheduler got."""
         for event in events:
             for stage in self.stages:
                 stage.heard(event, now)
@@ -154,7 +157,7 @@ class Elastic:
         return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued, entered))
 
     def _waiting(self, stage: ScaledStage, now: float) -> tuple[float, int]:
-        """Largest wait over its SLO, and how many wait, before the stage."""
+        """The longest wait over its SLO before the stage, and how many requests wait."""
         host = self._host
         if stage.role is Role.DECODE and host.kv is not None:
             pressure = host.scheduler.decode_pressure(now).values()
@@ -177,7 +180,7 @@ class Elastic:
     # ---- what there is ---------------------------------------------------------------------------------------------
 
     def _capacity(self, stage: ScaledStage, looks: Looks, now: float) -> StageCapacity:
-        """The stage, and what its next instances can come from."""
+        """The stage, and everything that its next instances can come from."""
         seen = looks[stage.role]
         others = [OtherStage(other.config, looks[other.role], other.spare_since) for other in self.stages]
         return StageCapacity(
@@ -197,7 +200,10 @@ class Elastic:
         return max(0, self.settings.most - len(self._host.cluster) - len(self._host.cluster.starting))
 
     def _bounded(self, capacity: StageCapacity, now: float) -> ScalingConfig:
-        """Under `most` a stage may have what it has, what can still be started, and what the other stage can spare."""
+        """The configuration with its maximum lowered to what `most` allows.
+
+        That is what the stage has, what can still be started, and what the other stage can give.
+        """
         config, seen = capacity.config, capacity.seen
         if capacity.room is None:
             return config
@@ -206,7 +212,7 @@ class Elastic:
         return replace(config, max_instances=max(1, most), min_instances=min(config.min_instances, most))
 
     def _warm(self, now: float, seen: FleetObservation) -> list[Spare]:
-        """Warm spares have no role yet: one pool serves all stages."""
+        """The warm spares. They have no role yet, so all stages share one pool."""
         source = self._weight_source(0, seen)
         warm = self._host.cluster.warm.items()
         return [Spare(name, each.ready_at <= now, each.since, source=source) for name, each in warm]
@@ -226,7 +232,7 @@ class Elastic:
     # ---- carrying out a plan ---------------------------------------------------------------------------------------
 
     def _carry_out(self, stage: ScaledStage, plan: CapacityPlan, now: float) -> list[str]:
-        """Ids of the new processes."""
+        """Carry out the plan; returns the ids of new processes."""
         cluster, new = self._host.cluster, []
         for step in plan.steps:
             match step:
@@ -263,7 +269,7 @@ class Elastic:
         return self.settings.load_s["disk" if source == "device" and not len(self._host.cluster) else source]
 
     def _wake_s(self, level: int) -> float:
-        """Level 1 reads the copy that its host's memory kept; level 2 loads its weights like any other instance."""
+        """Seconds to wake: level 1 reads the copy in host memory; level 2 loads its weights like any other instance."""
         if self.settings.wake_s is not None:
             return self.settings.wake_s
         return self.settings.load_s["host"] if level == 1 else self._load_s()
@@ -275,7 +281,7 @@ class Elastic:
             self._host.tell(ev.InstanceUp(instance.spec))
 
     def _end_drained(self, now: float) -> None:
-        """An instance that is empty stops, falls asleep, or comes back in its new role."""
+        """An empty instance stops, falls asleep, or starts again in its new role."""
         for name in end_drained(self._host, now, self._host.cluster.draining, self._falling_asleep):
             self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)
@@ -284,7 +290,7 @@ class Elastic:
                 self._host.bring_up_later(again, now + self.settings.switch_s)
 
     def _refill_pool(self, now: float) -> None:
-        """Start or stop warm spares until there are `warm`; none starts while an instance is on its way."""
+        """Start or stop warm spares until there are `warm`; none is started while an instance starts."""
         cluster = self._host.cluster
         spares = [Spare(name, each.ready_at <= now, each.since) for name, each in cluster.warm.items()]
         change = refill(spares, self.settings.warm, room=None, busy=bool(cluster.starting))
@@ -295,7 +301,10 @@ class Elastic:
 
 
 def _recorded(decision: Decision, plan: CapacityPlan, new_ids: Sequence[str]) -> Decision:
-    """With what came of it among its figures, by the keys of a stored Decision's outcome; ids are joined by commas."""
+    """The decision with its outcome as further figures, under the keys of a stored Decision's outcome.
+
+    Ids are joined by commas.
+    """
     found: dict[str, Figure] = {
         name: value["instance"] if name == "switched" else ", ".join(value)
         for name, value in plan.outcome(new_ids).items()

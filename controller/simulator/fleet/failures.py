@@ -1,4 +1,4 @@
-"""Instances that die as the settings say, with all they were serving, and what takes their place."""
+"""Instances that fail at times given in the settings, with all their requests, and their replacements."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ class Failures:
             host.kv.died(instance)
         host.cluster.remove(instance, now)
         if failure.for_s is not None:
-            if instance.spec.role is not Role.DECODE:  # as live: what comes now waits for the replacement
+            if instance.spec.role is not Role.DECODE:  # as in production, new requests wait for the replacement
                 host.tell(ev.Expected(instance.spec.model, now))
             host.bring_up_later(host.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)

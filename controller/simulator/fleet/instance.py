@@ -1,4 +1,4 @@
-"""One simulated engine: the real scheduler, a latency model for a device, and leaps over equal steps."""
+"""One simulated engine: the real scheduler, a latency model in place of a device, and leaps over equal steps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from controller.simulator.fleet.machine_speed import SpeedClock
 from controller.simulator.fleet.tokens import Track
 from controller.simulator.settings import InstanceSettings
 
-MOST_STEPS = 256  # a leap is cut by the next arrival anyway; planning further ahead is work thrown away
+MOST_STEPS = 256  # the next arrival ends a leap anyway, so planning further ahead would be wasted
 
 
-WatchStep = Callable[[str, Step, int, float, float], None]  # instance, step, how often it ran, start, end
+WatchStep = Callable[[str, Step, int, float, float], None]  # instance, step, repeats, start, end
 
 
 class SimulatedInstance:
-    """`due`: when the running step, or the last step of the leap, ends; `version` changes with it."""
+    """`due`: when the running step, or the last step of the leap, ends. `version` changes with it."""
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
         self.id = instance_id
@@ -48,25 +48,28 @@ class SimulatedInstance:
         self.version = 0
         self.busy_s = 0.0
         self.watch: WatchStep | None = None
-        self.speed: SpeedClock | None = None  # None: steps take what the latency model says
-        self.ending: list[Seq] = []  # whose KV others take, and whose prefill's last step began; for who watches them
+        self.speed: SpeedClock | None = None  # None: steps take the time of the latency model
+        self.ending: list[Seq] = []  # sequences with `keep_kv` whose last prefill step has begun
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
         self._pausing = isinstance(self.engine.batching, Pausing)
         self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
-        self._single = not self._steady  # steps run one by one
-        self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
-        self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
+        self._single = not self._steady  # steps are run one by one
+        self._landing: set[Seq] = set()  # arrived with their KV and have not been in a step yet
+        self._flowing: set[Seq] = set()  # got a token in the last step; needed for policies that may leave some out
         self._step: Step | None = None
         self._started = 0.0
         self._ends: list[float] = []
-        self._planned: tuple[tuple[Seq, ...], list[float]] = ((), [])  # the last leap whole, should it go on as planned
+        self._planned: tuple[tuple[Seq, ...], list[float]] = (
+            (),
+            [],
+        )  # all steps of the last leap, in case it goes on as planned
 
     # ---- what the simulation does ---------------------------------------------------------------------------------
 
     def tell(self, events: Sequence[EngineEvent], now: float) -> list[EngineAction]:
-        """Hand events to the engine; a leap is cut to the step that runs now, after which the engine looks again."""
+        """Give events to the engine. A leap is cut after the step that runs now, so that the engine can react."""
         if len(self._ends) > 1:
             if any(isinstance(event, Reserve | Landed | Release) for event in events):
                 self._settle(now)
@@ -82,12 +85,12 @@ class SimulatedInstance:
         return actions
 
     def complete(self, now: float) -> tuple[list[Seq], list[EngineAction]]:
-        """The step or leap that was due ended: sequences with their first token, and what else the engine says."""
+        """The step or leap that was due has ended: sequences with their first token, and the engine's actions."""
         step, ends = self._step, self._ends
         if step is None:
             raise RuntimeError(f"{self.id} has no step to complete")
         self._step, self._ends, self.due = None, [], None
-        self.version += 1  # the same end may be due twice: what changed nothing in the engine was announced again
+        self.version += 1  # the same end can be due twice, if events changed nothing in the engine
         self.busy_s += now - self._started
         started = [chunk.seq for chunk in step.chunks if chunk.last]
         first = [seq for seq in started if seq.output_tokens == 0]
@@ -100,8 +103,10 @@ class SimulatedInstance:
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
     def _track(self, step: Step, started: Sequence[Seq], at: float) -> None:
-        """Whose tokens the next entries of `step_ends` are; of an engine that runs step by step, whose come `at`. One
-        that was aborted in the step has none."""
+        """Record to whom the tokens of the next `step_ends` belong; for steps run one by one, tokens at `at`.
+
+        A sequence that was aborted in the step gets none.
+        """
         if self._single:
             tracks = self.tracks
             for seq in (*started, *step.decodes):
@@ -121,12 +126,12 @@ class SimulatedInstance:
             self._landing.difference_update(step.decodes)
 
     def token_times(self, seq: Seq) -> array[float]:
-        """Of a sequence that ended; forgets it."""
+        """Token times of a sequence that ended; forgets them."""
         track = self.tracks.pop(seq.id, None)
         return track.collect(self.step_ends, seq.output_tokens) if track is not None else array("d")
 
     def token_times_so_far(self, seq: Seq, now: float) -> array[float]:
-        """Of a sequence that is cut while it runs: the tokens it has by now, those of the running leap included."""
+        """Token times of a running sequence that is cut, including those of the running leap."""
         track = self.tracks.pop(seq.id, None)
         if track is None:
             return array("d")
@@ -159,7 +164,7 @@ class SimulatedInstance:
         )
 
     def _kv_usage(self, now: float) -> float:
-        """As step by step: in mid-leap each decode also holds the blocks of the steps that ended."""
+        """As if steps were run one by one: during a leap, decodes also hold the blocks of steps that have ended."""
         blocks = self.engine.blocks
         done = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
         if not done or self._step is None:
@@ -186,14 +191,16 @@ class SimulatedInstance:
         self._plan()
 
     def _decode_ends(self, step: Step, now: float) -> list[float]:
-        """The same additions in the same order as one step after the other, so that results are equal to the bit."""
+        """The ends of the steps, added in the same order as one step after the other, so that results are
+        bit-identical.
+        """
         if not self._leaps:
             return [self._after(now, self.latency.decode(len(step.decodes), self._context(step)))]
         repeats = min(self.engine.repeats(), MOST_STEPS)
         decodes, ends = self._planned
         done = bisect_right(ends, now)
         if decodes == step.decodes and 0 < done < len(ends) and ends[done - 1] == now:
-            return ends[done : done + repeats]  # an arrival cut the leap and found no room: nothing has changed
+            return ends[done : done + repeats]  # an arrival cut the leap and found no room, so nothing has changed
         ends = self._extrapolated(step, now, repeats)
         self._planned = (step.decodes, list(ends))
         return ends
@@ -212,14 +219,14 @@ class SimulatedInstance:
         return ends
 
     def _context(self, step: Step) -> int:
-        """Tokens that the time of its decodes grows with."""
+        """Tokens that the time of its decodes depends on."""
         return max((seq.tokens for seq in step.decodes), default=0) if self._by_longest else step.context_sum
 
     def _after(self, now: float, seconds: float) -> float:
         return now + seconds if self.speed is None else self.speed.after(now, seconds)
 
     def _settle(self, now: float) -> None:
-        """Tell the engine of the steps of a leap that have ended: blocks are about to be counted."""
+        """Tell the engine of the ended steps of a leap, before blocks are counted."""
         done = bisect_right(self._ends, now)
         if not done or done == len(self._ends) or self._step is None:
             return

@@ -1,4 +1,4 @@
-"""What a run remembers of disaggregated requests: a prefill whose KV may move already, and KV on its way."""
+"""State of disaggregated requests in a run: prefills whose KV may already move, and KV transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from controller.simulator.fleet.instance import SimulatedInstance
 
 
 class Prefill:
-    """One whose last step has begun. `computed`: it has ended too, which the gateway may not have heard yet."""
+    """A prefill whose last step has begun. `computed`: it has ended, which the gateway may not know yet."""
 
     __slots__ = ("computed", "instance", "seq")
 
@@ -17,13 +17,16 @@ class Prefill:
 
 
 class Move:
-    """One transfer: the sequence as it will go on at `target`. `rest`: bytes that can flow when its prefill has ended
-    and the others have."""
+    """One KV transfer.
+
+    `seq`: the sequence as it will continue at `target`. `rest`: bytes that can move only after the prefill has ended
+    and the others have moved.
+    """
 
     __slots__ = ("began", "moved", "rest", "seq", "size", "source", "target", "waits_since")
 
     def __init__(self, seq: Seq, source: str, target: str, began: float) -> None:
         self.seq, self.source, self.target, self.began = seq, source, target, began
         self.size = self.rest = 0.0  # bytes
-        self.waits_since: float | None = None  # for its prefill
-        self.moved: KvMoved | None = None  # how it went, once it landed
+        self.waits_since: float | None = None  # waiting for its prefill
+        self.moved: KvMoved | None = None  # its figures, once it landed

@@ -1,10 +1,10 @@
-"""How long an instance takes to load its weights, by where they come from, where nobody says.
+"""Default load times of weights, by source.
 
-"HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast Scaling", Table 2, means in seconds
-on its machines: from another instance's device memory (Fast Scaling), from the host's memory and from disk. A model
-takes the column whose size is next to its own, by the number of parameters in its name ("Llama-3.1-8B",
-"qwen3-30b-a3b"), if they are within a factor of `LIKE`; any other, and one without a size, takes Qwen7B's. The columns
-do not grow with size (the 70B model is loaded faster than the 32B one), so nothing is interpolated between them.
+"HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast Scaling", Table 2, mean seconds on
+its machines: from another instance's device memory (Fast Scaling), from host memory and from disk. A model uses the
+column nearest in size, by the number of parameters in its name ("Llama-3.1-8B", "qwen3-30b-a3b"), if they are within a
+factor of `LIKE`; all others use Qwen7B's. The columns do not grow with size (the 70B model is loaded faster than the
+32B one), so nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _column(device: float, host: float, disk: float) -> Mapping[str, float]:
 TABLE_2: Mapping[float, Mapping[str, float]] = MappingProxyType(  # by billions of parameters
     {7.0: _column(0.89, 2.73, 4.14), 32.0: _column(2.05, 19.41, 28.84), 70.0: _column(1.16, 11.50, 22.58)}
 )
-LOAD_S = TABLE_2[7.0]  # where nothing is known of the model
+LOAD_S = TABLE_2[7.0]  # for unknown models
 
 
 def load_times(model: str) -> Mapping[str, float]:

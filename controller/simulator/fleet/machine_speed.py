@@ -1,8 +1,8 @@
-"""A machine whose speed varies as one was measured to vary: pauses and slow stretches under the fitted step times.
+"""A machine whose speed varies as measured: pauses and slow stretches on top of the fitted step times.
 
-Speeds by period, one series an instance (1 = as fitted; `controller/predict/latency_speed.py` measures them), all begun
-at the same moment, so that what slowed the instances of a machine together slows them together here. A run plays them
-in a circle, from a moment drawn with its seed; nothing else is random.
+There is one series of speeds by period for each instance (1 = as fitted; `controller/predict/latency_speed.py` measures
+them). All start at the same moment, so that what slowed the instances of a machine together does so here. A run repeats
+them in a circle from a moment drawn with its seed; nothing else is random.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from controller.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """`series` by instance (an instance beyond them begins again with the first), each of any length; `begin_s`: where
-    in the circle of the first a run begins."""
+    """`series` by instance (further instances use them again from the first), each of any length.
+
+    `begin_s`: where in the circle of the first series a run begins.
+    """
 
     series: tuple[tuple[float, ...], ...]
     period_s: float = 0.5
@@ -39,7 +41,7 @@ class MachineSpeed:
             raise ConfigError("begin_s must be 0 s or more", field="begin_s")
 
     def drawn(self, seed: int) -> MachineSpeed:
-        """Begun anywhere in the first series."""
+        """The same, with a random begin within the first series."""
         length = len(self.series[0]) * self.period_s
         return replace(self, begin_s=float(np.random.default_rng([seed, 21]).uniform(0.0, length)))
 
@@ -48,17 +50,17 @@ class MachineSpeed:
 
 
 class SpeedClock:
-    """When work ends on one machine. O(log periods) a question."""
+    """When work ends on one machine. Cost: O(log periods) per question."""
 
     __slots__ = ("_begin", "_done", "_length", "_period", "_total")
 
     def __init__(self, speeds: Sequence[float], period_s: float, begin_s: float) -> None:
-        self._done = [0.0, *accumulate(speed * period_s for speed in speeds)]  # work by the end of each period
+        self._done = [0.0, *accumulate(speed * period_s for speed in speeds)]  # work done by the end of each period
         self._total, self._period = self._done[-1], period_s
         self._length, self._begin = len(speeds) * period_s, begin_s
 
     def after(self, at: float, seconds: float) -> float:
-        """The moment at which `seconds` of work, as fitted, begun at `at`, are done."""
+        """When `seconds` of work (as fitted) that began at `at` are done."""
         if seconds <= 0:
             return at
         rounds, within = divmod(at + self._begin, self._length)

@@ -1,4 +1,4 @@
-"""What is seen of a run from outside: telemetry and token progress for the deciders, samples for the report."""
+"""Monitoring in a run: telemetry and progress for the scheduler, samples for the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MonitoredRun(Protocol):
 
 
 class RunMonitor:
-    """Each look plans the next one."""
+    """Each of its looks schedules the next one."""
 
     def __init__(self, host: MonitoredRun) -> None:
         self._host = host

@@ -1,8 +1,8 @@
-"""The network between instances, at the level of flows: what KV transfers share, and how long each takes.
+"""The network between instances as flows: which KV transfers share a port, and how long each takes.
 
-Every instance has one port, and everything that leaves it or comes in shares that port's bandwidth evenly in its
-direction; a transfer is as fast as the smaller of its two shares. (What one transfer cannot use of its share at the
-other end is not given to others: a lower bound of max-min fairness, equal to it while the same ends are busy.)
+Every instance has one port, whose bandwidth is divided evenly among its transfers in each direction. A transfer is as
+fast as the smaller of its two shares. (A share that it cannot use at one end is not given to others: a lower bound of
+max-min fairness, equal to it while the same ends are busy.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUT, IN, FABRIC = SIDES = ("(out)", "(in)", "(fabric)")
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """The port of instance number `instance` is dead from `at` for `for_s` seconds: what moves there is lost."""
+    """The port of instance number `instance` is down from `at` for `for_s` seconds; transfers on it are lost."""
 
     instance: int
     at: float
@@ -36,7 +36,7 @@ class LinkFailure:
 
 @dataclass(frozen=True, slots=True)
 class PortSpeed:
-    """The port of instance number `instance` has another bandwidth than the others'."""
+    """The port of instance number `instance` has a bandwidth of its own."""
 
     instance: int
     bandwidth_gb_s: float
@@ -48,13 +48,15 @@ class PortSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """`bandwidth_gb_s`: 1e9 bytes a second each way; the default is a 400 Gb/s port. `latency_s`: of a whole transfer.
+    """The network of a run.
 
-    `scope`: what shares the bandwidth: each instance's port and direction, each pair of instances, or all of them.
-    `overlap`: engines give out KV while they compute, as the reference engine does: its decode stage may be placed when
-    the last step of its prefill begins, all layers but the last of `layers` move from then on, and the last one once
-    the prefill has ended. (In truth layer follows layer; at an even rate both end at the same time.) `ports`: where
-    ports differ; engines then tell the migrator what their links reach, as real ones measure it when they join.
+    - `bandwidth_gb_s`: 1e9 bytes/s in each direction; the default is a 400 Gb/s port. `latency_s`: of a whole transfer.
+    - `scope`: what shares the bandwidth: each instance's port and direction, each pair of instances, or all of them.
+    - `overlap`: engines give out KV during the prefill, as the reference engine does. The decode stage may be placed
+      when the last step of the prefill begins. From then on all but the last of `layers` layers move, and the last one
+      once the prefill has ended. (In reality layer follows layer; at an even rate both end at the same time.)
+    - `ports`: ports that differ. Engines then report the bandwidth of their links to the migrator, as real ones measure
+      it when they join.
     """
 
     bandwidth_gb_s: float = 50.0
@@ -77,7 +79,7 @@ class LinkSettings:
 
 
 class Flow:
-    """One transfer on its way: `left` bytes at the last change of rates, `rate` bytes a second since."""
+    """One running transfer: `left` bytes at the last change of rates, `rate` bytes/s since then."""
 
     __slots__ = ("ends", "left", "name", "rate", "source", "target")
 
@@ -89,10 +91,10 @@ class Flow:
 
 
 class Network:
-    """Flows by name. Whoever starts, cancels or ends one asks `next_end` again: every rate may have changed."""
+    """Flows by name. After a start, cancel or end, call `next_end` again, since every rate may have changed."""
 
     def __init__(self, settings: LinkSettings, port_gb_s: Callable[[str], float] | None = None) -> None:
-        """`port_gb_s`: of an instance, where ports differ."""
+        """`port_gb_s`: bandwidth of an instance's port, if ports differ."""
         self.settings = settings
         self._port_gb_s = port_gb_s
         self._flows: dict[str, Flow] = {}
@@ -119,11 +121,11 @@ class Network:
 
     @property
     def next_end(self) -> float:
-        """When the next flow has sent its last byte; infinite without flows."""
+        """When the next flow has sent its last byte; infinite if there are none."""
         return min((flow.ends for flow in self._flows.values()), default=math.inf)
 
     def ended(self, now: float) -> list[str]:
-        """Take out the flows that have sent their last byte."""
+        """Remove and return the flows that have sent their last byte."""
         done = [flow.name for flow in self._flows.values() if flow.ends <= now]
         self._advance(now)
         for name in done:
@@ -139,7 +141,7 @@ class Network:
             self.moved_bytes += sent
 
     def _share(self, now: float) -> None:
-        """New rates. An end that was computed before and whose rate has not changed stays as it was."""
+        """Compute new rates. A predicted end whose rate has not changed is kept as it was."""
         counts = Counter(key for flow in self._flows.values() for key in self._shared(flow))
         for flow in self._flows.values():
             rate = min(self._width(key) / counts[key] for key in self._shared(flow))
@@ -148,7 +150,7 @@ class Network:
                 flow.ends = now + flow.left / rate
 
     def _width(self, shared: tuple[str, ...]) -> float:
-        """Bytes a second of what `_shared` names: of two ports the narrower's."""
+        """Bytes/s of what `_shared` names; for two ports the smaller one."""
         if self._port_gb_s is None:
             return self.settings.bandwidth_gb_s * GIGA
         ends = [name for name in shared if name not in SIDES]

@@ -1,4 +1,4 @@
-"""The port of each instance: how fast it is, whether it is dead, and what its engine says when it joins."""
+"""The port of each instance: its bandwidth, whether it is down, and what its engine reports when it joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller.simulator.fleet.network import GIGA, LinkSettings
 
 
 class Ports:
-    """`differ`: some have a bandwidth of their own, which engines then tell. Times are the run's seconds."""
+    """`differ`: some have a bandwidth of their own, which engines then report. Times are the run's seconds."""
 
     def __init__(self, links: LinkSettings, cluster: Cluster) -> None:
         self.differ = bool(links.ports)
@@ -31,7 +31,7 @@ class Ports:
         return self._links.bandwidth_gb_s
 
     def links_of(self, instance_id: str) -> list[ev.LinkSeen]:
-        """Both ways to all others, as engines measure them."""
+        """Its links to all others in both directions, as engines would measure them."""
         seen = []
         for other in self._cluster:
             if other.id != instance_id:

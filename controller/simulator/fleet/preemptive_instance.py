@@ -1,10 +1,10 @@
-"""A simulated prefill engine whose running step can be suspended: FlowPrefill's scheduler on an emulated device.
+"""A simulated prefill engine that can suspend a running step: FlowPrefill's scheduler on an emulated device.
 
-The device answers a suspend at the boundary that `controller.predict.boundaries` gives for the step; a suspended step
-keeps the seconds it has used and takes the rest when it is resumed. Switching itself costs nothing, which the paper
-measures as negligible (sec. 6.5, Fig. 14). Steps do not leap: prompts have no equal steps. Like the reference engine it
-says that a prompt is nearly computed when its last step has passed three quarters of its time, unless prompts are cut
-into chunks: then when the last one begins.
+The device answers a suspend at the boundary that `controller.predict.boundaries` gives for the step. A suspended step
+keeps the seconds that it has used, and takes the rest after it is resumed. Switching costs nothing, which the paper
+measures as negligible (sec. 6.5, Fig. 14). There are no leaps, since prompts have no equal steps. Like the reference
+engine, it reports that a prompt is nearly computed when three quarters of its last step have passed; if prompts are cut
+into chunks, when the last chunk begins.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ROUNDING = 1e-9  # seconds
 
 @dataclass(slots=True)
 class Work:
-    """`used` of its `seconds` were done before `since`, when it last began; it will stop at `until` device seconds.
+    """`used` of its `seconds` were done before `since`, when it last began. It will stop at `until` device seconds.
 
-    `ending`: prompts whose KV others take, until it is said that they are nearly computed, at `near` device seconds.
+    `ending`: prompts with `keep_kv`, until they are reported as nearly computed, at `near` device seconds.
     """
 
     step: Step
@@ -52,7 +52,7 @@ class Work:
 
     @property
     def near_at(self) -> float | None:
-        """None: it was said, or this part of it stops before its end."""
+        """When to report it; None: reported already, or this part ends before."""
         return self.since + max(0.0, self.near - self.used) if self.ending and self.until == self.seconds else None
 
     @property
@@ -61,7 +61,7 @@ class Work:
 
 
 class PreemptiveInstance(SimulatedInstance):
-    """`due`: the step's end, the boundary it stops at, or when the scheduler asked to be woken, whichever is first."""
+    """`due`: the end of the step, its stop at a boundary, or the scheduler's wake-up, whichever is first."""
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
         super().__init__(instance_id, settings, up_at, leaps=False)
@@ -115,7 +115,7 @@ class PreemptiveInstance(SimulatedInstance):
             self.tracks[seq.id].times.append(now)
         self.step_ends.append(now)
         if self.watch is not None:
-            self.watch(self.id, step, 1, work.since, now)  # of a suspended step the last part
+            self.watch(self.id, step, 1, work.since, now)  # the last part of a suspended step
         return first, self.tell([StepsDone(step.id, 1, work.seconds)], now)
 
     def token_times_so_far(self, seq: Seq, now: float) -> array[float]:
@@ -124,7 +124,7 @@ class PreemptiveInstance(SimulatedInstance):
     def _tell_nearly_computed(self, now: float) -> None:
         work = self._work
         if work is not None and work.near_at is not None and now >= work.near_at - ROUNDING:
-            self.ending += [seq for seq in work.ending if seq.state is SeqState.RUNNING]  # the others hung up
+            self.ending += [seq for seq in work.ending if seq.state is SeqState.RUNNING]  # the others were cancelled
             work.ending = []
 
     def _go(self, work: Work, now: float) -> None:

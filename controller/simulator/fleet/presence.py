@@ -1,7 +1,6 @@
-"""Instances that are there for a part of a run only: when each joins, and how one that leaves ends.
+"""Instances that exist for part of a run: when each joins and how it leaves.
 
-A replay of yesterday needs yesterday's fleet, not today's. One that leaves is drained: it gets nothing new and goes
-once it is empty, as a scaled-in instance does.
+A replay of yesterday's traffic needs yesterday's fleet. An instance that leaves is drained first, as in a scale-in.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 
-LOOK_S = 1.0  # whether what drains is empty
+LOOK_S = 1.0  # interval of checks whether a draining instance is empty
 
 
 class ChangingRun(Protocol):
@@ -50,7 +49,7 @@ class DrainHost(Protocol):
 
 
 def fleet_of(host: DrainHost, now: float) -> dict[str, FleetState]:
-    """All instances as the deciders see them, by id."""
+    """All instances as the scheduler sees them, by id."""
     return {state.id: state for state in host.scheduler.fleet(now)}
 
 
@@ -62,8 +61,10 @@ def drain(host: DrainHost, name: str) -> None:
 def end_drained(
     host: DrainHost, now: float, names: Collection[str], levels: Mapping[str, int] = MappingProxyType({})
 ) -> list[str]:
-    """Those of these draining instances that are empty by now leave; their ids. One with a level in `levels` falls
-    asleep at it instead."""
+    """Remove those of these draining instances that are empty; returns their ids.
+
+    An instance with a level in `levels` falls asleep at that level instead.
+    """
     cluster, kv, gone = host.cluster, host.kv, []
     fleet = fleet_of(host, now) if names else {}
     for name in sorted(names):
@@ -81,12 +82,16 @@ def end_drained(
 
 
 class Presence:
-    """The settings' instances come, each in its slot, and go."""
+    """The settings' instances join, each in its slot, and leave."""
 
     def __init__(self, host: ChangingRun) -> None:
         self._host = host
-        self._leaving: set[str] = set()  # what a scaler drains is the scaler's to end: it may come back in another role
-        self._joins: list[tuple[float, str]] = []  # when, of which model; those that serve requests from the gateway
+        self._leaving: set[str] = (
+            set()
+        )  # instances that a scaler drains are not among them, since they may change their role
+        self._joins: list[
+            tuple[float, str]
+        ] = []  # time and model of joins of instances that get requests from the gateway
 
     def start(self) -> None:
         host = self._host
@@ -127,7 +132,7 @@ class Presence:
             host.heap.push(now + LOOK_S, EventKind.TICK, self._look)
 
     def _expect(self, model: str) -> None:
-        """As live: while none is there and another is on its way, requests wait for it."""
+        """As in production: if no instance of the model is up and another will join, requests wait for it."""
         host, now = self._host, self._host.heap.now
         there = (each for each in host.cluster if each.id not in host.cluster.draining)
         if any(each.spec.model == model and each.spec.role is not Role.DECODE for each in there):
@@ -138,7 +143,7 @@ class Presence:
 
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:
-    """How many of the settings' instances are there at once, at least and at most."""
+    """The smallest and the largest number of the settings' instances that exist at one time."""
     there = [each for each in settings.instances if not each.left and not each.sleep_level]
     edges = {0.0, *(each.from_s for each in there), *(each.until_s for each in there if each.until_s is not None)}
     counts = [sum(each.from_s <= at and (each.until_s is None or at < each.until_s) for each in there) for at in edges]
@@ -146,11 +151,10 @@ def numbers(settings: SimulationSettings) -> tuple[int, int]:
 
 
 def from_second(settings: SimulationSettings, start: float) -> SimulationSettings:
-    """The same run from `start` seconds on, without the instances that had left by then. One stage may be there
-    without the other, as in the whole run: collocated instances prefill for themselves and decode for others. Times of
-    failures are of the run that begins then.
+    """The same run from `start` seconds on, without instances that had left by then.
 
-    Raises ConfigError where nobody is left who serves.
+    One stage may exist without the other, as in the whole run: collocated instances prefill for themselves and decode
+    for others. Failure times count from the new begin. Raises ConfigError if no instance that serves is left.
     """
     instances = tuple(_seen_from(each, start) for each in settings.instances)
     roles = {each.role for each in instances if not each.left}

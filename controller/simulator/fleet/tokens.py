@@ -1,6 +1,6 @@
-"""When each token was sampled, without an object a token.
+"""The time of each token, without one object per token.
 
-In a steady batching policy every running sequence that decodes gets one token in each step. So an instance keeps one
+Under a steady batching policy every running sequence that decodes gets one token in each step. So an instance keeps one
 array of step end times, and a sequence only the spans of steps in which it decoded (one, unless it was preempted).
 """
 
@@ -10,26 +10,26 @@ from array import array
 
 
 class Track:
-    """Tokens of one sequence: spans of (first step, tokens), and the open span's first step."""
+    """Tokens of one sequence: closed spans (first step, tokens), and the first step of the open span."""
 
     __slots__ = ("counted", "open_at", "spans", "times")
 
     def __init__(self, counted: int = 0) -> None:
-        """`counted`: tokens that it had before it came here; they are in nobody's spans."""
+        """`counted`: tokens that it had before it arrived here, which are in no span."""
         self.spans: list[tuple[int, int]] = []
         self.open_at = -1
         self.counted = counted
-        self.times: array[float] = array("d")  # of each token, instead of spans, where steps run one by one
+        self.times: array[float] = array("d")  # time of each token, in place of spans, when steps are run one by one
 
     def begin(self, step: int, tokens_before: int) -> None:
-        """A prefill completed in `step`: the first token, or the next one after a preemption."""
+        """A prefill ended in `step`: the first token, or the next one after a preemption."""
         if self.open_at >= 0:
             self.spans.append((self.open_at, tokens_before - self.counted))
             self.counted = tokens_before
         self.open_at = step
 
     def collect(self, step_ends: array[float], tokens: int) -> array[float]:
-        """End times of the first `tokens` tokens."""
+        """Times of the first `tokens` tokens."""
         if self.times:
             return self.times[:tokens]
         found: array[float] = array("d")

@@ -1,1 +1,1 @@
-"""What a simulation found: results, summaries, tables, charts and pages."""
+"""Results of a simulation: records, summaries, tables, charts and pages."""

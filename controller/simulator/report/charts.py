@@ -1,6 +1,6 @@
 """The charts of the simulator's pages: of one run, of a comparison or sweep, of a search for goodput.
 
-Each takes plain JSON values as `runner` and `report` give them. Needs plotly, imported when something is drawn.
+Input is plain JSON values from `runner` and `report`. Needs plotly, which is imported only to draw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def figures(found: Mapping[str, Any], level: float = 0.9) -> Figures:
 
 
 def _run_figures(run: Mapping[str, Any], level: float) -> Figures:
-    """One policy at one rate: what its classes had of it."""
+    """Charts of one policy at one rate, by class."""
     drawn = [("Attainment by class", _by_class(run, level))]
     drawn += [(title, _class_distributions(run, name, axis)) for name, title, axis in LATENCIES]
     return [*drawn, ("Requests over time", _counts(run["queue"]))]
@@ -130,7 +130,7 @@ def _over_rate(entries: Sequence[Mapping[str, Any]], name: str, axis: str) -> An
 
 
 def _distribution(entries: Sequence[Mapping[str, Any]], name: str, axis: str) -> Any:
-    """Share of requests within so many seconds, by policy; upright lines are what classes were promised."""
+    """Share of requests within a time in seconds, by policy; vertical lines are the targets of the classes."""
     from plotly import graph_objects as go
 
     figure = go.Figure()

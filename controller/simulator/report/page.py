@@ -1,4 +1,4 @@
-"""What a command of the simulator found as one self-contained HTML page: its charts and its table."""
+"""One self-contained HTML page with the charts and the table of a simulator command."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STYLE = (
 
 
 def page(found: Mapping[str, Any], level: float = 0.9) -> str:
-    """`found`: what `runner.compare` or `runner.goodput` returned, or of one run its entry and its report (`run`).
+    """The page. `found`: the result of `runner.compare` or `runner.goodput`, or one run's entry and report (`run`).
 
-    Needs plotly; nothing is loaded from elsewhere.
+    Needs plotly; the page loads nothing from elsewhere.
     """
     drawn = figures(found, level)
     shown = goodput_table(found) if "goodput" in found else comparison_table(found)
@@ -32,6 +32,6 @@ def page(found: Mapping[str, Any], level: float = 0.9) -> str:
 
 
 def _drawn(figure: Any, first: bool) -> str:
-    """The library's script travels with the first figure."""
+    """The figures as HTML; the first one contains plotly's script."""
     text: str = figure.to_html(full_html=False, include_plotlyjs=first)
     return text

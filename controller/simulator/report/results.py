@@ -1,4 +1,4 @@
-"""What a run returns: plain records and samples. Writing them anywhere is the caller's business."""
+"""The result of a run: plain records and samples. The caller decides where to write them."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class SimRecord:
 
 
 class FleetSample(NamedTuple):
-    """Where everybody is at one moment, requests."""
+    """How many requests are in each state at one moment."""
 
     at: float
-    queued: int  # in the dispatcher
+    queued: int  # queued in the dispatcher
     waiting: int  # in engines, before the first token
     running: int
     instances: int
-    moving: int = 0  # between their first token and a decode instance that has their KV
+    moving: int = 0  # between the first token and a decode instance that has their KV
 
 
 class InstanceUse(NamedTuple):
-    """`provisioned_s`: from start to the end of the run or the instance; `busy_s`: with a step running."""
+    """`provisioned_s`: from its start to the end of the run or the instance. `busy_s`: seconds with a running step."""
 
     id: str
     provisioned_s: float
@@ -73,8 +73,10 @@ class InstanceUse(NamedTuple):
 
 
 class ScaledOut(NamedTuple):
-    """One instance more: when it was asked for and when it served. `warm`: its process was up already; `woken`: it
-    slept."""
+    """One added instance: when it was ordered and when it served.
+
+    `warm`: its process was already up (a warm spare). `woken`: it was asleep.
+    """
 
     id: str
     asked_at: float
@@ -84,7 +86,7 @@ class ScaledOut(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A program (or single request) and how it ended. `e2e_s`: None where a call was lost; `earned`: its goodput."""
+    """A program (or single request) and how it ended. `e2e_s`: None if a call was lost. `earned`: its goodput."""
 
     id: str
     at: float
@@ -100,7 +102,7 @@ class ProgramRecord(NamedTuple):
 
 @dataclass(slots=True)
 class SimulationResult:
-    """`ended_at`: virtual seconds; `events`: happenings processed; `rounds`: calls of the dispatcher."""
+    """`ended_at`: virtual seconds. `events`: number of happenings. `rounds`: passes of the scheduler."""
 
     policy: str
     records: list[SimRecord] = field(default_factory=list)
@@ -110,8 +112,8 @@ class SimulationResult:
     ended_at: float = 0.0
     events: int = 0
     rounds: int = 0
-    decisions: list[Decision] = field(default_factory=list)  # of the scaler
-    moved_bytes: float = 0.0  # of KV, between instances
+    decisions: list[Decision] = field(default_factory=list)  # the scaler's
+    moved_bytes: float = 0.0  # KV bytes moved between instances
     scaled_out: list[ScaledOut] = field(default_factory=list)
 
     @property

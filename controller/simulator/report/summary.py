@@ -1,4 +1,4 @@
-"""What a run is worth: attainment by class, goodput, latency quantiles, queues over time, cost."""
+"""The summary of a run: attainment by class, goodput, latency quantiles, queues over time, cost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MOST_POINTS = 300  # of the queue over time: as many as a chart can show
 
 
 def attainment(records: Sequence[SimRecord]) -> float:
-    """Share of requests that met every promise; misses of any kind count, client cancellations do not."""
+    """Share of requests that met all targets. All misses count; requests cancelled by clients do not."""
     counted = [record for record in records if record.outcome is not Outcome.CANCELLED]
     return sum(record.attained for record in counted) / len(counted) if counted else 0.0
 
 
 def of_class(records: Sequence[SimRecord]) -> dict[str, Any]:
-    """One class's (or a whole run's) figures; seconds, quantiles by nearest rank, None where nothing was seen."""
+    """Figures of one class (or of the whole run). Seconds; quantiles by nearest rank, None if there are no values."""
     promised = sorted(record.targets.ttft_s for record in records), sorted(record.targets.tpot_s for record in records)
     ttfts = sorted(record.ttft_s for record in records if record.ttft_s is not None)
     tpots = sorted(record.tpot_s for record in records if record.tpot_s is not None)
@@ -48,13 +48,13 @@ def of_class(records: Sequence[SimRecord]) -> dict[str, Any]:
 
 
 def distribution(ascending: Sequence[float]) -> list[float]:
-    """Seconds at 0, 1, ... 100 % of them; empty where nothing was seen."""
+    """Seconds at 0, 1, ... 100 % of the requests; empty if there are none."""
     last = len(ascending) - 1
     return [round(ascending[last * place // POINTS], 5) for place in range(POINTS + 1)] if ascending else []
 
 
 def _middle(ascending: Sequence[float]) -> float | None:
-    """The middle one promised: requests of a class may name their own."""
+    """The median target, since requests of a class may have targets of their own."""
     return ascending[len(ascending) // 2] if ascending else None
 
 
@@ -65,8 +65,8 @@ def _quantiles(ascending: Sequence[float]) -> dict[str, float | None]:
 def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
     """The whole run as plain JSON values. Requests that arrived before `warmup_s` are left out of every figure.
 
-    Where the workload is of programs, these are what attainment and goodput are of (a stage that is late loses
-    nothing yet); latencies and outcomes stay those of their calls.
+    In a workload of programs, attainment and goodput are those of programs (a late stage does not lose its program
+    yet); latencies and outcomes are those of the calls.
     """
     records = [record for record in result.records if record.at >= warmup_s]
     classes: dict[str, list[SimRecord]] = defaultdict(list)
@@ -105,7 +105,7 @@ def _told(decision: Decision) -> dict[str, Any]:
 
 
 def time_to_scale(result: SimulationResult) -> float | None:
-    """Median seconds from the decision to an instance that serves; None where none was added."""
+    """Median seconds from the decision to an instance that serves; None if none was added."""
     seconds = [each.up_at - each.asked_at for each in result.scaled_out]
     return statistics.median(seconds) if seconds else None
 
@@ -118,7 +118,7 @@ def _kept(programs: Sequence[ProgramRecord]) -> dict[str, Any]:
 
 
 def of_programs(programs: Sequence[ProgramRecord]) -> dict[str, Any]:
-    """By kind: share that kept its promise, tokens earned of those there were, end-to-end quantiles of those ended."""
+    """By kind: share of programs in time, tokens earned and offered, end-to-end quantiles of those that ended."""
     kinds: dict[str, list[ProgramRecord]] = defaultdict(list)
     for program in programs:
         kinds[program.kind].append(program)

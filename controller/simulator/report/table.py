@@ -1,4 +1,4 @@
-"""Plain-text tables of comparisons, for a terminal and for a report's appendix."""
+"""Plain-text tables of comparisons, for a terminal and for the appendix of a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def comparison_table(found: Mapping[str, Any]) -> str:
-    """One row a rate and policy; the classes by name in the last columns."""
+    """One row per rate and policy; the last columns are the classes."""
     classes = sorted({name for entry in found["entries"] for name in entry["by_class"]})
     head = ["rate /s", "x knee", "policy", "attained", "spread", "TTFT p50", "p95", "TPOT p50", "E2E", "util", *classes]
     rows = [_row(entry, classes, found.get("knee")) for entry in found["entries"]]
@@ -46,7 +46,7 @@ def sweep_table(found: Mapping[str, Any]) -> str:
 
 
 def goodput_table(found: Mapping[str, Any]) -> str:
-    """Policies by the rate they bear, best first."""
+    """Policies by goodput rate, best first."""
     ordered = sorted(found["goodput"].items(), key=lambda item: (-item[1], item[0]))
     head = ["policy", f"requests/s at {found['level']:g}"]
     return aligned([head, *([name, f"{rate:.2f}"] for name, rate in ordered)])

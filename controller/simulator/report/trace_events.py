@@ -1,9 +1,9 @@
 """A run as a Chrome trace: steps in a lane for each instance, and each request's stages as nested spans.
 
-The trace-event format (JSON object form) opens in Perfetto and chrome://tracing. Steps are complete events ("X"), a
-leap is one of them with its `repeats`; requests are nestable asynchronous events ("b", "e") that share an id. Times are
-microseconds of virtual time. Events are written as they happen and bounded in number, so that memory stays flat and a
-file stays loadable; what was left out is counted in the file's last event.
+The trace-event format (JSON object form) opens in Perfetto and chrome://tracing. Steps are complete events ("X"); a
+leap is one of them, with its `repeats`. Requests are nestable asynchronous events ("b", "e") that share an id. Times
+are microseconds of virtual time. Events are written as they happen, so memory stays constant. Their number is limited,
+so that the file can be opened; the last event tells how many were left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.core.steps import Step
 from controller.simulator.report.results import SimRecord
 
 MOST_EVENTS = 1_000_000
-REQUESTS = 0  # the process that holds all requests; instances count from 1
+REQUESTS = 0  # the process of all requests; instances count from 1
 MICRO = 1e6
 
 
@@ -27,7 +27,7 @@ class TraceSpan(NamedTuple):
 
 
 def stages(record: SimRecord, ended_at: float) -> Iterator[TraceSpan]:
-    """Queue, prefill, transfer and decode of one request, one after the other, none outside its life."""
+    """Queue, prefill, transfer and decode of one request, in order and all within its life."""
     marks = [("queue", record.queue_s), ("prefill", record.ttft_s)]
     if record.handoff_s is not None and record.ttft_s is not None:
         marks.append(("transfer", record.ttft_s + record.handoff_s))
@@ -43,7 +43,7 @@ def stages(record: SimRecord, ended_at: float) -> Iterator[TraceSpan]:
 
 
 class TraceWriter:
-    """`write` takes text, as a file's does. Nothing is kept; `close` ends the JSON."""
+    """`write` takes text, as a file's does. Events are not kept; `close` ends the JSON."""
 
     def __init__(self, write: Callable[[str], object], most: int = MOST_EVENTS) -> None:
         self._write = write
@@ -55,7 +55,7 @@ class TraceWriter:
         self._name(REQUESTS, "requests")
 
     def step(self, instance_id: str, step: Step, repeats: int, start: float, end: float) -> None:
-        """A step, or a leap of `repeats` equal ones."""
+        """Write a step, or a leap of `repeats` equal steps."""
         if not self._room(1):
             return
         lane = self._lane(instance_id)
@@ -70,7 +70,7 @@ class TraceWriter:
         self._event(name=name, ph="X", pid=lane, tid=1, ts=start * MICRO, dur=(end - start) * MICRO, args=args)
 
     def request(self, record: SimRecord, ended_at: float) -> None:
-        """All of an ended request at once: its spans are in the file whole or not at all."""
+        """Write an ended request: all of its spans, or none."""
         spans = list(stages(record, ended_at))
         if not self._room(2 + 2 * len(spans)):
             return

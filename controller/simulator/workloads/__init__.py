@@ -1,1 +1,1 @@
-"""What arrives in a simulation: arrivals, lengths, targets, and programs of several calls."""
+"""Workloads of a simulation: arrivals, lengths, targets, and programs of several calls."""

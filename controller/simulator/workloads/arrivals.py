@@ -1,7 +1,7 @@
-"""When requests come and how long they are: seeded numpy generators, one per source.
+"""Arrival times and lengths of requests: seeded numpy generators, one per source.
 
-Arrival processes are renewal processes whose gaps are never truncated (gaps cut at some bound would offer more load
-than asked). Every source draws from a generator of its own, so that changing one leaves the others as they were.
+Arrivals are renewal processes whose gaps are never truncated (truncated gaps would offer more load than specified).
+Every source has a generator of its own, so that a change of one does not affect the others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def renewal_times(
 ) -> list[float]:
     """Arrival times of a renewal process: `count` of them, or all before `until_s`.
 
-    Gaps are exponential for `cv` 1 (Poisson), gamma otherwise; `cv` 0 is a metronome. `rate` in requests/s.
+    Gaps are exponential for `cv` 1 (Poisson), constant for 0, gamma otherwise. `rate` in requests/s.
     """
     if not rate > 0 or cv < 0:
         raise ConfigError(f"rate must be positive and cv not negative, got {rate} and {cv}", field="rate")

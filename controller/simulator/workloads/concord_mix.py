@@ -1,10 +1,11 @@
 """Concord's workload (ch. 6.1): latency-sensitive, deadline-sensitive and compound requests, 1:1:1 by default.
 
-Lengths are lognormal through the medians and 95 % points of Table 6.1, whose means they then give within 10 %; half of
-each kind is of its chatbot, half of its deep research application (its other two have no published figures). Targets:
-TTFT 2 s and TBT 100 ms; 20 s end to end; 20 s x stages for compound ones, whose lengths in the table are read as those
-of the whole program. Not given there, so chosen: 3 to 5 stages, all but the last with 2 to 5 calls in parallel, tokens
-spread over the calls with a coefficient of variation of 0.5, tools of 0.5 to 2 s between stages of deep research.
+Lengths are lognormal with the medians and 95 % points of Table 6.1, which gives its means within 10 %. Half of each
+kind comes from its chatbot, half from its deep research application (the other two have no published figures). Targets:
+TTFT 2 s and TBT 100 ms; 20 s end to end; 20 s x stages for compound requests, whose lengths in the table are taken as
+those of the whole program. Not in the paper, and chosen here: 3 to 5 stages, all but the last with 2 to 5 calls in
+parallel; tokens divided among the calls with a coefficient of variation of 0.5; tools of 0.5 to 2 s between the stages
+of deep research.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ KINDS = ("latency", "deadline", "compound")
 TTFT_S, TBT_S, E2E_S = 2.0, 0.1, 20.0
 P95 = 1.6448536269514722  # standard deviations of a normal distribution
 STAGES, WIDTH = (3, 5), (2, 5)
-SPREAD = 4.0  # gamma shape of the calls' parts: a coefficient of variation of 0.5
-LONGEST_PROMPT, LONGEST_ANSWER = 12_000, 2_048  # of one call, tokens
+SPREAD = 4.0  # gamma shape of the calls' shares of tokens: a coefficient of variation of 0.5
+LONGEST_PROMPT, LONGEST_ANSWER = 12_000, 2_048  # tokens of one call
 
 
 def calls_each(shares: Sequence[float]) -> float:
-    """Mean calls of a program, by the shares of latency, deadline and compound ones."""
+    """Mean number of calls per program, by the shares of latency, deadline and compound ones."""
     compound = (sum(STAGES) / 2 - 1) * sum(WIDTH) / 2 + 1
     return (shares[0] + shares[1] + shares[2] * compound) / sum(shares)
 
 
 class Median95(NamedTuple):
-    """A lognormal length by its median and 95 % point, tokens."""
+    """A lognormal length by its median and 95 % point, in tokens."""
 
     median: float
     p95: float
@@ -47,7 +48,7 @@ class Median95(NamedTuple):
 
 
 class AppMix(NamedTuple):
-    """Table 6.1: single requests and compound ones (of the whole program); `tool_s`: between stages."""
+    """Table 6.1: lengths of single requests and of compound ones (the whole program). `tool_s`: between stages."""
 
     name: str
     prompt: Median95
@@ -72,7 +73,7 @@ APPS = (
 
 @dataclass(frozen=True, slots=True)
 class ConcordMix:
-    """`shares`: of latency, deadline, compound. `slo_scale`: all targets times this."""
+    """`shares`: of latency, deadline and compound programs. `slo_scale`: factor on all targets."""
 
     shares: tuple[float, float, float] = (1.0, 1.0, 1.0)
     slo_scale: float = 1.0
@@ -84,7 +85,7 @@ class ConcordMix:
             raise ConfigError("slo_scale must be positive", field="slo_scale")
 
     def programs(self, times: Sequence[float], seed: int) -> list[Program]:
-        """One program for each arrival time, seconds. The same seed gives the same programs at any times."""
+        """One program for each arrival time (seconds). The same seed gives the same programs whatever the times."""
         rng = np.random.default_rng([seed, 11])
         whole = sum(self.shares)
         kinds = rng.choice(len(KINDS), len(times), p=[share / whole for share in self.shares])

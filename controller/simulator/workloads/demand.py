@@ -1,4 +1,4 @@
-"""What a workload asks for: the truth about each request, of which a dispatcher learns only what it would live."""
+"""One request of a workload with its true lengths. A dispatcher learns only what it would in production."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from controller.core.types import Request, Targets
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One request. `at` is seconds after the start; `output_tokens` is what the model will answer.
+    """One request.
 
-    `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt;
-    `workflow` names the program that this call is part of; `estimate` is what an analyser believes of it; `may_defer`:
-    served late rather than refused.
+    `at`: seconds after the start. `output_tokens`: true length of the answer. `max_tokens`: bound given by the client,
+    which a gateway may read. `prefix`: block ids of the prompt. `workflow`: the program that this call belongs to.
+    `estimate`: what a predictor says about it. `may_defer`: served late instead of refused.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Demand:
     may_defer: bool = False
 
     def request(self, model: str, targets: Targets, expected_tokens: int, level: int | None) -> Request:
-        """What a dispatcher is told of it: `expected_tokens` is a prediction, `targets` what it was promised."""
+        """The request as the dispatcher gets it. `expected_tokens`: predicted length. `targets`: those that apply."""
         return Request(
             id=self.id,
             arrival=self.at,

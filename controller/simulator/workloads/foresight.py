@@ -1,4 +1,4 @@
-"""What an analyser foresees of programs: everything, nothing but a mean, or the truth with a stated error."""
+"""What is known in advance of programs: everything, only a mean, or the truth with a stated error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.simulator.workloads.programs import Program, ProgramCall, Speeds
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Lengths and graphs as they will be (Concord's starred variant)."""
+    """True lengths and graphs (Concord's starred variant)."""
 
     def length(self, call_id: str, output_tokens: int) -> LengthBound:
         return KnownLength(output_tokens)
@@ -34,9 +34,12 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Truth times lognormal errors: `length_error` of an answer's remaining tokens (bound at `quantile` standard
-    deviations), `graph_error` of each stage's time and of the program's tokens (later ones included). The numbers are
-    ours; the paper shows its predictors' errors only as curves."""
+    """The truth with lognormal errors.
+
+    `length_error`: of an answer's remaining tokens (bound at `quantile` standard deviations). `graph_error`: of each
+    stage's time and of the program's tokens, including later ones. The values are ours; the paper shows the errors of
+    its predictors only as curves.
+    """
 
     length_error: float = 0.5
     quantile: float = 1.28
@@ -75,8 +78,9 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Blind:
-    """No analyser: every call is believed to have the mean answer, every stage to take equally long, every program to
-    be worth the same."""
+    """No predictor: every call has the mean answer length, all stages take equally long, and all programs are worth the
+    same.
+    """
 
     mean_output: int
     mean_tokens: float

@@ -1,8 +1,8 @@
-"""Request mixes of the papers: lengths and targets by task, and arrivals over them.
+"""Request mixes of the papers: lengths and targets by task, and their arrivals.
 
-HyperFlexis Table 1: lengths are normal, truncated to [low, mean + 4 std]; sharegpt's, whose deviation exceeds the mean,
-lognormal with the same mean and deviation, bounded by the context. Each task is a process of its own at an equal share
-of the rate.
+HyperFlexis Table 1: lengths are normal, truncated to [low, mean + 4 std]. Those of sharegpt, whose deviation exceeds
+the mean, are lognormal with the same mean and deviation, bounded by the context. Each task is an independent process
+with an equal share of the rate.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths, renewal_times
 from controller.simulator.workloads.demand import Demand
 
-PATIENT_S = 3600.0  # nothing is dropped for its waiting time: every policy keeps what it was given
+PATIENT_S = 3600.0  # no waiting time, so that no policy can drop requests
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of request. Its name is also the name of its SLO class; `share` is its part of the rate.
+    """One kind of request; its name is also that of its SLO class. `share`: part of the rate.
 
-    Requests carry the task's place in its mix as their priority, 0 the first and highest: what a mapping reads.
+    Requests have the task's position in its mix as their priority (0 the first and highest), which a mapping reads.
     """
 
     name: str
@@ -79,13 +79,12 @@ def demands(
     cv: float = 1.0,
     stagger_s: float = 0.0,
 ) -> list[Demand]:
-    """`per_task` requests of each task, or all of `duration_s`; `rate` (requests/s) is that of all tasks together.
+    """`per_task` requests of each task, or all of `duration_s`. `rate` (requests/s) is that of all tasks together.
 
-    With `stagger_s` the last task starts at once and each one before it that much later (HyperFlexis sec. 9.1: 15 to 60
-    requests/s, the loosest first), and all run on to the end.
-
-    Every task has a generator of its own, seeded (seed, index): the same seed gives the same requests whatever the
-    policy, and more of one task do not change another.
+    With `stagger_s` the last task starts at once and each one before it that much later, and all run to the end
+    (HyperFlexis sec. 9.1: 15 to 60 requests/s, the loosest first). Every task has a generator seeded with (seed,
+    index): the same seed gives the same requests whatever the policy, and more requests of one task do not change
+    another.
     """
     whole = sum(task.share for task in tasks)
     if not tasks or not whole > 0:
@@ -100,7 +99,7 @@ def demands(
 
 
 def of_task(task: Task, times: Sequence[float], rng: np.random.Generator, priority: int = 0) -> list[Demand]:
-    """Requests of one task at given times. The client says its output length as `max_tokens`."""
+    """Requests of one task at given times. The client gives the output length as `max_tokens`."""
     prompts, outputs = task.prompt.draw(rng, len(times)), task.output.draw(rng, len(times))
     return [
         Demand(

@@ -3,12 +3,13 @@
     {"kind": "programs", "programs": 2400, "rate": 2.5, "shares": [1, 1, 1], "slo_scale": 1.0, "cv": 1.09,
      "foresight": {"kind": "noisy", "length_error": 0.5, "graph_error": 0.3}}
 
-`rate` is of programs a second. Arrivals are a renewal process, or the gaps of a trace's requests (`gaps`: its path),
-from an offset of the seed's on and end to end as often as needed, its clock scaled to the rate. `foresight` is what
-engines are told of lengths and graphs: the truth (`oracle`), the truth with an error (`noisy`) or a mean (`blind`); an
-entry of `policies` may have one of its own. How long stages take is learned as programs end, starting from a decode
-step of a full batch; `goodput_in` requests counts each program as 1 instead of its tokens; `stage_deadlines` names the
-rule by which stages share a deadline.
+- `rate`: programs/s. Arrivals are a renewal process, or the gaps between a trace's requests (`gaps`: its path), scaled
+  to the rate, from an offset that depends on the seed and repeated as often as needed.
+- `foresight`: what engines are told of lengths and graphs: the truth (`oracle`), the truth with an error (`noisy`) or a
+  mean (`blind`). An entry of `policies` may have its own.
+- The time of stages is learned as programs end, starting from a decode step of a full batch.
+- `goodput_in` requests counts each program as 1 instead of its tokens. `stage_deadlines` names the rule by which stages
+  share a deadline.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from controller.simulator.workloads.stage_deadlines import STAGE_DEADLINES
 from controller.simulator.workloads.stage_pace import StagePace
 
 FORESIGHTS = ("noisy", "oracle", "blind")
-MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call and of a program of the even mix: what is believed blindly
-FULL_BATCH, FULL_CONTEXT = 96, 1000  # sequences of so many tokens: the pace that stages are believed to have at first
-OFFSET = 3_863  # gaps of a trace between the beginnings of two seeds: prime, so that they do not meet
+MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # means of a call and of a program of the even mix, used by `blind`
+FULL_BATCH, FULL_CONTEXT = 96, 1000  # length of the sequences of a full batch, which gives the initial pace of stages
+OFFSET = 3_863  # gaps of a trace between the offsets of two seeds; prime, so that they do not coincide
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramMix:
-    """`gaps`: seconds between a trace's requests, empty for a renewal process with `cv`."""
+    """`gaps`: seconds between a trace's requests; empty: a renewal process with `cv`."""
 
     mix: ConcordMix
     count: int
@@ -51,8 +52,11 @@ class ProgramMix:
     def programs(
         self, rate: float | None, seed: int, latency: LatencyCoefficients, foresight: Foresight | None = None
     ) -> Programs:
-        """Of one run. `latency`: what is believed of the engines, which sets the pace of stages at first; `foresight`:
-        in place of the workload's own."""
+        """The programs of one run.
+
+        `latency`: assumed step times, which give the initial pace of stages. `foresight`: in place of the workload's
+        own.
+        """
         foresight = foresight or self.foresight
         if isinstance(foresight, Noisy):
             foresight = replace(foresight, seed=seed)
@@ -67,7 +71,7 @@ class ProgramMix:
         )
 
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
-        """The calls that do not wait for others: those of first stages. What follows is released by the run itself."""
+        """The calls of first stages, which wait for no others. The run itself releases the later ones."""
         return self.programs(rate, seed, LatencyCoefficients(0.0, 1e-4, 0.0, 0.03, 0.0, 0.0)).first()
 
     def _times(self, rate: float | None, seed: int) -> list[float]:
@@ -85,7 +89,10 @@ class ProgramMix:
 
 
 def read_program_mix(fields: Fields, recorded: list[float], longest: int) -> ProgramMix:
-    """`recorded`: arrival times of the trace that `gaps` names, if it does. `longest`: tokens an engine takes."""
+    """`recorded`: arrival times of the trace that `gaps` names, if any.
+
+    `longest`: most tokens that an engine accepts.
+    """
     if longest < LONGEST_PROMPT + LONGEST_ANSWER:
         least = LONGEST_PROMPT + LONGEST_ANSWER
         raise ConfigError(
@@ -113,7 +120,7 @@ def read_program_mix(fields: Fields, recorded: list[float], longest: int) -> Pro
 
 
 def _gaps(recorded: list[float]) -> tuple[float, ...]:
-    """The last request is followed by the first one again, after a mean gap."""
+    """Gaps between requests; the first request follows the last one after a mean gap."""
     if not recorded:
         return ()
     at = np.sort(np.asarray(recorded))

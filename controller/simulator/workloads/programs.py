@@ -1,11 +1,11 @@
-"""Programs: stages of parallel calls, each stage released when the one before has ended and its tool has run.
+"""Programs: stages of parallel calls, each released when the stage before it has ended and its tool has run.
 
-Concord ch. 3 and sec. 4.1: a compound request earns the input and output tokens of *all* its calls if the last one
-ends by the end-to-end deadline, and nothing otherwise. Each stage has an amortised deadline, phi(s) x D, phi the
-accumulated share of time up to stage s (worked example C6). A single request is a program of one call: then its own
-promise decides (paced token by token, or a deadline).
+Concord ch. 3 and sec. 4.1: a compound request earns the prompt and output tokens of *all* its calls if the last one
+ends by the end-to-end deadline, and nothing otherwise. Each stage has an amortised deadline, phi(s) x D, where phi is
+the accumulated share of time up to stage s (worked example C6). A single request is a program of one call, which is
+judged by its own targets (paced token by token, or a deadline).
 
-What schedulers are told of lengths and graphs are beliefs (`Foresight`), never the truth, unless the oracle is chosen.
+Schedulers get predictions of lengths and graphs (`Foresight`), never the truth, except with the oracle.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from controller.simulator.workloads.stage_pace import StagePace
 
 
 class ProgramCall(NamedTuple):
-    """One LLM call, tokens."""
+    """One LLM call; lengths in tokens."""
 
     prompt_tokens: int
     output_tokens: int
 
 
 class Stage(NamedTuple):
-    """`tool_s`: what runs between the end of its calls and the next stage."""
+    """Parallel calls. `tool_s`: time of the tool between the end of these calls and the next stage."""
 
     calls: tuple[ProgramCall, ...]
     tool_s: float = 0.0
@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`targets`: of a single paced request (no deadline), or the end-to-end deadline of the whole."""
+    """`targets`: those of a single paced request (no deadline), or the end-to-end deadline of the whole."""
 
     id: str
     at: float
@@ -65,14 +65,14 @@ class Program:
 
 
 def calls_after(program: Program, stage: int, factor: float = 1.0) -> ProgramCall:
-    """Tokens of all later calls as one, times `factor`."""
+    """All later calls as one: their tokens, times `factor`."""
     calls = [call for each in program.stages[stage + 1 :] for call in each.calls]
     prompt, output = sum(call.prompt_tokens for call in calls), sum(call.output_tokens for call in calls)
     return ProgramCall(round(factor * prompt), round(factor * output))
 
 
 class Speeds(NamedTuple):
-    """Seconds a token, for the shares of stages and the time a program needs at least."""
+    """Seconds per token, for the shares of stages and the least time that a program needs."""
 
     token_s: float = 0.03
     prefill_s: float = 1e-4
@@ -86,30 +86,30 @@ def longest_call_s(stage: Stage, speeds: Speeds) -> float:
 
 
 def stage_seconds(stage: Stage, speeds: Speeds) -> float:
-    """Of its longest call, and its tool."""
+    """Seconds of a stage: its longest call and its tool."""
     return longest_call_s(stage, speeds) + stage.tool_s
 
 
 class Foresight(Protocol):
-    """What a request analyser believes. Deterministic for a program or call."""
+    """What a predictor says about a program. Deterministic for a program or call."""
 
     def length(self, call_id: str, output_tokens: int) -> LengthBound: ...
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
-        """Of each stage."""
+        """Predicted seconds of each stage."""
         ...
 
     def tokens(self, program: Program) -> float:
-        """Of all calls of the program."""
+        """Predicted tokens of all calls of the program."""
         ...
 
     def later(self, program: Program, stage: int) -> ProgramCall:
-        """Prompt and output tokens of all calls after this stage."""
+        """Predicted prompt and output tokens of all calls after this stage."""
         ...
 
     @property
     def optimism(self) -> float:
-        """Times `seconds` is what stages take at least."""
+        """The factor on `seconds` for the least time of stages."""
         ...
 
 
@@ -119,8 +119,8 @@ class _Open:
     tokens: float
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
-    least: list[float] = field(default_factory=list)  # seconds of each stage at best
-    stage: int = 0  # the next one
+    least: list[float] = field(default_factory=list)  # least seconds of each stage
+    stage: int = 0  # the next stage
     running: int = 0
     lost: bool = False
     earned: int = 0
@@ -131,9 +131,12 @@ class _Open:
 
 @dataclass(slots=True)
 class Programs:
-    """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1).
-    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long.
-    `stage_deadlines`: the rule by which a stage has its part of the deadline (stage_deadlines.py)."""
+    """The programs of one run.
+
+    `count`: what goodput is counted in, "tokens" or "requests" (then each program is worth 1). `pace`: learns how much
+    longer than at `speeds` stages take; None: they take that long. `stage_deadlines`: the rule that divides the
+    deadline among stages (stage_deadlines.py).
+    """
 
     programs: Sequence[Program]
     foresight: Foresight
@@ -160,7 +163,7 @@ class Programs:
         return found
 
     def arrived(self, demand: Demand) -> Demand:
-        """A call that was there from the beginning (`first`), as it is believed to be by now."""
+        """A call of `first`, with the predictions of its arrival time."""
         opened = self._open.get(demand.workflow)
         if opened is None or opened.program.single or self.pace is None:
             return demand
@@ -175,7 +178,7 @@ class Programs:
         opened.least = self.foresight.seconds(opened.program, lowest)
 
     def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
-        """A call ended: what comes next, if it was its stage's last. A lost call loses the program."""
+        """A call ended: the calls of the next stage, if it was the last of its stage. A lost call loses the program."""
         opened = self._open.get(demand.workflow)
         if opened is None:
             return []
@@ -195,7 +198,7 @@ class Programs:
         return self._release(opened, now + program.stages[opened.stage - 1].tool_s)
 
     def finished(self, now: float) -> list[ProgramRecord]:
-        """The run is over: what is still open is lost."""
+        """The run has ended: open programs are lost."""
         for opened in list(self._open.values()):
             opened.lost, opened.ended_at = True, now
             self._close(opened)
@@ -262,5 +265,5 @@ class Programs:
             slo_class=program.kind,
             workflow=program.id,
             estimate=estimate,
-            may_defer=not program.single,  # a stage that is late loses nothing yet: what is promised is the whole
+            may_defer=not program.single,  # a late stage loses nothing yet, since only the whole has a deadline
         )

@@ -1,14 +1,14 @@
-"""FlowPrefill's workload: four kinds of requests of a production trace, each with a promise of its own.
+"""FlowPrefill's workload: four kinds of requests of a production trace, each with its own targets.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Table 1 (prompt lengths by kind, of the public
-Qwen-Bailian usage trace, To-C, which is not shipped here) and Table 2 (TTFT by kind and model). A stand-in, not the
-trace: lengths are drawn from the law that matches Table 1's mean and deviation and comes closer to its P99 (gamma:
+Qwen-Bailian usage trace, To-C, which is not shipped here) and Table 2 (TTFT by kind and model). This is a stand-in for
+the trace. Lengths follow the distribution that matches Table 1's mean and deviation and comes closer to its P99 (gamma:
 3,009, 16,767 and 24,158 tokens for text, search and file against 3,040, 16,635 and 22,390; lognormal: 2,512 for image
-against 2,764), and cut at HIGH. Arrivals are renewal processes by kind: Poisson, or gamma with `cv` (the trace's own
-are not in the paper). Output lengths are in neither table: those of Mooncake's public conversation trace stand in (mean
-343, deviation 250) where an answer is decoded at all.
+against 2,764), truncated at HIGH. Arrivals are renewal processes by kind: Poisson, or gamma with `cv` (the trace's own
+are not in the paper). Output lengths are in neither table; where answers are decoded, those of Mooncake's public
+conversation trace are used (mean 343, deviation 250).
 
-An experiment names these mixes `qwen-<model>` (prefill alone: one output token).
+Experiments name these mixes `qwen-<model>` (prefill only: one output token).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controller.simulator.workloads.arrivals import Lengths
 from controller.simulator.workloads.demand import Demand
 from controller.simulator.workloads.mixes import PATIENT_S, Task
 
-HIGH = 60_000  # tokens: two in a million of the longest kind are longer
+HIGH = 60_000  # tokens; two in a million of the longest kind are longer
 PROMPTS: Mapping[str, tuple[float, Lengths]] = MappingProxyType(
     {
         "text": (0.68, Lengths(590, 652, 1, HIGH, "gamma")),
@@ -46,8 +46,10 @@ ANSWER = Lengths(343, 250, 1, 2000, "lognormal")
 
 
 def tasks(model: str, slo_scale: float = 1.0, decode: bool = False, ttft_factor: float = 1.0) -> tuple[Task, ...]:
-    """Table 1 and 2. `slo_scale` multiplies every TTFT (second row of Fig. 9); `decode`: with answers and TBT targets,
-    for which the paper relaxes TTFT by `ttft_factor` 3."""
+    """Table 1 and 2. `slo_scale` multiplies every TTFT (second row of Fig. 9).
+
+    `decode`: with answers and TBT targets, for which the paper multiplies TTFT by `ttft_factor` 3.
+    """
     if model not in TTFT_S:
         raise UnknownName(f"unknown model {model!r}; valid: {', '.join(sorted(TTFT_S))}", field="model")
     return tuple(
@@ -63,8 +65,10 @@ def tasks(model: str, slo_scale: float = 1.0, decode: bool = False, ttft_factor:
 
 
 def demands(chosen: Sequence[Task], rate: float, seed: int, count: int, cv: float = 1.0) -> list[Demand]:
-    """About `count` requests at `rate` requests/s: the same requests at every rate, their arrivals stretched, as a
-    trace is replayed at several speeds."""
+    """About `count` requests at `rate` requests/s.
+
+    The requests are the same at every rate, as when a trace is replayed at several speeds.
+    """
     drawn = mixes.demands(chosen, 1.0, seed, duration_s=float(count), cv=cv)
     return [replace(demand, at=demand.at / rate) for demand in drawn]
 

@@ -1,5 +1,7 @@
-"""Workloads of an experiment file: a mix of tasks, rows of a trace, or programs. Each gives requests for a rate and a
-seed."""
+"""Workloads of an experiment file: a mix of tasks, rows of a trace, or programs.
+
+Each gives requests for a rate and seed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MIXES = {**mixes.MIXES, **qwen.MIXES}
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace; `prefix` are the block ids of its prompt, `session` the program it belongs to."""
+    """One request of a trace. `prefix`: block ids of its prompt. `session`: the program that it belongs to."""
 
     at: float
     prompt_tokens: int
@@ -38,13 +40,13 @@ ReadTrace = Callable[[str], Sequence[TraceRow]]
 
 class Workload(Protocol):
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
-        """`rate` in requests/s of all together; None: the workload's own."""
+        """`rate` in requests/s, all together; None: the workload's own."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Independent renewal processes, one a task."""
+    """Independent renewal processes, one per task."""
 
     tasks: tuple[Task, ...]
     rate: float | None
@@ -119,7 +121,7 @@ class Trace:
 
 
 def read_workload(fields: Fields, read_trace: ReadTrace, longest: int) -> Workload:
-    """`longest`: tokens an engine takes (prompt and answer); longer rows of a trace are cut to it."""
+    """`longest`: most tokens (prompt and answer) that an engine accepts; longer rows of a trace are cut."""
     kind = fields.text("kind", valid=KINDS)
     workload: Workload
     if kind == "trace":
@@ -222,7 +224,9 @@ def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> Trace:
 
 
 def parse_row(raw: Mapping[str, str], number: int) -> TraceRow:
-    """A CSV row: `input_tokens`, `output_tokens`, perhaps `arrival_s`, `prefix_hashes` (by spaces) and `session`."""
+    """Parse a CSV row: `input_tokens`, `output_tokens`, and optionally `arrival_s`, `prefix_hashes` (separated by
+    spaces) and `session`.
+    """
     try:
         at = float(raw.get("arrival_s") or 0.0)
         prompt, output = int(float(raw["input_tokens"])), int(float(raw["output_tokens"]))

@@ -1,15 +1,15 @@
-"""By when each stage of a program should have ended: its part of the end-to-end deadline.
+"""Deadlines of the stages of a program: rules that divide the end-to-end deadline.
 
 "Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.1 and its alternatives in App. A.
-On the pattern's own times all three give the same points in time; they differ once a stage ends early or late (worked
-example C6):
+If stages take the predicted times, all three rules give the same deadlines. They differ once a stage ends early or late
+(worked example C6):
 
-- `accumulated` (the paper's phi): the share of all time that is over when the stage ends, of the whole deadline. A late
-  stage leaves later deadlines where they were.
-- `own_share`: the stage's share of all time, from when the stage began. A late stage moves later ones by its delay,
-  the last one beyond the deadline, where it is cut.
-- `share_of_rest`: the stage's share of the time of the stages still to come, of what is left of the deadline. A delay
-  is spread over all of them.
+- `accumulated` (the paper's phi): the deadline times the share of all time that has passed when the stage ends. A late
+  stage does not change later deadlines.
+- `own_share`: the deadline times the stage's share of all time, from when the stage began. A late stage delays later
+  deadlines as much; the last one is cut at the end-to-end deadline.
+- `share_of_rest`: the time left times the stage's share of the time of all stages to come. A delay is spread over all
+  of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def checked_rule(rule: str) -> str:
 
 
 def accumulated_shares(seconds: Sequence[float]) -> list[float]:
-    """phi(s): the share of all time that is over when stage s ends. The last one is 1."""
+    """phi(s): the share of all time that has passed when stage s ends; 1 for the last one."""
     whole = math.fsum(seconds)
     if not whole > 0:
         raise ConfigError("a pattern's stages must take time", field="seconds")
@@ -45,9 +45,9 @@ def accumulated_shares(seconds: Sequence[float]) -> list[float]:
 def stage_due(
     rule: str, seconds: Sequence[float], stage: int, arrived: float, began: float, deadline_s: float
 ) -> float:
-    """When stage number `stage` (from 0), which begins at `began`, should end; a time on the clock of `arrived`.
+    """When stage number `stage` (from 0), which begins at `began`, should end; on the clock of `arrived`.
 
-    `seconds`: what each stage is believed to take. `deadline_s`: of the whole program, after `arrived`.
+    `seconds`: predicted time of each stage. `deadline_s`: of the whole program, after `arrived`.
     """
     end = arrived + deadline_s
     if rule == "accumulated":

@@ -1,10 +1,10 @@
-"""How long stages take under the load of the moment, learned from the programs that have ended.
+"""How long stages take under the current load, learned from programs that have ended.
 
-Concord's analyser takes the shares of a new program's stages, and what the later ones need, from the execution times in
-the history of similar programs (sec. 4.1): times that were observed under load, waiting included. The simulator's
-analysers know tokens, so what is learned here is how many times longer a stage takes than its tokens take alone.
-Only programs that kept their deadline are learned from: what was late waited until nobody else needed the time, and
-says nothing about what a stage needs.
+Concord derives the shares of a new program's stages, and what later stages need, from the execution times of similar
+programs (sec. 4.1), which were observed under load and include waiting. The simulator's predictors only know tokens, so
+what is learned here is how many times longer a stage takes than its tokens take alone. Only programs that met their
+deadline are used: late ones waited until no other program needed the time, so their times do not show what a stage
+needs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from controller.core.errors import ConfigError
 
 SPREAD = 0.3  # standard deviation over the mean, before anything was observed
-DEVIATIONS = 1.28  # below the mean: nine of ten are slower (as the analysers' other bounds)
+DEVIATIONS = 1.28  # standard deviations below the mean: nine of ten are slower (as in the predictors' other bounds)
 LEAST = 0.25  # of the mean
 
 
 @dataclass(slots=True)
 class StagePace:
-    """`factor`: a stage's seconds over those of its longest call alone; `start` before anything was observed. Each
-    program counts `weight` against all before it, so that old load is forgotten."""
+    """`factor`: a stage's seconds over those of its longest call alone; `start` before anything was observed.
+
+    Each program counts `weight` against all before it, so that old load is forgotten.
+    """
 
     start: float = 1.25
     weight: float = 0.02
@@ -39,12 +41,12 @@ class StagePace:
 
     @property
     def lowest(self) -> float:
-        """What nine programs of ten need more than: what is lost is judged by it."""
+        """The factor that nine of ten programs exceed; whether a program is lost is judged by it."""
         deviation = math.sqrt(max(0.0, self._square - self.factor**2))
         return max(LEAST * self.factor, self.factor - DEVIATIONS * deviation)
 
     def observe(self, took_s: float, alone_s: float) -> None:
-        """Of a program's stages together, without their tools."""
+        """Learn from the stages of one program together, without their tools."""
         if alone_s > 0:
             found = took_s / alone_s
             self.factor += self.weight * (found - self.factor)
