@@ -117,7 +117,7 @@ class BenchPrompt:
         return found
 
 
-class Device:
+class TimedExecutor:
     """The executor and the times of its answers, taken on its own thread as they are given."""
 
     def __init__(self, program: OperatorProgram, boundary: Boundary | None) -> None:
@@ -196,9 +196,9 @@ class Measurement:
         self._program, self._prompt, self._chunk_tokens = program, prompt, chunk_tokens
         self._rng = random.Random(seed)
         self._devices = {
-            "operator": Device(program, Boundary.OPERATOR),
-            "layer": Device(program, Boundary.LAYER),
-            "chunk": Device(program, None),
+            "operator": TimedExecutor(program, Boundary.OPERATOR),
+            "layer": TimedExecutor(program, Boundary.LAYER),
+            "chunk": TimedExecutor(program, None),
         }
         self._lead = LEAD if program.model.device.type == "cuda" else 0
         self.pieces: dict[str, list[Piece]] = {kind: [] for kind in BOUNDARIES}
@@ -254,7 +254,7 @@ def prefill_alone_s(program: OperatorProgram, steps: Callable[[], Sequence[Step]
     Only one such device lives at a time: its thread takes the memory that the one before gave back. Two that lived side
     by side would each keep an arena of their own for the whole run, and their difference would pass for the checks'.
     """
-    device = Device(program, boundary)
+    device = TimedExecutor(program, boundary)
     try:
         device.prefill_s(steps())
         return device.prefill_s(steps())

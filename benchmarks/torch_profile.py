@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_preempt import BLOCK_SIZE, Device
+from benchmarks.bench_preempt import BLOCK_SIZE, TimedExecutor
 from benchmarks.machine import machine_name, slug
 from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, write_random
 from benchmarks.trials import note
@@ -41,7 +41,7 @@ class Grid:
     """Steps over the blocks of a cache that nobody else uses. Each sequence has blocks of its own."""
 
     def __init__(self, program: OperatorProgram, repeats: int, seed: int) -> None:
-        self._device = Device(program, None)
+        self._device = TimedExecutor(program, None)
         self._vocabulary = program.model.config.vocab_size
         self._repeats, self._rng, self._steps = repeats, random.Random(seed), 0
 

@@ -6,7 +6,7 @@
 
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member, load_metric, processing_rate
-from controller.scale.scaler import Drain, ScaleAction, ScaleOut, Scaler, ScalerState, Undrain
+from controller.scale.scaler import Drain, ScaleAction, ScaleOut, Scaler, ScalerMemory, Undrain
 
 __all__ = [
     "Drain",
@@ -15,7 +15,7 @@ __all__ = [
     "ScaleAction",
     "ScaleOut",
     "Scaler",
-    "ScalerState",
+    "ScalerMemory",
     "ScalingConfig",
     "Undrain",
     "load_metric",

@@ -58,7 +58,7 @@ ScaleAction = ScaleOut | Drain | Undrain
 
 
 @dataclass(frozen=True, slots=True)
-class ScalerState:
+class ScalerMemory:
     """What one tick hands to the next, as plain JSON values. Times on the caller's clock, one clock for all ticks."""
 
     ticks: int = 0
@@ -73,7 +73,7 @@ class ScalerState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> ScalerState:
+    def from_json(cls, raw: Mapping[str, Any]) -> ScalerMemory:
         return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
 
 
@@ -88,8 +88,8 @@ class Scaler:
     """One decision method. All memory is in the state that it is given and returns."""
 
     def decide(
-        self, config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float
-    ) -> tuple[ScalerState, list[ScaleAction], Decision | None]:
+        self, config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float
+    ) -> tuple[ScalerMemory, list[ScaleAction], Decision | None]:
         state = _without_future(replace(state, ticks=state.ticks + 1), now)
         if not seen.stale:
             state = _watched(config, state, seen, now)
@@ -101,7 +101,7 @@ class Scaler:
         return state, [], _decision(config, state, seen, verdict, now) if changed else None
 
 
-def _watched(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> ScalerState:
+def _watched(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> ScalerMemory:
     """The hold counts observed time only: a gap (no telemetry, or the system was off) restarts it."""
     gap = state.seen_at is None or now - state.seen_at > STALE_PERIODS * config.interval_s
     low_since = None if gap or state.low_since is None else state.low_since
@@ -115,7 +115,7 @@ def _watched(config: ScalingConfig, state: ScalerState, seen: FleetObservation, 
     return replace(state, seen_at=now, low_since=low_since, load=None if load is None else round(load, 4))
 
 
-def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> _Verdict:
+def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> _Verdict:
     if seen.stale:
         return _Verdict("telemetry_stale", [], "scale_hold")
     count = len(seen.members) - len(seen.having("draining"))
@@ -130,7 +130,7 @@ def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, no
     return _Verdict(STEADY, [], "scale_hold")
 
 
-def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
+def _out(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Verdict:
     if count >= config.max_instances:
         return _Verdict("at_max", [], "scale_hold")
     if draining := seen.having("draining"):  # faster and cheaper than a new instance, so no cool-down applies
@@ -154,7 +154,7 @@ def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:
     return _Verdict(reason, [ScaleOut(instances)], "scale_out")
 
 
-def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
+def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Verdict:
     if seen.having("draining") or seen.having("starting") or _cooldown_left(config, state, now) > 0:
         return _Verdict("settling", [], "scale_hold")
     if (seen.load * count / (count - 1) > config.upper) if count > 1 else seen.arrival_rate > 0:
@@ -176,15 +176,15 @@ def _least_loss(member: Member) -> tuple[bool, int, float, str]:
     return (member.state != "starting", member.outstanding, member.utilisation, member.id)
 
 
-def _low_for(config: ScalingConfig, state: ScalerState, now: float) -> float:
+def _low_for(config: ScalingConfig, state: ScalerMemory, now: float) -> float:
     return -1.0 if state.low_since is None else now - state.low_since + config.interval_s
 
 
-def _cooldown_left(config: ScalingConfig, state: ScalerState, now: float) -> float:
+def _cooldown_left(config: ScalingConfig, state: ScalerMemory, now: float) -> float:
     return 0.0 if state.changed_at is None else max(0.0, state.changed_at + config.cooldown_s - now - _EPSILON_S)
 
 
-def _change_mind(config: ScalingConfig, state: ScalerState, mind: str, now: float) -> tuple[ScalerState, bool]:
+def _change_mind(config: ScalingConfig, state: ScalerMemory, mind: str, now: float) -> tuple[ScalerMemory, bool]:
     """Any other mind is taken at once; steady only after `sustain_s`, or a noisy load would fill the audit log."""
     if mind == state.mind:
         return replace(state, calm_since=None), False
@@ -196,7 +196,7 @@ def _change_mind(config: ScalingConfig, state: ScalerState, mind: str, now: floa
     return replace(state, mind=STEADY, calm_since=None), True
 
 
-def _without_future(state: ScalerState, now: float) -> ScalerState:
+def _without_future(state: ScalerMemory, now: float) -> ScalerMemory:
     """A clock set back must not stretch a hold or a cool-down."""
     seen_at, low_since, changed_at, calm_since = (
         None if at is None else min(at, now)
@@ -206,7 +206,7 @@ def _without_future(state: ScalerState, now: float) -> ScalerState:
 
 
 def _decision(
-    config: ScalingConfig, state: ScalerState, seen: FleetObservation, verdict: _Verdict, now: float
+    config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, verdict: _Verdict, now: float
 ) -> Decision:
     figures: dict[str, Figure] = {
         **seen.figures(),

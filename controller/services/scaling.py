@@ -19,8 +19,7 @@ from django.utils import timezone
 from controller.core.decisions import Decision as Decided
 from controller.core.messages import FleetMessage
 from controller.models import Decision, Instance, ScalerState, ScalingPolicy, ScalingSample
-from controller.scale import Drain, ScaleAction, ScaleOut, Scaler, Undrain
-from controller.scale import ScalerState as Memory
+from controller.scale import Drain, ScaleAction, ScaleOut, Scaler, ScalerMemory, Undrain
 from controller.scale.capacity_plan import (
     CapacityPlan,
     LoadWeights,
@@ -71,7 +70,7 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         row = ScalerState.objects.filter(policy=policy).first()
         before = row.state if row else {}
         config = view.capacity.config
-        memory, actions, decided = Scaler().decide(config, Memory.from_json(before), view.seen, now)
+        memory, actions, decided = Scaler().decide(config, ScalerMemory.from_json(before), view.seen, now)
         spare = spare_since(before.get("spare_since"), config, view.seen, now)
         scaler_state_save(policy=policy, state={**memory.to_json(), "spare_since": spare})
         if decided or memory.ticks % _ticks_a_sample(policy) == 0:
@@ -100,7 +99,7 @@ def _ticks_a_sample(policy: ScalingPolicy) -> int:
     return max(1, round(SAMPLE_S / policy.interval_s))
 
 
-def _sample(policy: ScalingPolicy, memory: Memory, seen: FleetObservation, now: float) -> None:
+def _sample(policy: ScalingPolicy, memory: ScalerMemory, seen: FleetObservation, now: float) -> None:
     """The point of this tick on the policy's line."""
     low_since, changed_at = memory.low_since, memory.changed_at
     ScalingSample.objects.create(

@@ -12,14 +12,14 @@ from controller.core.snapshot import LevelBounds, MappingConfig
 from controller.core.types import Targets
 from controller.simulator.report.results import SimRecord
 from controller.simulator.workloads.demand import Demand
-from controller.slo.mapping import PriorityMapping
+from controller.slo.mapping import PriorityMapper
 
 
 class MappedTargets:
     """Targets by priority over one run. They replace the request's own targets, except for its waiting time."""
 
     def __init__(self, config: MappingConfig) -> None:
-        self._mapping = PriorityMapping(config)
+        self._mapping = PriorityMapper(config)
 
     def assign(self, demand: Demand, pending_above: Callable[[int], bool], now: float) -> tuple[Targets, int]:
         """Targets and level of a request that arrives now."""

@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
     miss_reason: str
 
 
-class _Window:
+class _ClassWindow:
     """The entries of one (tenant, class) in order, with running counts, so that a view need not scan them."""
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class AttainmentWindows:
     def __init__(self, window_s: float = 60.0, limit: int = 20_000) -> None:
         self.window_s = window_s
         self._limit = limit
-        self._windows: dict[tuple[str, str], _Window] = {}
+        self._windows: dict[tuple[str, str], _ClassWindow] = {}
 
     def observe(self, record: RequestRecord, miss_reason: str, now: float) -> None:
         """Add a request that ended. `miss_reason`: short cause of its miss, "" if it was attained or cancelled."""
-        window = self._windows.setdefault((record.tenant, record.slo_class), _Window())
+        window = self._windows.setdefault((record.tenant, record.slo_class), _ClassWindow())
         window.add(
             _Entry(
                 now,
@@ -163,7 +163,7 @@ class AttainmentWindows:
         return [self._row(key, queued.get(key, (0, None)), targets.get(key, 0.95), now) for key in keys]
 
     def _row(self, key: tuple[str, str], queued: tuple[int, float | None], target: float, now: float) -> ClassWindow:
-        window = self._windows.get(key) or _Window()
+        window = self._windows.get(key) or _ClassWindow()
         counts = window.counts
         newest = window.newest(self.QUANTILE_SAMPLES)
         ttfts = sorted(e.ttft_s for e in newest if e.ttft_s is not None)

@@ -14,7 +14,7 @@ from controller.core.decisions import Figure
 from controller.core.errors import ConfigError
 from controller.core.snapshot import ClassConfig, MappingConfig, TenantConfig
 from controller.core.types import CONCORD_DEFAULTS, Targets
-from controller.slo.mapping import PriorityMapping
+from controller.slo.mapping import PriorityMapper
 
 LEVEL_LABEL = re.compile(r"priority-[0-9]+")
 LONGEST_S = 86_400.0  # a day; larger values are assumed to be in the wrong unit
@@ -126,12 +126,12 @@ class ClassBook:
 
     def __init__(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> None:
         self._classes = {(c.tenant, c.name): c for c in classes}
-        self._mappings = {m.tenant: PriorityMapping(m) for m in mappings}
+        self._mappings = {m.tenant: PriorityMapper(m) for m in mappings}
 
     def find(self, tenant: str, name: str) -> ClassConfig | None:
         return self._classes.get((tenant, name)) or self._classes.get((None, name))
 
-    def mapping(self, tenant: str) -> PriorityMapping | None:
+    def mapping(self, tenant: str) -> PriorityMapper | None:
         return self._mappings.get(tenant) or self._mappings.get(None)
 
     def names(self, tenant: str) -> list[str]:
@@ -191,7 +191,7 @@ def _from_class(asked: Asked, config: ClassConfig, source: str) -> Applied:
 
 
 def _from_priority(
-    priority: int, mapping: PriorityMapping, pending_higher: Callable[[int], bool], now: float
+    priority: int, mapping: PriorityMapper, pending_higher: Callable[[int], bool], now: float
 ) -> Applied:
     level = mapping.level(priority)
     assigned = mapping.assign(level, pending_higher(level), now)

@@ -41,7 +41,7 @@ def priority_index(priority: int, counts: Sequence[int]) -> int:
     return min(base + offset, total - 1)
 
 
-class _Window:
+class _MeasuredValues:
     """The newest measured values, bounded by count and age and read by rank: a queue and a sorted list."""
 
     def __init__(self, levels: int, size: int, age_s: float) -> None:
@@ -73,14 +73,14 @@ class _Window:
         return len(self._sorted)
 
 
-class PriorityMapping:
+class PriorityMapper:
     """The mapping of one tenant, or of all. Level 0 is the most urgent; priorities beyond the last level map to it."""
 
     def __init__(self, config: MappingConfig) -> None:
         self.config = config
         levels = len(config.levels)
-        self._ttft = _Window(levels, config.window, config.window_age_s)
-        self._tpot = _Window(levels, config.window, config.window_age_s)
+        self._ttft = _MeasuredValues(levels, config.window, config.window_age_s)
+        self._tpot = _MeasuredValues(levels, config.window, config.window_age_s)
         self._last_queue: list[float | None] = [None] * levels
 
     def level(self, priority: int) -> int:

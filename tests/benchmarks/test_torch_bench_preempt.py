@@ -7,10 +7,10 @@ import pytest
 from benchmarks.bench_preempt import (
     BLOCK_SIZE,
     BenchPrompt,
-    Device,
     Measurement,
     Piece,
     Pieces,
+    TimedExecutor,
     pieces,
     ratios,
     summary,
@@ -85,7 +85,7 @@ def test_cost_is_the_median_of_pairs_in_alternating_order(asleep, monkeypatch):
     checked_s = iter([1.02, 1.01, 1.5, 1.03, 0.9, 1.01])
     measured, live = [], []
 
-    class OneAtATime(Device):
+    class OneAtATime(TimedExecutor):
         def __init__(self, program, boundary):
             assert not live, "two devices at a time would each keep an arena of memory of their own"
             live.append(self)
@@ -101,7 +101,7 @@ def test_cost_is_the_median_of_pairs_in_alternating_order(asleep, monkeypatch):
             measured.append(self.boundary)
             return next(checked_s) if self.boundary is Boundary.OPERATOR else 1.0
 
-    monkeypatch.setattr("benchmarks.bench_preempt.Device", OneAtATime)
+    monkeypatch.setattr("benchmarks.bench_preempt.TimedExecutor", OneAtATime)
     cost, pairs = throughput_cost_pct(asleep, BenchPrompt(64, 1, VOCABULARY), 6)
     assert pairs == [1.02, 1.01, 1.5, 1.03, 0.9, 1.01]
     assert cost == pytest.approx(1.5)

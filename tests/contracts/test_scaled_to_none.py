@@ -10,7 +10,7 @@ import pytest
 from api.openai.state.status import fleet_message
 from controller.core.messages import FleetMessage
 from controller.core.snapshot import ComingConfig
-from controller.scale import FleetObservation, ScaleAction, ScaleOut, Scaler, ScalerState, ScalingConfig
+from controller.scale import FleetObservation, ScaleAction, ScaleOut, Scaler, ScalerMemory, ScalingConfig
 from controller.scale.observation import InstanceRow, observe
 from tests.api.openai.gateways import TestBed, completion, snapshot
 
@@ -23,7 +23,7 @@ def seen(message: FleetMessage, *rows: InstanceRow) -> FleetObservation:
 
 
 def decided(look: FleetObservation) -> list[ScaleAction]:
-    return Scaler().decide(CONFIG, ScalerState(), look, 1000.0)[1]
+    return Scaler().decide(CONFIG, ScalerMemory(), look, 1000.0)[1]
 
 
 async def test_a_refused_request_starts_an_instance_and_the_next_waits_for_it() -> None:

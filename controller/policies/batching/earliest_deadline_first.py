@@ -17,7 +17,7 @@ from controller.policies.batching.ranked import Key, RankConfig, Ranked
 
 
 @BATCHINGS.register("earliest_deadline_first")
-class EarliestDeadlineFirst(Ranked):
+class EarliestDeadlineFirstBatching(Ranked):
     name: ClassVar[str] = "earliest_deadline_first"
     Config = RankConfig
 

@@ -42,7 +42,7 @@ class LearnedRankConfig:
 
 
 @BATCHINGS.register("learned_rank")
-class LearnedRank(Ranked):
+class LearnedRankBatching(Ranked):
     name: ClassVar[str] = "learned_rank"
     Config = LearnedRankConfig
 

@@ -42,7 +42,7 @@ class LeastAttainedConfig:
 
 
 @BATCHINGS.register("least_attained_service")
-class LeastAttainedService(Ranked):
+class LeastAttainedServiceBatching(Ranked):
     name: ClassVar[str] = "least_attained_service"
     Config = LeastAttainedConfig
 

@@ -17,7 +17,7 @@ from controller.policies.batching.ranked import Key, RankConfig, Ranked
 
 
 @BATCHINGS.register("shortest_job_first")
-class ShortestJobFirst(Ranked):
+class ShortestJobFirstBatching(Ranked):
     name: ClassVar[str] = "shortest_job_first"
     Config = RankConfig
 

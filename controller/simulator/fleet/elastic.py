@@ -27,7 +27,7 @@ from controller.scale import (
     FleetObservation,
     Member,
     Scaler,
-    ScalerState,
+    ScalerMemory,
     ScalingConfig,
     Undrain,
     processing_rate,
@@ -75,7 +75,7 @@ class ScaledStage:
     def __init__(self, config: ScalingConfig, enters: type, leaves: type) -> None:
         self.config = config
         self.role = Role(config.role)
-        self.state = ScalerState()
+        self.state = ScalerMemory()
         self.spare_since: float | None = None
         self._enters, self._leaves = enters, leaves
         self._entered: deque[float] = deque()

@@ -45,7 +45,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class TaskWorkload:
     """Independent renewal processes, one per task."""
 
     tasks: tuple[Task, ...]
@@ -71,7 +71,7 @@ class Tasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceWorkload:
     """Rows of a trace: its own arrival times scaled to a rate, or its lengths in random order at renewal times."""
 
     rows: tuple[TraceRow, ...]
@@ -147,7 +147,7 @@ def _programs(fields: Fields, read_trace: ReadTrace, longest: int) -> ProgramMix
     return read_program_mix(fields, recorded, longest)
 
 
-def _tasks(fields: Fields, kind: str) -> Tasks:
+def _tasks(fields: Fields, kind: str) -> TaskWorkload:
     tasks = MIXES[fields.text("mix", valid=sorted(MIXES))] if kind == "mix" else _own_tasks(fields)
     per_task = fields.optional_integer("per_task")
     duration = fields.optional_number("duration_s", above=0)
@@ -158,7 +158,7 @@ def _tasks(fields: Fields, kind: str) -> Tasks:
     if duration is not None and stagger * (len(tasks) - 1) >= duration:
         raise ConfigError("the last task would start after duration_s", field=fields.name("stagger_s"))
     cv = fields.number("cv", 1.0, above=-1e-9)
-    return Tasks(tasks, rate, per_task, duration or math.inf, cv, stagger)
+    return TaskWorkload(tasks, rate, per_task, duration or math.inf, cv, stagger)
 
 
 def _own_tasks(fields: Fields) -> tuple[Task, ...]:
@@ -202,7 +202,7 @@ def _lengths(fields: Fields) -> Lengths:
     return made
 
 
-def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> Trace:
+def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> TraceWorkload:
     path = fields.text("path")
     rows = tuple(read_trace(path))
     if not rows:
@@ -211,7 +211,7 @@ def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> Trace:
     count = fields.integer("count", len(rows))
     if arrivals == "trace" and count > len(rows):
         raise ConfigError(f"{path} has {len(rows)} requests, not {count}", field=fields.name("count"))
-    return Trace(
+    return TraceWorkload(
         rows,
         _targets(fields),
         fields.text("slo_class", "trace"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerState, ScalingConfig, Undrain
+from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerMemory, ScalingConfig, Undrain
 from controller.scale.capacity_plan import (
     LoadWeights,
     OtherStage,
@@ -177,18 +177,18 @@ def test_a_scale_in_uses_no_source():
 
 
 def tick(stage, state=None):
-    _, actions, decision = Scaler().decide(stage.config, state or ScalerState(), stage.seen, NOW)
+    _, actions, decision = Scaler().decide(stage.config, state or ScalerMemory(), stage.seen, NOW)
     return plan_capacity(stage, actions, NOW).steps, decision.reason if decision else ""
 
 
 def test_a_drain_is_taken_back_before_any_other_source_and_without_cool_down():
     stage = replace(ALL, seen=fleet(0.95, draining=("leaving",)))
-    assert tick(stage, ScalerState(changed_at=NOW)) == ((Undrain("leaving"),), "load_above_upper")
+    assert tick(stage, ScalerMemory(changed_at=NOW)) == ((Undrain("leaving"),), "load_above_upper")
 
 
 def test_during_the_cool_down_no_source_gives():
-    assert tick(ALL, ScalerState(changed_at=NOW - 5)) == ((), "settling")
-    assert tick(ALL, ScalerState(changed_at=NOW - 10)) == (IN_ORDER[:1], "load_above_upper")
+    assert tick(ALL, ScalerMemory(changed_at=NOW - 5)) == ((), "settling")
+    assert tick(ALL, ScalerMemory(changed_at=NOW - 10)) == (IN_ORDER[:1], "load_above_upper")
 
 
 def test_at_the_upper_bound_no_source_gives():
@@ -198,7 +198,7 @@ def test_at_the_upper_bound_no_source_gives():
 
 def test_the_lower_bound_is_restored_at_once_from_all_sources():
     stage = replace(ALL, config=replace(PREFILL, min_instances=4))
-    assert tick(stage, ScalerState(changed_at=NOW)) == (IN_ORDER[:3], "below_min")
+    assert tick(stage, ScalerMemory(changed_at=NOW)) == (IN_ORDER[:3], "below_min")
 
 
 def test_above_the_upper_bound_one_goes_to_sleep():

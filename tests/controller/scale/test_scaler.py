@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerState, ScalingConfig, Undrain
+from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerMemory, ScalingConfig, Undrain
 from controller.scale.observation import InstanceRow, observe
 
 NAN = float("nan")
@@ -22,7 +22,7 @@ class Run:
     """Ticks a scaler and keeps what it did."""
 
     def __init__(self, config=CONFIG, state=None):
-        self.config, self.state, self.now = config, state or ScalerState(), 1000.0
+        self.config, self.state, self.now = config, state or ScalerMemory(), 1000.0
         self.decisions = []
 
     def tick(self, seen, seconds=1.0):
@@ -88,7 +88,7 @@ def test_an_instance_that_still_starts_is_waited_for():
 
 
 def test_a_drain_is_taken_back_before_a_new_instance_is_started():
-    run = Run(replace(CONFIG, cooldown_s=60), ScalerState(changed_at=999.0))
+    run = Run(replace(CONFIG, cooldown_s=60), ScalerMemory(changed_at=999.0))
     seen = fleet(0, Member("a", "ready", 0.9), Member("b", "draining", 0.5, 3), Member("c", "draining", 0.1, 1))
     assert run.tick(seen) == [Undrain("b")]
 
@@ -136,7 +136,7 @@ def test_an_instance_the_rest_could_not_replace_is_kept():
 
 
 def test_bounds_are_restored_whatever_the_load():
-    run = Run(replace(CONFIG, min_instances=3, cooldown_s=100), ScalerState(changed_at=1000.0))
+    run = Run(replace(CONFIG, min_instances=3, cooldown_s=100), ScalerMemory(changed_at=1000.0))
     assert run.tick(fleet(0.0)) == [ScaleOut(1)]
     above = Run(replace(CONFIG, max_instances=1))
     assert above.tick(fleet(0.9, Member("a", "ready", 0.9, 5), Member("b", "starting"))) == [Drain("b")]
@@ -214,7 +214,7 @@ def test_the_last_one_stays_while_anybody_asks():
 
 
 def test_a_clock_set_back_stretches_no_cool_down():
-    run = Run(replace(CONFIG, cooldown_s=5), ScalerState(changed_at=900_000.0))
+    run = Run(replace(CONFIG, cooldown_s=5), ScalerMemory(changed_at=900_000.0))
     assert [short(run.tick(fleet(0.9))) for _ in range(7)].index("out") == 5
 
 
@@ -222,11 +222,11 @@ def test_state_survives_json():
     run = Run()
     run.tick(fleet(0.9))
     run.tick(fleet(0.2))
-    assert ScalerState.from_json(json.loads(json.dumps(run.state.to_json()))) == run.state
+    assert ScalerMemory.from_json(json.loads(json.dumps(run.state.to_json()))) == run.state
 
 
 def test_a_state_of_an_older_version_is_readable():
-    assert ScalerState.from_json({"ticks": 4, "no_longer_there": 1}) == ScalerState(ticks=4)
+    assert ScalerMemory.from_json({"ticks": 4, "no_longer_there": 1}) == ScalerMemory(ticks=4)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core.snapshot import LevelBounds, MappingConfig
-from controller.slo.mapping import PriorityMapping, priority_index
+from controller.slo.mapping import PriorityMapper, priority_index
 
 
 def level(ttft, low, high):
@@ -13,7 +13,7 @@ def level(ttft, low, high):
 @pytest.fixture
 def mapping():
     """H10: two levels; level 1 is 1.0 s +- 25 %, level 0 starts low enough to relax level 1 to it."""
-    made = PriorityMapping(MappingConfig(None, (level(0.3, 0.2, 0.4), level(1.0, 0.75, 1.25))))
+    made = PriorityMapper(MappingConfig(None, (level(0.3, 0.2, 0.4), level(1.0, 0.75, 1.25))))
     rows = ((0, 0.2, 0.05), (0, 0.3, 0.1), (0, 0.4, 0.15), (1, 0.5, 0.2), (1, 1.0, 0.7), (1, 2.0, 1.6))
     for at, (priority, ttft, queue) in enumerate(rows):
         made.observe(priority, ttft, None, queue, float(at))
@@ -49,7 +49,7 @@ def test_highest_priority_reads_its_own_quantile(mapping):
 
 def test_queue_spike_is_taken_out_and_the_strict_bound_holds(mapping):
     mapping.observe(1, None, None, 9.9, 6.0)  # no TTFT: not a finished reference
-    newest = PriorityMapping(mapping.config)
+    newest = PriorityMapper(mapping.config)
     rows = ((0, 0.2, 0.05), (0, 0.3, 0.1), (0, 0.4, 0.15), (1, 1.0, 0.7), (1, 2.0, 1.6), (1, 0.5, 0.2))
     for at, (priority, ttft, queue) in enumerate(rows):
         newest.observe(priority, ttft, None, queue, float(at))
@@ -63,7 +63,7 @@ def test_queue_spike_is_taken_out_and_the_strict_bound_holds(mapping):
 
 
 def test_a_queue_building_up_is_clamped_above(mapping):
-    grown = PriorityMapping(mapping.config)
+    grown = PriorityMapper(mapping.config)
     rows = ((0, 0.2, 0.05), (0, 0.3, 0.1), (0, 0.4, 0.15), (1, 0.5, 0.2), (1, 2.0, 1.6), (1, 1.0, 2.4))
     for at, (priority, ttft, queue) in enumerate(rows):
         grown.observe(priority, ttft, None, queue, float(at))
@@ -73,14 +73,14 @@ def test_a_queue_building_up_is_clamped_above(mapping):
 
 
 def test_without_history_the_configured_target_applies():
-    fresh = PriorityMapping(MappingConfig(None, (level(0.3, 0.2, 0.4), level(1.0, 0.75, 1.25))))
+    fresh = PriorityMapper(MappingConfig(None, (level(0.3, 0.2, 0.4), level(1.0, 0.75, 1.25))))
     assigned = fresh.assign(1, higher_pending=False, now=0.0)
     assert (assigned.ttft_s, assigned.tpot_s, assigned.reason) == (1.0, 0.1, "no_history")
 
 
 def test_old_values_leave_by_age_and_count():
     config = MappingConfig(None, (level(0.3, 0.0, 9.0),), window=2, window_age_s=10.0)
-    window = PriorityMapping(config)
+    window = PriorityMapper(config)
     for at, ttft in ((0.0, 5.0), (1.0, 1.0), (2.0, 2.0)):
         window.observe(0, ttft, None, 0.0, at)
     assert window.assign(0, False, 3.0).reference_ttft_s == 2.0  # two values left: index 1
@@ -90,7 +90,7 @@ def test_old_values_leave_by_age_and_count():
 
 def test_strict_rule_never_relaxes():
     config = MappingConfig(None, (level(0.3, 0.2, 0.4), level(1.0, 0.75, 1.25)), contention="strict")
-    strict = PriorityMapping(config)
+    strict = PriorityMapper(config)
     strict.observe(1, 0.1, 0.01, 0.0, 0.0)
     assert strict.assign(1, False, 0.0).ttft_s == 0.75
     assert strict.assign(1, False, 0.0).tpot_s == 0.05

@@ -7,11 +7,11 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.estimates import Estimate
 from controller.core.steps import Added, Chunk, Seq, Step, StepRan
-from controller.policies.batching.earliest_deadline_first import EarliestDeadlineFirst
-from controller.policies.batching.learned_rank import LearnedRank, LearnedRankConfig
-from controller.policies.batching.least_attained_service import LeastAttainedConfig, LeastAttainedService
+from controller.policies.batching.earliest_deadline_first import EarliestDeadlineFirstBatching
+from controller.policies.batching.learned_rank import LearnedRankBatching, LearnedRankConfig
+from controller.policies.batching.least_attained_service import LeastAttainedConfig, LeastAttainedServiceBatching
 from controller.policies.batching.ranked import RankConfig
-from controller.policies.batching.shortest_job_first import ShortestJobFirst
+from controller.policies.batching.shortest_job_first import ShortestJobFirstBatching
 from controller.predict.foresight import KnownLength
 from tests.controller.policies.batching.view import FakeView
 
@@ -42,13 +42,13 @@ def names(policy, running, waiting, **view):
 
 
 def test_the_shortest_takes_the_slot_of_the_longest_at_once():
-    policy = ShortestJobFirst(RankConfig(slots=2))
+    policy = ShortestJobFirstBatching(RankConfig(slots=2))
     a, b, c = seq("a", 30), seq("b", 80), seq("c", 40)
     add(policy, a, b)
     ran(policy, a, b)
     add(policy, c)
     assert names(policy, [a, b], [c]) == {"a", "c"}
-    patient = ShortestJobFirst(RankConfig(slots=2, preempt=False))
+    patient = ShortestJobFirstBatching(RankConfig(slots=2, preempt=False))
     add(patient, a, b)
     ran(patient, a, b)
     add(patient, c)
@@ -56,21 +56,21 @@ def test_the_shortest_takes_the_slot_of_the_longest_at_once():
 
 
 def test_the_analysers_bound_ranks_and_not_the_truth():
-    policy = ShortestJobFirst(RankConfig(slots=1))
+    policy = ShortestJobFirstBatching(RankConfig(slots=1))
     a, b = seq("a", 30, known=90), seq("b", 80, known=20)
     add(policy, a, b)
     assert names(policy, [], [a, b]) == {"b"}
 
 
 def test_deadlines_rank_by_the_stage():
-    policy = EarliestDeadlineFirst(RankConfig(slots=1))
+    policy = EarliestDeadlineFirstBatching(RankConfig(slots=1))
     a, b = seq("a", due=9.0), seq("b", due=4.0)
     add(policy, a, b)
     assert names(policy, [], [a, b]) == {"b"}
 
 
 def test_who_gives_its_blocks_back_first_is_the_last_in_rank():
-    policy = ShortestJobFirst(RankConfig(slots=1))
+    policy = ShortestJobFirstBatching(RankConfig(slots=1))
     a, b, c = seq("a", 30), seq("b", 80), seq("c", 40)
     add(policy, a, b, c)
     assert policy.spare([a, b, c], {a}) is b
@@ -78,7 +78,7 @@ def test_who_gives_its_blocks_back_first_is_the_last_in_rank():
 
 
 def test_a_program_sinks_by_what_all_of_its_calls_received():
-    policy = LeastAttainedService(LeastAttainedConfig(slots=1, quantum_steps=10))
+    policy = LeastAttainedServiceBatching(LeastAttainedConfig(slots=1, quantum_steps=10))
     first, rival = seq("p/0", program="p"), seq("q/0", program="q", arrival=1.0)
     add(policy, first)
     ran(policy, first, times=25)
@@ -92,7 +92,7 @@ def test_a_program_sinks_by_what_all_of_its_calls_received():
 
 
 def test_a_call_sinks_while_it_runs_and_the_leap_ends_there():
-    policy = LeastAttainedService(LeastAttainedConfig(slots=1, quantum_steps=10))
+    policy = LeastAttainedServiceBatching(LeastAttainedConfig(slots=1, quantum_steps=10))
     a, b = seq("a"), seq("b", arrival=1.0)
     add(policy, a, b)
     ran(policy, a, times=4)
@@ -103,7 +103,7 @@ def test_a_call_sinks_while_it_runs_and_the_leap_ends_there():
 
 
 def test_waiting_in_proportion_to_service_brings_a_program_back():
-    policy = LeastAttainedService(LeastAttainedConfig(slots=1, quantum_steps=4, starvation=2.0))
+    policy = LeastAttainedServiceBatching(LeastAttainedConfig(slots=1, quantum_steps=4, starvation=2.0))
     a, b = seq("a"), seq("b", tokens=500, arrival=1.0)
     add(policy, a)
     ran(policy, a, times=9)  # level 2
@@ -117,7 +117,7 @@ def test_waiting_in_proportion_to_service_brings_a_program_back():
 
 
 def test_ltr_saves_the_starving_for_a_quantum():
-    policy = LearnedRank(LearnedRankConfig(slots=1, error=0.0, promote_steps=20, quantum_steps=5))
+    policy = LearnedRankBatching(LearnedRankConfig(slots=1, error=0.0, promote_steps=20, quantum_steps=5))
     short, long = seq("s", 100), seq("l", 400)
     add(policy, short, long)
     assert names(policy, [], [short, long]) == {"s"}
@@ -132,7 +132,7 @@ def test_ltr_saves_the_starving_for_a_quantum():
 
 
 def test_ltr_errs_as_told():
-    perfect, noisy = (LearnedRank(LearnedRankConfig(error=error)) for error in (0.0, 1.0))
+    perfect, noisy = (LearnedRankBatching(LearnedRankConfig(error=error)) for error in (0.0, 1.0))
     seqs = [seq(f"r{n}", n + 1) for n in range(300)]
     assert sorted(seqs, key=perfect.key) == seqs
     swapped = sum(noisy.key(a) > noisy.key(b) for a, b in pairwise(seqs))
@@ -141,7 +141,7 @@ def test_ltr_errs_as_told():
 
 
 def test_nothing_is_remembered_of_what_has_gone():
-    policies = [LearnedRank(), LeastAttainedService(), ShortestJobFirst()]
+    policies = [LearnedRankBatching(), LeastAttainedServiceBatching(), ShortestJobFirstBatching()]
     for policy in policies:
         a = seq("a")
         add(policy, a)
