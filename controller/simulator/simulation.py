@@ -28,11 +28,11 @@ from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
 from controller.simulator.heap import EventKind
+from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.mapping import MappedTargets
 from controller.simulator.report.results import SimRecord, SimulationResult
 from controller.simulator.report.trace_events import TraceWriter
 from controller.simulator.settings import SimulationSettings
-from controller.simulator.trip import Trip
 from controller.simulator.workloads.demand import Demand
 from controller.simulator.workloads.programs import Programs
 
@@ -73,7 +73,7 @@ class Simulation:
         self._next = 0
         self._keep = keep_token_times
         self._lengths = OutputLengthModel()
-        self._trips: dict[str, Trip] = {}
+        self._in_flight: dict[str, SimulatedRequest] = {}
         self.cluster = Cluster(settings)
         self._trace = trace
         self.cluster.watch = trace.step if trace is not None else None
@@ -126,7 +126,8 @@ class Simulation:
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, EventKind.END)
 
-    def come_up(self, name: str) -> None:
+    def bring_up(self, name: str) -> None:
+        """An ordered instance is up now, unless it was cancelled."""
         instance = self.cluster.bring_up(name)
         if instance is not None:
             self.tell(ev.InstanceUp(instance.spec))
@@ -156,10 +157,9 @@ class Simulation:
 
     def _cut_off(self, _: Any, __: int) -> None:
         """Clients give up: all open requests become misses."""
-        for trip in list(self._trips.values()):
-            self._end(
-                trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
-            )
+        for each in list(self._in_flight.values()):
+            outcome = Outcome.CUT if each.first_at is not None else Outcome.EXPIRED
+            self._end(each, outcome, "cut_off", self._so_far(each))
         self._expected = len(self.result.records)  # calls not released yet are never made
         self.driver.drop_pending()
 
@@ -174,8 +174,8 @@ class Simulation:
                 self.heap.push(self._demands[self._next].at, EventKind.ARRIVAL)
             if self._programs is not None:
                 demand = self._programs.arrived(demand)
-        trip = self._trips[demand.id] = Trip(demand, self._request(demand))
-        self.driver.tell(ev.Arrived(trip.request))
+        in_flight = self._in_flight[demand.id] = SimulatedRequest(demand, self._request(demand))
+        self.driver.tell(ev.Arrived(in_flight.request))
 
     def _request(self, demand: Demand) -> Request:
         model = self.settings.instances[0].model
@@ -203,22 +203,22 @@ class Simulation:
         self._send_all(sends)
 
     def _refused(self, action: ev.Refuse) -> None:
-        trip = self._trips[action.request.id]
-        self._end(trip, Outcome.FAILED if trip.sends else Outcome.REFUSED, action.decision.reason, ())
+        in_flight = self._in_flight[action.request.id]
+        self._end(in_flight, Outcome.FAILED if in_flight.sends else Outcome.REFUSED, action.decision.reason, ())
 
     def _dropped(self, action: ev.Drop) -> None:
-        self._end(self._trips[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
+        self._end(self._in_flight[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
 
     def _given_up(self, action: ev.GiveUp) -> None:
         """The request ends with an error; it is cut if the client already has a token."""
-        trip = self._trips.get(action.request.id)
-        if trip is None:
+        in_flight = self._in_flight.get(action.request.id)
+        if in_flight is None:
             return
         if action.prefilled and self.kv is not None:
-            self.kv.stop_prefill(trip)
-        cut = trip.first_at is not None
+            self.kv.stop_prefill(in_flight)
+        cut = in_flight.first_at is not None
         outcome = Outcome.CUT if cut or not action.prefilled else Outcome.FAILED
-        self._end(trip, outcome, action.decision.reason, self._so_far(trip) if cut else ())
+        self._end(in_flight, outcome, action.decision.reason, self._so_far(in_flight) if cut else ())
 
     def _send_all(self, sends: dict[str, list[ev.Send]]) -> None:
         for instance_id, batch in sends.items():
@@ -230,10 +230,10 @@ class Simulation:
         arrives = now + self.settings.network_s
         seqs = []
         for send in batch:
-            trip = self._trips[send.request.id]
-            trip.instance, trip.sent_at = instance_id, now
-            trip.sends += 1
-            seq = trip.sequence(arrives, prefill_only=send.part is Part.PREFILL)
+            in_flight = self._in_flight[send.request.id]
+            in_flight.instance, in_flight.sent_at = instance_id, now
+            in_flight.sends += 1
+            seq = in_flight.sequence(arrives, prefill_only=send.part is Part.PREFILL)
             seq.priority = send.rank
             seqs.append(seq)
         if self.settings.network_s:
@@ -251,7 +251,7 @@ class Simulation:
             seqs = [seq for seq in seqs if self._current(seq)]
             if instance is None:
                 for seq in seqs:
-                    self.lost(self._trips[seq.id])
+                    self.lost(self._in_flight[seq.id])
                 return
             self.driver.tell(*(ev.Accepted(seq.id) for seq in seqs))
             self._tell(instance, instance.tell([Added(seq) for seq in seqs], self.heap.now))
@@ -259,11 +259,11 @@ class Simulation:
             subject()
 
     def _current(self, seq: Seq) -> bool:
-        trip = self._trips.get(seq.id)
-        return trip is not None and trip.seq is seq
+        in_flight = self._in_flight.get(seq.id)
+        return in_flight is not None and in_flight.seq is seq
 
-    def trip(self, request_id: str) -> Trip | None:
-        return self._trips.get(request_id)
+    def in_flight(self, request_id: str) -> SimulatedRequest | None:
+        return self._in_flight.get(request_id)
 
     def tell_engine(self, instance: SimulatedInstance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]:
         actions = instance.tell(events, self.heap.now)
@@ -298,8 +298,8 @@ class Simulation:
 
     def _first_token(self, seq: Seq) -> None:
         if self._current(seq):
-            trip = self._trips[seq.id]
-            trip.first_at = self.heap.now if trip.first_at is None else trip.first_at
+            in_flight = self._in_flight[seq.id]
+            in_flight.first_at = self.heap.now if in_flight.first_at is None else in_flight.first_at
             self.driver.tell(ev.FirstToken(seq.id))
 
     def _finished(self, instance: SimulatedInstance, seq: Seq) -> None:
@@ -309,17 +309,17 @@ class Simulation:
 
     def _prefilled(self, instance: SimulatedInstance, seq: Seq, times: array[float]) -> None:
         if self.kv is not None and self._current(seq):
-            self._trips[seq.id].keep(times)
-            self.kv.prefilled(self._trips[seq.id], instance, seq)
+            self._in_flight[seq.id].keep(times)
+            self.kv.prefilled(self._in_flight[seq.id], instance, seq)
 
     def _answered(self, seq: Seq, times: array[float]) -> None:
         if not self._current(seq):
             return
-        trip = self._trips[seq.id]
+        in_flight = self._in_flight[seq.id]
         self.driver.tell(ev.Finished(seq.id, seq.output_tokens))
-        request = trip.request
+        request = in_flight.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
-        record = self._end(trip, Outcome.OK, "", self._as_seen(trip.head + times))
+        record = self._end(in_flight, Outcome.OK, "", self._as_seen(in_flight.head + times))
         if self._mapped is not None and request.level is not None:
             self._mapped.ended(request.level, record, self.heap.now)
 
@@ -328,31 +328,31 @@ class Simulation:
         return array("d", (at + delay for at in times)) if delay else times
 
     def _rejected(self, action: Reject) -> None:
-        trip = self._trips[action.seq.id]
+        in_flight = self._in_flight[action.seq.id]
         if action.code == "too_long":
-            self.driver.tell(ev.Cancelled(trip.request.id))
-            self._end(trip, Outcome.REFUSED, "too_long", ())
+            self.driver.tell(ev.Cancelled(in_flight.request.id))
+            self._end(in_flight, Outcome.REFUSED, "too_long", ())
         else:
-            self.lost(trip)
+            self.lost(in_flight)
 
-    def _so_far(self, trip: Trip) -> array[float]:
+    def _so_far(self, in_flight: SimulatedRequest) -> array[float]:
         """Token times of an answer that is cut now."""
-        instance = self.cluster.get(trip.instance)
-        if instance is None or trip.seq is None:
-            return self._as_seen(trip.head)
-        return self._as_seen(trip.head + instance.token_times_so_far(trip.seq, self.heap.now))
+        instance = self.cluster.get(in_flight.instance)
+        if instance is None or in_flight.seq is None:
+            return self._as_seen(in_flight.head)
+        return self._as_seen(in_flight.head + instance.token_times_so_far(in_flight.seq, self.heap.now))
 
-    def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
-        del self._trips[trip.demand.id]
+    def _end(self, in_flight: SimulatedRequest, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
+        del self._in_flight[in_flight.demand.id]
         if self.kv is not None:
-            self.kv.forget(trip.demand.id)
-        record = trip.record(outcome, reason, self.heap.now, times, self._keep)
+            self.kv.forget(in_flight.demand.id)
+        record = in_flight.record(outcome, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
         if self._trace is not None:
             self._trace.request(record, self.heap.now)
         if self._programs is not None:
             for demand in self._programs.ended(
-                trip.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
+                in_flight.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
             ):
                 self._expected += 1
                 self.heap.push(demand.at, EventKind.ARRIVAL, demand)
@@ -365,20 +365,20 @@ class Simulation:
         if callable(subject):
             subject()
         else:
-            self.come_up(subject)
+            self.bring_up(subject)
 
-    def at_engine(self, instance_id: str) -> list[Trip]:
+    def at_engine(self, instance_id: str) -> list[SimulatedRequest]:
         """Requests that the instance is serving."""
-        return [trip for trip in self._trips.values() if trip.instance == instance_id and trip.seq is not None]
+        return [each for each in self._in_flight.values() if each.instance == instance_id and each.seq is not None]
 
-    def lost(self, trip: Trip) -> None:
+    def lost(self, in_flight: SimulatedRequest) -> None:
         """The engine failed the request. Before the first token the dispatcher may send it to another instance."""
-        before = trip.first_at is None or trip.prefills_again
-        self.driver.tell(ev.Failed(trip.request.id, before, "instance failed"))
+        before = in_flight.first_at is None or in_flight.prefills_again
+        self.driver.tell(ev.Failed(in_flight.request.id, before, "instance failed"))
         if before:
-            trip.restart()
+            in_flight.restart()
         else:
-            self._end(trip, Outcome.CUT, "engine_failed", self._so_far(trip))
+            self._end(in_flight, Outcome.CUT, "engine_failed", self._so_far(in_flight))
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def test_a_shared_link_is_m_m_1_with_processor_sharing():
         at = np.cumsum(rng.exponential(MEAN_S / load, REQUESTS))
         prompts = rng.geometric(1 / mean_tokens, REQUESTS)
         demands = [Demand(f"r{i}", float(at[i]), int(prompts[i]), 2, PATIENT) for i in range(REQUESTS)]
-        means.append(statistics.fmean(r.handoff_s for r in warm(run(demands, instances, links).records)))
+        means.append(statistics.fmean(r.kv_transfer_s for r in warm(run(demands, instances, links).records)))
     assert statistics.fmean(means) == pytest.approx(MEAN_S / (1 - load), rel=0.1)
 
 

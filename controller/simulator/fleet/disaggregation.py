@@ -32,8 +32,8 @@ from controller.simulator.fleet.kv_in_flight import Move, Prefill
 from controller.simulator.fleet.network import LinkFailure, Network
 from controller.simulator.fleet.ports import Ports
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, EventKind
+from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.settings import SimulationSettings
-from controller.simulator.trip import Trip
 
 
 class DisaggregatedRun(Protocol):
@@ -48,7 +48,7 @@ class DisaggregatedRun(Protocol):
 
     def tell_engine(self, instance: SimulatedInstance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]: ...
 
-    def trip(self, request_id: str) -> Trip | None: ...
+    def in_flight(self, request_id: str) -> SimulatedRequest | None: ...
 
     def later(self, do: Callable[[], None]) -> None: ...
 
@@ -56,16 +56,16 @@ class DisaggregatedRun(Protocol):
 class KvTransfers:
     """The KV transfers of a run, from the first token to the decode instance that continues."""
 
-    def __init__(self, host: DisaggregatedRun) -> None:
+    def __init__(self, run: DisaggregatedRun) -> None:
         self.performs: dict[type, Callable[[Any], None]] = {
             ev.Place: self._place,
             ev.FreeKv: lambda action: self._free(action.request_id, action.instance_id),
             ev.Abort: self._abort,
             ev.PrefillAgain: self._again,
         }
-        self._ports = Ports(host.settings.links, host.cluster)
-        self.network = Network(host.settings.links, self._ports.gb_s if self._ports.differ else None)
-        self._host = host
+        self._ports = Ports(run.settings.links, run.cluster)
+        self.network = Network(run.settings.links, self._ports.gb_s if self._ports.differ else None)
+        self._run = run
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: the instance that keeps its KV, and the sequence
         self._ending: dict[str, Prefill] = {}  # until the gateway is told of its end
         self._moves: dict[str, Move] = {}
@@ -77,8 +77,8 @@ class KvTransfers:
         return len(self._kept)
 
     def start(self) -> None:
-        for failure in self._host.settings.links.failures:
-            self._host.heap.push(failure.at, EventKind.FAILURE, partial(self._link_failed, failure))
+        for failure in self._run.settings.links.failures:
+            self._run.heap.push(failure.at, EventKind.FAILURE, partial(self._link_failed, failure))
 
     # ---- what the simulation says ----------------------------------------------------------------------------------
 
@@ -89,11 +89,11 @@ class KvTransfers:
     def watch(self, instance: SimulatedInstance, actions: Sequence[EngineAction]) -> None:
         """Look for last steps of prefills that began or ended in these actions, before the gateway is told."""
         ending, instance.ending = instance.ending, []
-        if not self._host.settings.links.overlap:
+        if not self._run.settings.links.overlap:
             return
         for seq in ending:
             self._ending[seq.id] = Prefill(instance, seq)
-            self._host.later(partial(self._heard_ending, instance.id, seq))
+            self._run.later(partial(self._heard_ending, instance.id, seq))
         for action in actions:
             if isinstance(action, Finish):
                 self._computed(action.seq)
@@ -101,9 +101,9 @@ class KvTransfers:
     def _heard_ending(self, instance_id: str, seq: Seq) -> None:
         prefill = self._ending.get(seq.id)
         if prefill is not None and prefill.seq is seq:
-            self._host.tell(ev.PrefillEnding(seq.id, instance_id))
-            self._host.heap.push(
-                self._host.heap.now, EventKind.TICK, _nothing
+            self._run.tell(ev.PrefillEnding(seq.id, instance_id))
+            self._run.heap.push(
+                self._run.heap.now, EventKind.TICK, _nothing
             )  # makes the driver run a pass at this instant
 
     def _computed(self, seq: Seq) -> None:
@@ -116,13 +116,13 @@ class KvTransfers:
         if move is not None and move.waits_since is not None:
             self._send_rest(seq.id, move)
 
-    def prefilled(self, trip: Trip, instance: SimulatedInstance, seq: Seq) -> None:
+    def prefilled(self, in_flight: SimulatedRequest, instance: SimulatedInstance, seq: Seq) -> None:
         """The engine ended the prefill and keeps the KV."""
-        trip.prefill_instance = instance.id
+        in_flight.prefill_instance = instance.id
         self._kept[seq.id] = (instance.id, seq)
         self._ending.pop(seq.id, None)
-        trip.seq = None
-        self._host.tell(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
+        in_flight.seq = None
+        self._run.tell(ev.PrefillDone(in_flight.request, instance.id, seq.prompt_tokens))
 
     def forget(self, request_id: str) -> None:
         """The request has ended; drop whatever it was doing."""
@@ -147,78 +147,78 @@ class KvTransfers:
     # ---- what the scheduler says -----------------------------------------------------------------------------------
 
     def _place(self, action: ev.Place) -> None:
-        self._host.later(partial(self._reserve, action))
+        self._run.later(partial(self._reserve, action))
 
     def _abort(self, action: ev.Abort) -> None:
         self._undo(action.request_id)
         self._recall(action)
 
     def _again(self, action: ev.PrefillAgain) -> None:
-        trip = self._host.trip(action.request.id)
-        if trip is not None:
-            self.stop_prefill(trip)
+        in_flight = self._run.in_flight(action.request.id)
+        if in_flight is not None:
+            self.stop_prefill(in_flight)
 
-    def stop_prefill(self, trip: Trip) -> None:
+    def stop_prefill(self, in_flight: SimulatedRequest) -> None:
         """Stop a prefill that will not be decoded from here, if it still runs or its end was not reported yet."""
-        prefill = self._ending.pop(trip.demand.id, None)
-        instance = self._host.cluster.get(trip.instance)
-        if prefill is None and trip.seq is not None and trip.landed_at is None and instance is not None:
-            prefill = Prefill(instance, trip.seq)
-            prefill.computed = trip.seq.state is SeqState.FINISHED  # and its end was not reported yet
-        trip.restart()  # first, so that the engine's answer to the abort is not taken for the end of a prefill
+        prefill = self._ending.pop(in_flight.demand.id, None)
+        instance = self._run.cluster.get(in_flight.instance)
+        if prefill is None and in_flight.seq is not None and in_flight.landed_at is None and instance is not None:
+            prefill = Prefill(instance, in_flight.seq)
+            prefill.computed = in_flight.seq.state is SeqState.FINISHED  # and its end was not reported yet
+        in_flight.restart()  # first, so that the engine's answer to the abort is not taken for the end of a prefill
         if prefill is None:
             return
         if (
-            prefill.instance.up and prefill.seq.arrival <= self._host.heap.now
+            prefill.instance.up and prefill.seq.arrival <= self._run.heap.now
         ):  # otherwise it has not reached the engine, and will not
             over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
-            self._host.tell_engine(prefill.instance, [over])
+            self._run.tell_engine(prefill.instance, [over])
 
     def _reserve(self, place: ev.Place) -> None:
         """The decode stage was placed: its instance reserves blocks, and KV begins to move."""
-        name, now = place.request.id, self._host.heap.now
-        trip, instance = self._host.trip(name), self._host.cluster.get(place.target)
-        source, early = self._host.cluster.get(place.source), self._ending.get(name)
-        if trip is None or source is None or (early is None and name not in self._kept):
+        name, now = place.request.id, self._run.heap.now
+        in_flight, instance = self._run.in_flight(name), self._run.cluster.get(place.target)
+        source, early = self._run.cluster.get(place.source), self._ending.get(name)
+        if in_flight is None or source is None or (early is None and name not in self._kept):
             return
         if instance is None or self._ports.dead(place.source, now) or self._ports.dead(place.target, now):
             self._failed(name, place.target, "no_instance" if instance is None else "link_down")
             return
-        seq = trip.decode_sequence(now, place.rank)
-        answers = self._host.tell_engine(instance, [Reserve(seq)])
+        seq = in_flight.decode_sequence(now, place.rank)
+        answers = self._run.tell_engine(instance, [Reserve(seq)])
         if not any(isinstance(action, Reserved) for action in answers):
             self._failed(name, place.target, "no_room")
             return
         move = self._moves[name] = Move(seq, place.source, place.target, now)
         move.size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
         if early is not None:
-            move.rest = move.size / self._host.settings.links.layers
-        latency_s = self._host.settings.links.latency_s
+            move.rest = move.size / self._run.settings.links.layers
+        latency_s = self._run.settings.links.latency_s
         self._report(ev.TransferStarted(name, place.target, moves=not latency_s))
         if latency_s:
-            self._host.heap.push(now + latency_s, EventKind.DELIVERY, partial(self._pulls, name, move))
+            self._run.heap.push(now + latency_s, EventKind.DELIVERY, partial(self._pulls, name, move))
         self.network.start(name, place.source, place.target, move.size - move.rest, now)
         self._plan()
 
     def _pulls(self, name: str, move: Move) -> None:
         """The prefill engine has answered. Only time-outs depend on this, so it is reported with the next events."""
         if self._moves.get(name) is move:
-            self._host.later(partial(self._host.driver.mention, ev.TransferMoves(name, move.target)))
+            self._run.later(partial(self._run.driver.mention, ev.TransferMoves(name, move.target)))
 
     def _plan(self) -> None:
         self._network_version += 1
         if len(self.network):
             do = partial(self._arrivals, self._network_version)
-            self._host.heap.push(max(self.network.next_end, self._host.heap.now), EventKind.DELIVERY, do)
+            self._run.heap.push(max(self.network.next_end, self._run.heap.now), EventKind.DELIVERY, do)
 
     def _arrivals(self, version: int) -> None:
         if version != self._network_version:
             return
-        now, latency = self._host.heap.now, self._host.settings.links.latency_s
+        now, latency = self._run.heap.now, self._run.settings.links.latency_s
         for name in self.network.ended(now):
             move, prefill = self._moves[name], self._ending.get(name)
             if not move.rest:
-                self._host.heap.push(now + latency, EventKind.DELIVERY, partial(self._landed, name, move))
+                self._run.heap.push(now + latency, EventKind.DELIVERY, partial(self._landed, name, move))
             elif prefill is None or prefill.computed:
                 self._send_rest(name, move)
             else:
@@ -226,7 +226,7 @@ class KvTransfers:
         self._plan()
 
     def _send_rest(self, name: str, move: Move) -> None:
-        rest, move.rest, now = move.rest, 0.0, self._host.heap.now
+        rest, move.rest, now = move.rest, 0.0, self._run.heap.now
         if move.waits_since is not None:
             move.began += now - move.waits_since  # the link was not the bottleneck
         move.waits_since = None
@@ -234,32 +234,32 @@ class KvTransfers:
         self._plan()
 
     def _landed(self, name: str, move: Move) -> None:
-        trip, instance = self._host.trip(name), self._host.cluster.get(move.target)
-        if self._moves.get(name) is not move or trip is None or instance is None:
+        in_flight, instance = self._run.in_flight(name), self._run.cluster.get(move.target)
+        if self._moves.get(name) is not move or in_flight is None or instance is None:
             return  # rolled back meanwhile
         if name in self._ending:  # its first token is not reported yet
-            soon = self._host.heap.now + max(self._host.settings.network_s, SHORTEST_WAKE_S)
-            self._host.heap.push(soon, EventKind.DELIVERY, partial(self._landed, name, move))
+            soon = self._run.heap.now + max(self._run.settings.network_s, SHORTEST_WAKE_S)
+            self._run.heap.push(soon, EventKind.DELIVERY, partial(self._landed, name, move))
             return
         del self._moves[name]
         tokens = move.seq.prompt_tokens - move.seq.cached
-        move.moved = KvMoved(round(move.size), tokens=tokens, seconds=self._host.heap.now - move.began)
-        trip.go_on(instance.id, move.seq, self._host.heap.now)
-        self._host.tell_engine(instance, [Landed(move.seq)])
-        self._host.later(partial(self._heard_done, move, name))
+        move.moved = KvMoved(round(move.size), tokens=tokens, seconds=self._run.heap.now - move.began)
+        in_flight.go_on(instance.id, move.seq, self._run.heap.now)
+        self._run.tell_engine(instance, [Landed(move.seq)])
+        self._run.later(partial(self._heard_done, move, name))
 
     def _heard_done(self, move: Move, name: str) -> None:
         """Report the transfer, unless it was rolled back before the report arrived."""
-        trip = self._host.trip(name)
-        if trip is not None and trip.seq is move.seq:
-            self._host.driver.report(ev.TransferDone(name, move.target, move.moved))
+        in_flight = self._run.in_flight(name)
+        if in_flight is not None and in_flight.seq is move.seq:
+            self._run.driver.report(ev.TransferDone(name, move.target, move.moved))
 
     def _failed(self, name: str, target: str, reason: str) -> None:
         self._report(ev.TransferFailed(name, target, reason))
 
     def _report(self, event: ev.Event) -> None:
         """Report an event to the gateway, one network delay later."""
-        self._host.later(partial(self._host.driver.report, event))
+        self._run.later(partial(self._run.driver.report, event))
 
     # ---- undoing ---------------------------------------------------------------------------------------------------
 
@@ -267,42 +267,42 @@ class KvTransfers:
         move = self._moves.pop(name, None)
         if move is None:
             return
-        if self.network.cancel(name, self._host.heap.now):
+        if self.network.cancel(name, self._run.heap.now):
             self._plan()
-        instance = self._host.cluster.get(move.target)
+        instance = self._run.cluster.get(move.target)
         if instance is not None:
-            self._host.tell_engine(instance, [Aborted(move.seq)])
+            self._run.tell_engine(instance, [Aborted(move.seq)])
 
     def _recall(self, abort: ev.Abort) -> None:
         """It landed before the migrator knew; the engine drops it again."""
-        trip, instance = self._host.trip(abort.request_id), self._host.cluster.get(abort.instance_id)
-        if trip is None or trip.landed_at is None or instance is None or trip.instance != instance.id:
+        in_flight, instance = self._run.in_flight(abort.request_id), self._run.cluster.get(abort.instance_id)
+        if in_flight is None or in_flight.landed_at is None or instance is None or in_flight.instance != instance.id:
             return
-        if trip.seq is not None:
-            seq, trip.seq, trip.landed_at = trip.seq, None, None
-            self._host.tell_engine(instance, [Aborted(seq)])
+        if in_flight.seq is not None:
+            seq, in_flight.seq, in_flight.landed_at = in_flight.seq, None, None
+            self._run.tell_engine(instance, [Aborted(seq)])
 
     def _free(self, name: str, at: str = "") -> None:
         """Free its KV, `at` that instance or anywhere."""
         where, seq = self._kept.get(name, ("", None))
-        instance = self._host.cluster.get(where)
+        instance = self._run.cluster.get(where)
         if at in ("", where):
             self._kept.pop(name, None)
         if instance is not None and seq is not None and at in ("", where):
-            self._host.later(partial(self._release, instance, seq))
+            self._run.later(partial(self._release, instance, seq))
         elif at:
-            self._host.driver.mention(ev.KvReleased(name, at))
+            self._run.driver.mention(ev.KvReleased(name, at))
 
     def _release(self, instance: SimulatedInstance, seq: Seq) -> None:
         if instance.up:
-            self._host.tell_engine(instance, [Release(seq)])
-        self._host.driver.mention(ev.KvReleased(seq.id, instance.id))
+            self._run.tell_engine(instance, [Release(seq)])
+        self._run.driver.mention(ev.KvReleased(seq.id, instance.id))
 
     def _link_failed(self, failure: LinkFailure) -> None:
-        instance = self._host.cluster.in_slot(failure.instance)
+        instance = self._run.cluster.in_slot(failure.instance)
         if instance is None:
             return
-        self._ports.cut(instance.id, self._host.heap.now + failure.for_s)
+        self._ports.cut(instance.id, self._run.heap.now + failure.for_s)
         for name in self.network.touching(instance.id):
             move = self._moves[name]
             self._undo(name)

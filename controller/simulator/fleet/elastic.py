@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.messages import QUEUE_PRESSURE_ROWS
 from controller.core.types import Role
-from controller.dispatch import Scheduler
 from controller.scale import (
     Drain,
     FleetObservation,
@@ -45,25 +43,12 @@ from controller.scale.capacity_plan import (
 from controller.scale.load import RATE_WINDOW_S
 from controller.scale.role_changes import SwitchRole, spare_since
 from controller.scale.warm_pool import Spare, refill, weight_source
-from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
+from controller.simulator.fleet.run import FleetRun
 from controller.simulator.report.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
 
 Looks = Mapping[Role, FleetObservation]
-
-
-class ScaledRun(Protocol):
-    """What the scalers use of the simulation."""
-
-    cluster: Cluster
-    scheduler: Scheduler
-    kv: KvTransfers | None
-
-    def tell(self, *events: ev.Event) -> None: ...
-
-    def bring_up_later(self, name: str, at: float) -> None: ...
 
 
 class ScaledStage:
@@ -95,10 +80,10 @@ class ScaledStage:
 class Elastic:
     """The scalers of a run, with its warm spares and sleepers."""
 
-    def __init__(self, settings: ElasticSettings, host: ScaledRun) -> None:
+    def __init__(self, settings: ElasticSettings, run: FleetRun) -> None:
         self.settings = settings
         self.decisions: list[Decision] = []
-        self._host = host
+        self._run = run
         self._scaler = Scaler()
         self._switching: dict[str, str] = {}  # draining instances that will change their role
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
@@ -115,7 +100,7 @@ class Elastic:
     def start(self) -> None:
         """Fill the warm pool: it is full when the run begins, and its spares are ready."""
         for _ in range(self.settings.warm):
-            self._host.cluster.keep_warm(0.0, ready_at=0.0)
+            self._run.cluster.keep_warm(0.0, ready_at=0.0)
 
     def scaled_out(self, now: float) -> list[ScaledOut]:
         """Instances that were added and have served by now."""
@@ -158,15 +143,15 @@ class Elastic:
 
     def _waiting(self, stage: ScaledStage, now: float) -> tuple[float, int]:
         """The longest wait over its SLO before the stage, and how many requests wait."""
-        host = self._host
-        if stage.role is Role.DECODE and host.kv is not None:
-            pressure = host.scheduler.decode_pressure(now).values()
+        run = self._run
+        if stage.role is Role.DECODE and run.kv is not None:
+            pressure = run.scheduler.decode_pressure(now).values()
         else:
-            pressure = host.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
+            pressure = run.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
     def _members(self, stage: ScaledStage, now: float) -> tuple[Member, ...]:
-        cluster, fleet = self._host.cluster, fleet_of(self._host, now)
+        cluster, fleet = self._run.cluster, fleet_of(self._run, now)
         members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
         members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
         elsewhere = self._switching.keys() | self._falling_asleep.keys()
@@ -197,7 +182,7 @@ class Elastic:
         """How many more instances `most` allows; None: any number."""
         if self.settings.most is None:
             return None
-        return max(0, self.settings.most - len(self._host.cluster) - len(self._host.cluster.starting))
+        return max(0, self.settings.most - len(self._run.cluster) - len(self._run.cluster.starting))
 
     def _bounded(self, capacity: StageCapacity, now: float) -> ScalingConfig:
         """The configuration with its maximum lowered to what `most` allows.
@@ -214,11 +199,11 @@ class Elastic:
     def _warm(self, now: float, seen: FleetObservation) -> list[Spare]:
         """The warm spares. They have no role yet, so all stages share one pool."""
         source = self._weight_source(0, seen)
-        warm = self._host.cluster.warm.items()
+        warm = self._run.cluster.warm.items()
         return [Spare(name, each.ready_at <= now, each.since, source=source) for name, each in warm]
 
     def _sleepers(self, stage: ScaledStage, seen: FleetObservation) -> list[Spare]:
-        cluster = self._host.cluster
+        cluster = self._run.cluster
         return [
             Spare(name, True, each.since, source=self._weight_source(each.level, seen), sleep_level=each.level)
             for name, each in cluster.asleep.items()
@@ -233,12 +218,12 @@ class Elastic:
 
     def _carry_out(self, stage: ScaledStage, plan: CapacityPlan, now: float) -> list[str]:
         """Carry out the plan; returns the ids of new processes."""
-        cluster, new = self._host.cluster, []
+        cluster, new = self._run.cluster, []
         for step in plan.steps:
             match step:
                 case SwitchRole():
                     self._switching[step.instance_id] = step.role
-                    drain(self._host, step.instance_id)
+                    drain(self._run, step.instance_id)
                 case WakeUp():
                     cluster.wake(step.instance_id, now)
                     self._coming(ScaledOut(step.instance_id, now, now + self._wake_s(step.sleep_level), True, True))
@@ -255,18 +240,18 @@ class Elastic:
                     self._asked.pop(step.instance_id, None)
                 case PutToSleep():
                     self._falling_asleep[step.instance_id] = step.sleep_level
-                    drain(self._host, step.instance_id)
+                    drain(self._run, step.instance_id)
                 case Drain():
-                    drain(self._host, step.instance_id)
+                    drain(self._run, step.instance_id)
         return new
 
     def _coming(self, instance: ScaledOut) -> None:
         self._asked[instance.id] = instance
-        self._host.bring_up_later(instance.id, instance.up_at)
+        self._run.bring_up_later(instance.id, instance.up_at)
 
     def _load_s(self) -> float:
         source = self.settings.source
-        return self.settings.load_s["disk" if source == "device" and not len(self._host.cluster) else source]
+        return self.settings.load_s["disk" if source == "device" and not len(self._run.cluster) else source]
 
     def _wake_s(self, level: int) -> float:
         """Seconds to wake: level 1 reads the copy in host memory; level 2 loads its weights like any other instance."""
@@ -275,23 +260,23 @@ class Elastic:
         return self.settings.load_s["host"] if level == 1 else self._load_s()
 
     def _undrain(self, instance_id: str) -> None:
-        instance = self._host.cluster.get(instance_id)
+        instance = self._run.cluster.get(instance_id)
         if instance is not None:
-            self._host.cluster.draining.discard(instance_id)
-            self._host.tell(ev.InstanceUp(instance.spec))
+            self._run.cluster.draining.discard(instance_id)
+            self._run.tell(ev.InstanceUp(instance.spec))
 
     def _end_drained(self, now: float) -> None:
         """An empty instance stops, falls asleep, or starts again in its new role."""
-        for name in end_drained(self._host, now, self._host.cluster.draining, self._falling_asleep):
+        for name in end_drained(self._run, now, self._run.cluster.draining, self._falling_asleep):
             self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)
             if role is not None:
-                again = self._host.cluster.ask_for_one_more(now, Role(role))
-                self._host.bring_up_later(again, now + self.settings.switch_s)
+                again = self._run.cluster.ask_for_one_more(now, Role(role))
+                self._run.bring_up_later(again, now + self.settings.switch_s)
 
     def _refill_pool(self, now: float) -> None:
         """Start or stop warm spares until there are `warm`; none is started while an instance starts."""
-        cluster = self._host.cluster
+        cluster = self._run.cluster
         spares = [Spare(name, each.ready_at <= now, each.since) for name, each in cluster.warm.items()]
         change = refill(spares, self.settings.warm, room=None, busy=bool(cluster.starting))
         for _ in range(change.start):

@@ -9,64 +9,37 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
-from controller.dispatch import Scheduler
-from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import KvTransfers
-from controller.simulator.heap import EventHeap, EventKind
+from controller.simulator.fleet.run import FleetRun
+from controller.simulator.heap import EventKind
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 
 LOOK_S = 1.0  # interval of checks whether a draining instance is empty
 
 
-class ChangingRun(Protocol):
-    """What coming and going asks of the simulation."""
-
-    settings: SimulationSettings
-    heap: EventHeap
-    cluster: Cluster
-    scheduler: Scheduler
-    kv: KvTransfers | None
-
-    def tell(self, *events: ev.Event) -> None: ...
-
-    def come_up(self, name: str) -> None: ...
-
-
-class DrainHost(Protocol):
-    """What draining asks of it."""
-
-    cluster: Cluster
-    scheduler: Scheduler
-    kv: KvTransfers | None
-
-    def tell(self, *events: ev.Event) -> None: ...
-
-
-def fleet_of(host: DrainHost, now: float) -> dict[str, FleetState]:
+def fleet_of(run: FleetRun, now: float) -> dict[str, FleetState]:
     """All instances as the scheduler sees them, by id."""
-    return {state.id: state for state in host.scheduler.fleet(now)}
+    return {state.id: state for state in run.scheduler.fleet(now)}
 
 
-def drain(host: DrainHost, name: str) -> None:
-    host.cluster.draining.add(name)
-    host.tell(ev.InstanceDraining(name))
+def drain(run: FleetRun, name: str) -> None:
+    run.cluster.draining.add(name)
+    run.tell(ev.InstanceDraining(name))
 
 
 def end_drained(
-    host: DrainHost, now: float, names: Collection[str], levels: Mapping[str, int] = MappingProxyType({})
+    run: FleetRun, now: float, names: Collection[str], levels: Mapping[str, int] = MappingProxyType({})
 ) -> list[str]:
     """Remove those of these draining instances that are empty; returns their ids.
 
     An instance with a level in `levels` falls asleep at that level instead.
     """
-    cluster, kv, gone = host.cluster, host.kv, []
-    fleet = fleet_of(host, now) if names else {}
+    cluster, kv, gone = run.cluster, run.kv, []
+    fleet = fleet_of(run, now) if names else {}
     for name in sorted(names):
         instance, state = cluster.get(name), fleet.get(name)
         busy = state is not None and state.running + state.waiting > 0
@@ -76,7 +49,7 @@ def end_drained(
             cluster.put_to_sleep(instance, now, levels[name])
         else:
             cluster.remove(instance, now)
-        host.tell(ev.InstanceDown(name))
+        run.tell(ev.InstanceDown(name))
         gone.append(name)
     return gone
 
@@ -84,8 +57,8 @@ def end_drained(
 class Presence:
     """The settings' instances join, each in its slot, and leave."""
 
-    def __init__(self, host: ChangingRun) -> None:
-        self._host = host
+    def __init__(self, run: FleetRun) -> None:
+        self._run = run
         self._leaving: set[str] = (
             set()
         )  # instances that a scaler drains are not among them, since they may change their role
@@ -94,52 +67,52 @@ class Presence:
         ] = []  # time and model of joins of instances that get requests from the gateway
 
     def start(self) -> None:
-        host = self._host
-        for slot, each in enumerate(host.settings.instances):
+        run = self._run
+        for slot, each in enumerate(run.settings.instances):
             if each.left:
                 continue
             if each.sleep_level:
-                host.cluster.begin_asleep(slot, each.sleep_level)
+                run.cluster.begin_asleep(slot, each.sleep_level)
                 continue
             if each.from_s > 0:
-                host.heap.push(each.from_s, EventKind.FAILURE, partial(self._join, slot))
+                run.heap.push(each.from_s, EventKind.FAILURE, partial(self._join, slot))
             else:
                 self._join(slot)
             if each.role != Role.DECODE:
                 self._joins.append((each.from_s, each.model))
             if each.until_s is not None:
-                host.heap.push(each.until_s, EventKind.FAILURE, partial(self._leave, slot))
+                run.heap.push(each.until_s, EventKind.FAILURE, partial(self._leave, slot))
         for model in {model for _, model in self._joins}:
             self._expect(model)
 
     def _join(self, slot: int) -> None:
-        self._host.come_up(self._host.cluster.ask(slot, self._host.heap.now))
+        self._run.bring_up(self._run.cluster.ask(slot, self._run.heap.now))
 
     def _leave(self, slot: int) -> None:
-        instance = self._host.cluster.in_slot(slot)
-        if instance is None or instance.id in self._host.cluster.draining:
+        instance = self._run.cluster.in_slot(slot)
+        if instance is None or instance.id in self._run.cluster.draining:
             return
-        drain(self._host, instance.id)
+        drain(self._run, instance.id)
         self._leaving.add(instance.id)
         self._expect(instance.spec.model)
         self._look()
 
     def _look(self) -> None:
-        host, now = self._host, self._host.heap.now
-        self._leaving &= host.cluster.draining
-        self._leaving.difference_update(end_drained(host, now, self._leaving))
+        run, now = self._run, self._run.heap.now
+        self._leaving &= run.cluster.draining
+        self._leaving.difference_update(end_drained(run, now, self._leaving))
         if self._leaving:
-            host.heap.push(now + LOOK_S, EventKind.TICK, self._look)
+            run.heap.push(now + LOOK_S, EventKind.TICK, self._look)
 
     def _expect(self, model: str) -> None:
         """As in production: if no instance of the model is up and another will join, requests wait for it."""
-        host, now = self._host, self._host.heap.now
-        there = (each for each in host.cluster if each.id not in host.cluster.draining)
+        run, now = self._run, self._run.heap.now
+        there = (each for each in run.cluster if each.id not in run.cluster.draining)
         if any(each.spec.model == model and each.spec.role is not Role.DECODE for each in there):
             return
         coming = [at for at, of in self._joins if of == model and at > now]
         if coming:
-            host.tell(ev.Expected(model, min(coming)))
+            run.tell(ev.Expected(model, min(coming)))
 
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from controller.core.types import Outcome, Targets
 
 @dataclass(slots=True)
 class SimRecord:
-    """One request and how it ended; the fields of core.records.RequestRecord that a simulation knows.
+    """One request and how it ended: the fields of core.records.RequestRecord that a simulation knows.
 
-    `at` is seconds after the start, durations are seconds after `at`. `token_times`: of every token, where kept.
-    With stages apart `instance` is the one that decoded, and `handoff_s` the time from the first token until its KV was
-    there.
+    `at`: seconds after the start; durations are seconds after `at`. `token_times`: of every token, if kept. With
+    disaggregation `instance` is the one that decoded, and `kv_transfer_s` the time from the first token until its KV
+    was there.
     """
 
     id: str
@@ -42,7 +42,7 @@ class SimRecord:
     preemptions: int
     cached_tokens: int
     prefill_instance: str = ""
-    handoff_s: float | None = None
+    kv_transfer_s: float | None = None
     token_times: array[float] | None = None
 
 

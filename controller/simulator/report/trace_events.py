@@ -29,8 +29,8 @@ class TraceSpan(NamedTuple):
 def stages(record: SimRecord, ended_at: float) -> Iterator[TraceSpan]:
     """Queue, prefill, transfer and decode of one request, in order and all within its life."""
     marks = [("queue", record.queue_s), ("prefill", record.ttft_s)]
-    if record.handoff_s is not None and record.ttft_s is not None:
-        marks.append(("transfer", record.ttft_s + record.handoff_s))
+    if record.kv_transfer_s is not None and record.ttft_s is not None:
+        marks.append(("transfer", record.ttft_s + record.kv_transfer_s))
     marks.append(("decode", None))
     latest = ended_at if record.ttft_s is None else min(ended_at, record.at + record.ttft_s)
     start = record.at

@@ -38,7 +38,7 @@ def test_a_lone_request_takes_prefill_then_transfer_then_decodes():
     (record,) = run([one()], (prefill, decode), links=links).records
     first = 0.004 + 5e-5 * 100 + 1e-9 * 100**2
     assert record.ttft_s == pytest.approx(first)
-    assert record.handoff_s == pytest.approx(0.11)
+    assert record.kv_transfer_s == pytest.approx(0.11)
     assert (record.prefill_instance, record.instance) == ("engine-0", "engine-1")
     steps = [0.006 + 1e-7 * (100 + n) + 1e-4 for n in range(1, 10)]
     assert record.e2e_s == pytest.approx(first + 0.11 + sum(steps))
@@ -49,7 +49,7 @@ def test_a_lone_request_takes_prefill_then_transfer_then_decodes():
 def test_an_answer_of_one_token_never_moves():
     result = run([one(output=1)])
     assert result.records[0].prefill_instance == ""
-    assert result.records[0].handoff_s is None
+    assert result.records[0].kv_transfer_s is None
     assert result.moved_bytes == 0
 
 
@@ -129,14 +129,14 @@ FIRST = 0.004 + 5e-5 * 100 + 1e-9 * 100**2  # seconds of the prefill of `one`
 
 @pytest.mark.parametrize("migration", list(MIGRATIONS))
 @pytest.mark.parametrize(
-    ("gb_s", "handoff_s"),
+    ("gb_s", "kv_transfer_s"),
     [(20.0, 0.1 / 20 / 10), (1.0, 0.1 - FIRST)],  # one layer of ten is left; or the link is slower than the prefill
 )
-def test_overlap_hides_the_way_behind_the_prefill(migration, gb_s, handoff_s):
+def test_overlap_hides_the_way_behind_the_prefill(migration, gb_s, kv_transfer_s):
     instances = tuple(replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
     links = LinkSettings(bandwidth_gb_s=gb_s, latency_s=0.0, overlap=True, layers=10)
     (record,) = run([one()], instances, migration=migration, links=links).records
-    assert record.handoff_s == pytest.approx(handoff_s)
+    assert record.kv_transfer_s == pytest.approx(kv_transfer_s)
     assert (record.ttft_s, record.output_tokens) == (pytest.approx(FIRST), 10)
 
 
@@ -145,7 +145,7 @@ def test_a_migrator_that_waits_for_the_end_of_the_prefill_moves_everything_after
     settings = SimulationSettings(instances, links=LinkSettings(20.0, 0.0, overlap=True, layers=10))
     migrator = build_migrator("slackline", {"migrator": {"overlap": False}})
     (record,) = Simulation(settings, build_dispatcher("slackline"), [one()], migrator=migrator).run().records
-    assert record.handoff_s == pytest.approx(0.1 / 20)
+    assert record.kv_transfer_s == pytest.approx(0.1 / 20)
 
 
 @pytest.mark.parametrize("network_s", [0.0, 0.003])
@@ -166,8 +166,8 @@ def test_the_network_delays_every_message_of_a_handoff():
     """First token to the gateway, placement to the decode instance: two delays before anything moves."""
     (near,) = run([one()], (PREFILL, DECODE), links=FREE).records
     (far,) = run([one()], (PREFILL, DECODE), links=FREE, network_s=0.02).records
-    assert near.handoff_s == pytest.approx(0.0, abs=1e-5)
-    assert far.handoff_s == pytest.approx(0.04, abs=1e-5)
+    assert near.kv_transfer_s == pytest.approx(0.0, abs=1e-5)
+    assert far.kv_transfer_s == pytest.approx(0.04, abs=1e-5)
 
 
 # ---- failures -----------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_decode_instance_that_dies_during_the_transfer_is_replaced():
     instances = heavy(PREFILL, DECODE, DECODE)
     (record,) = run([one(prompt=500)], instances, links=slow_links(), failures=(Failure(1, 0.2),)).records
     assert (record.outcome, record.instance, record.attempts) == (Outcome.OK, "engine-2", 1)
-    assert record.handoff_s == pytest.approx(0.2 - record.ttft_s + 0.5)
+    assert record.kv_transfer_s == pytest.approx(0.2 - record.ttft_s + 0.5)
 
 
 def test_a_prefill_instance_that_dies_during_the_transfer_is_prefilled_again_elsewhere():
@@ -227,7 +227,7 @@ def test_without_any_decode_instance_left_the_answer_ends_with_an_error():
 def test_a_decode_instance_that_comes_back_takes_what_waited():
     (record,) = run([one()], (PREFILL, DECODE), failures=(Failure(1, 0.001, 3.0),)).records
     assert (record.outcome, record.instance) == (Outcome.OK, "engine-1-1")
-    assert record.handoff_s > 2.9
+    assert record.kv_transfer_s > 2.9
 
 
 def test_a_broken_link_is_gone_around():

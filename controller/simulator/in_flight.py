@@ -14,7 +14,7 @@ from controller.simulator.workloads.demand import Demand
 from controller.slo.attainment import judge
 
 
-class Trip:
+class SimulatedRequest:
     """State of one request. `sends`: attempts on engines. Times are on the gateway's clock, absolute."""
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Trip:
             preemptions=seq.preemptions if seq is not None else 0,
             cached_tokens=seq.cached if seq is not None else 0,
             prefill_instance=self.prefill_instance,
-            handoff_s=None if self.landed_at is None else self.landed_at - self.head[0],
+            kv_transfer_s=None if self.landed_at is None else self.landed_at - self.head[0],
             token_times=array("d", after.tolist()) if keep else None,
         )
 
