@@ -45,11 +45,11 @@ class EnginePart:
         if self.engine_kind == "preemptive_prefill":
             found["batch_tokens"] = batch_tokens
         if latency is not None:
-            found |= {name: _said(latency, coefficient) for name, coefficient in self.profiled.items()}
+            found |= {name: _positive(latency, coefficient) for name, coefficient in self.profiled.items()}
         return found
 
 
-def _said(latency: LatencyCoefficients, coefficient: str) -> float:
+def _positive(latency: LatencyCoefficients, coefficient: str) -> float:
     """The coefficient; seconds per prompt token are at least LEAST_S, because policies divide by them."""
     value: float = getattr(latency, coefficient)
     return max(value, LEAST_S) if coefficient == "prefill_b" else value
@@ -86,13 +86,13 @@ def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
     return _WITH_DEADLINES if deadlines else _COLLOCATED
 
 
-def told_batching(told: Mapping[str, Any], role: Role) -> str | None:
+def batching_of(options: Mapping[str, Any], role: Role) -> str | None:
     """How an engine with these start options (`scheduler`, `deadlines`, `batching`) batches; None if they do not tell.
 
     `role`: at its start. A later change of role does not change the scheduler.
     """
-    if told.get("scheduler") == BY_STAGE:
-        return engine_part(role, told.get("deadlines") is True).batching
-    said = told.get("batching")
-    name = said if isinstance(said, str) and said else None  # the `spec` of a static instance may hold any value
-    return _PREFILL.batching if name is None and told.get("scheduler") == "preemptive" else name
+    if options.get("scheduler") == BY_STAGE:
+        return engine_part(role, options.get("deadlines") is True).batching
+    named = options.get("batching")
+    name = named if isinstance(named, str) and named else None  # the `spec` of a static instance may hold any value
+    return _PREFILL.batching if name is None and options.get("scheduler") == "preemptive" else name

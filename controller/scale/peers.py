@@ -16,15 +16,17 @@ STAGES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class PeerMember:
-    """An engine that can keep links, and the host and port where others reach it (host "": unknown). `hollow`: it has
-    no weights."""
+    """An engine that can keep links, and the host and port where others reach it (host "": unknown).
+
+    `no_weights`: it has none, so it pulls them.
+    """
 
     id: str
     model: str
     role: str
     host: str
     port: int
-    hollow: bool = False
+    no_weights: bool = False
 
 
 def peers(members: Iterable[PeerMember]) -> dict[str, tuple[PeerMember, ...]]:
@@ -37,11 +39,11 @@ def peers(members: Iterable[PeerMember]) -> dict[str, tuple[PeerMember, ...]]:
 
 def need_links(members: Iterable[PeerMember]) -> bool:
     """Whether any of these engines would read KV or weights from another."""
-    return any(each.hollow or each.role in STAGES for each in members)
+    return any(each.no_weights or each.role in STAGES for each in members)
 
 
 def _linked(source: PeerMember, target: PeerMember) -> bool:
     if source.id == target.id or source.model != target.model:
         return False
     disaggregated = source.role in STAGES and target.role in STAGES
-    return disaggregated or (target.hollow and not source.hollow)
+    return disaggregated or (target.no_weights and not source.no_weights)

@@ -32,7 +32,7 @@ from controller.models import (
 )
 from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
-from controller.policies.by_stage import told_batching
+from controller.policies.by_stage import batching_of
 from controller.selectors.latency_fits import Fits, active_fits
 
 
@@ -149,7 +149,7 @@ def _model(row: ServedModel) -> ModelConfig:
 
 
 def _instance(row: Instance, fits: Fits) -> InstanceSpec:
-    fit, batching = fits.of(row), told_batching(row.spec, Role(row.role_at_start))
+    fit, batching = fits.of(row), batching_of(row.spec, Role(row.role_at_start))
     return InstanceSpec(
         id=row.id,
         model=row.model.name,

@@ -17,7 +17,7 @@ Handler = Callable[[Any, int], None]
 
 
 class Driver:
-    """`perform` gets the actions of each pass, `heard` all events that the scheduler got.
+    """`perform` gets the actions of each pass, `listener` all events that the scheduler got.
 
     `wakes`: whether the driver schedules the scheduler's wake-ups; False for a replay, whose log contains them.
     """
@@ -27,7 +27,7 @@ class Driver:
         scheduler: Scheduler,
         perform: Callable[[Sequence[ev.Action]], None],
         *,
-        heard: Callable[[Sequence[ev.Event], float], None] | None = None,
+        listener: Callable[[Sequence[ev.Event], float], None] | None = None,
         wakes: bool = True,
     ) -> None:
         self.scheduler = scheduler
@@ -36,10 +36,10 @@ class Driver:
         self.happened = 0
         self.passes = 0
         self._perform = perform
-        self._heard = heard
+        self._listener = listener
         self._wakes = wakes
         self._pending: list[ev.Event] = []
-        self._news: list[ev.Event] = []
+        self._reports: list[ev.Event] = []
         self._passing = False
         self._wake, self._wake_at = 0, None  # type: tuple[int, float | None]
 
@@ -51,13 +51,13 @@ class Driver:
 
     def report(self, event: ev.Event) -> None:
         """Give events to the scheduler in a pass of this instant, even if one is running now."""
-        self._news.append(event)
+        self._reports.append(event)
         if not self._passing:
-            self.heap.push(self.heap.now, EventKind.TICK, self._pass_news)
+            self.heap.push(self.heap.now, EventKind.TICK, self._pass_reports)
 
-    def mention(self, event: ev.Event) -> None:
+    def report_later(self, event: ev.Event) -> None:
         """Give events to the scheduler together with the next ones; they need no pass of their own."""
-        self._news.append(event)
+        self._reports.append(event)
 
     def drop_pending(self) -> None:
         """Discard events that no request needs any more."""
@@ -71,12 +71,12 @@ class Driver:
         self.happened += 1
         self.handlers[kind](subject, version)
         if self._pending and self.heap.next_at > self.heap.now:
-            events, self._news, self._pending = self._news + self._pending, [], []
+            events, self._reports, self._pending = self._reports + self._pending, [], []
             self._pass(events)
 
-    def _pass_news(self) -> None:
-        if self._news:
-            events, self._news = self._news, []
+    def _pass_reports(self) -> None:
+        if self._reports:
+            events, self._reports = self._reports, []
             self._pass(events)
 
     def _pass(self, events: Sequence[ev.Event]) -> None:
@@ -85,14 +85,14 @@ class Driver:
         self._passing = True
         while True:
             self.passes += 1
-            if self._heard is not None:
-                self._heard(events, now)
+            if self._listener is not None:
+                self._listener(events, now)
             reply = self.scheduler.handle(events, now)
             if reply.actions:
                 self._perform(reply.actions)
-            if not self._news:
+            if not self._reports:
                 break
-            events, self._news = self._news, []
+            events, self._reports = self._reports, []
         self._passing = False
         if self._wakes:
             self._wake_up(reply.wake_at)

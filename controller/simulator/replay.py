@@ -34,7 +34,7 @@ class Replay:
         policy, overrides = log.header
         # The gateway survived this exception, so the replay does too.
         scheduler = build_scheduler(policy, overrides, lambda who, events, error: None)
-        self.driver = Driver(scheduler, self._answer, heard=self._heard, wakes=False)
+        self.driver = Driver(scheduler, self._answer, listener=self._name_later_requests, wakes=False)
         self.driver.handlers[EventKind.DELIVERY] = self._handed_over
         self.batches = 0
         self.kinds: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Replay:
         self.driver.tell(*batch.events)
         self._plan()
 
-    def _heard(self, events: Sequence[ev.Event], now: float) -> None:
+    def _name_later_requests(self, events: Sequence[ev.Event], now: float) -> None:
         self._encoder.named(events)  # later batches name requests by id, as in the log
 
     def _answer(self, actions: Sequence[ev.Action]) -> None:

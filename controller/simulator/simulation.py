@@ -63,8 +63,8 @@ class Simulation:
             migrator = migrator or build_migrator(dispatcher.name)
         self.scheduler = Scheduler(dispatcher, migrator if settings.disaggregated else None)
         self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
-        heard = self._elastic.heard if self._elastic is not None else None
-        self.driver = Driver(self.scheduler, self._perform, heard=heard)
+        listener = self._elastic.count if self._elastic is not None else None
+        self.driver = Driver(self.scheduler, self._perform, listener=listener)
         self.heap = self.driver.heap
         self.result = SimulationResult(dispatcher.name)
         self._programs = programs

@@ -28,7 +28,7 @@ class SloError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SloFields:
     """What the request itself specified; None for fields that it left out."""
 
     target_ttft: float | None = None
@@ -83,9 +83,9 @@ def _seconds(body: Mapping[str, object], field: str, *, zero: bool = False) -> f
     return seconds
 
 
-def parse_asked(body: Mapping[str, object]) -> Asked:
+def parse_slo_fields(body: Mapping[str, object]) -> SloFields:
     """Validate the SLO fields of a request body. Raises SloError naming the field."""
-    asked = Asked(
+    asked = SloFields(
         target_ttft=_seconds(body, "target_ttft"),
         target_tbt=_seconds(body, "target_tbt"),
         deadline=_seconds(body, "deadline"),
@@ -141,7 +141,9 @@ class ClassBook:
         config = self.find(tenant, name)
         return config.target if config else 0.95
 
-    def resolve(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
+    def resolve(
+        self, asked: SloFields, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float
+    ) -> Applied:
         """The targets of a request. `pending_higher(p)`: whether a request of a higher priority than p is queued.
 
         Raises SloError for an unknown class, or when the request's own fields contradict the class.
@@ -149,7 +151,9 @@ class ClassBook:
         base = self._base(asked, tenant, pending_higher, now)
         return replace(_override(asked, base), source="explicit") if asked.explicit else base
 
-    def _base(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
+    def _base(
+        self, asked: SloFields, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float
+    ) -> Applied:
         """The targets that the request's own fields override: of its class, its mapped priority, its tenant's class, or
         Concord's.
         """
@@ -185,7 +189,7 @@ class ClassBook:
         return book
 
 
-def _from_class(asked: Asked, config: ClassConfig, source: str) -> Applied:
+def _from_class(asked: SloFields, config: ClassConfig, source: str) -> Applied:
     targets = Targets(config.ttft_s, config.tpot_s, config.deadline_s, config.waiting_time_s)
     return Applied(targets, config.name, asked.priority, config.value, source, config.may_defer)
 
@@ -205,7 +209,7 @@ def _from_priority(
     return Applied(targets, level_label(level), priority, 1.0, "priority", False, level, figures)
 
 
-def _override(asked: Asked, base: Applied) -> Applied:
+def _override(asked: SloFields, base: Applied) -> Applied:
     """Fields in the request override the class. A `deadline` without waiting_time also limits the waiting time."""
     targets = base.targets
     ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s

@@ -15,7 +15,7 @@ import orjson
 from api.openai.estimates import HIGHEST, MESSAGE_TOKENS, PromptText
 from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import ModelConfig
-from controller.slo.classes import Asked, SloError, parse_asked
+from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
 OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
 # What engines tell one another through us: from a client it would send them to hosts of its choice.
@@ -48,7 +48,7 @@ class Parsed(NamedTuple):
     prompt_tokens: int  # exact when the prompt came as token ids, else 0
     text: PromptText  # when it came as text
     max_tokens: int | None
-    asked: Asked
+    asked: SloFields
     workflow: str
     stage: str
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer says of the request
@@ -129,9 +129,9 @@ def _model(body: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> ModelC
     return model
 
 
-def _asked(body: Mapping[str, Any]) -> Asked:
+def _asked(body: Mapping[str, Any]) -> SloFields:
     try:
-        return parse_asked(body)
+        return parse_slo_fields(body)
     except SloError as error:
         raise ApiError("invalid_slo", str(error), param=error.field) from None
 

@@ -126,7 +126,7 @@ class KvTransfers:
 
     def forget(self, request_id: str) -> None:
         """The request has ended; drop whatever it was doing."""
-        self._undo(request_id)
+        self._roll_back(request_id)
         self._ending.pop(request_id, None)
         self._free(request_id)
 
@@ -138,7 +138,7 @@ class KvTransfers:
     def died(self, instance: SimulatedInstance) -> None:
         """All KV that it kept, sent or received is lost, and the migrator is told."""
         for name in [name for name, move in self._moves.items() if instance.id in (move.source, move.target)]:
-            self._undo(name)
+            self._roll_back(name)
         for name in [name for name, (where, _) in self._kept.items() if where == instance.id]:
             del self._kept[name]
         for name in [name for name, prefill in self._ending.items() if prefill.instance is instance]:
@@ -150,7 +150,7 @@ class KvTransfers:
         self._run.later(partial(self._reserve, action))
 
     def _abort(self, action: ev.Abort) -> None:
-        self._undo(action.request_id)
+        self._roll_back(action.request_id)
         self._recall(action)
 
     def _again(self, action: ev.PrefillAgain) -> None:
@@ -203,7 +203,7 @@ class KvTransfers:
     def _pulls(self, name: str, move: Move) -> None:
         """The prefill engine has answered. Only time-outs depend on this, so it is reported with the next events."""
         if self._moves.get(name) is move:
-            self._run.later(partial(self._run.driver.mention, ev.TransferMoves(name, move.target)))
+            self._run.later(partial(self._run.driver.report_later, ev.TransferMoves(name, move.target)))
 
     def _plan(self) -> None:
         self._network_version += 1
@@ -263,7 +263,7 @@ class KvTransfers:
 
     # ---- undoing ---------------------------------------------------------------------------------------------------
 
-    def _undo(self, name: str) -> None:
+    def _roll_back(self, name: str) -> None:
         move = self._moves.pop(name, None)
         if move is None:
             return
@@ -291,12 +291,12 @@ class KvTransfers:
         if instance is not None and seq is not None and at in ("", where):
             self._run.later(partial(self._release, instance, seq))
         elif at:
-            self._run.driver.mention(ev.KvReleased(name, at))
+            self._run.driver.report_later(ev.KvReleased(name, at))
 
     def _release(self, instance: SimulatedInstance, seq: Seq) -> None:
         if instance.up:
             self._run.tell_engine(instance, [Release(seq)])
-        self._run.driver.mention(ev.KvReleased(seq.id, instance.id))
+        self._run.driver.report_later(ev.KvReleased(seq.id, instance.id))
 
     def _link_failed(self, failure: LinkFailure) -> None:
         instance = self._run.cluster.in_slot(failure.instance)
@@ -305,7 +305,7 @@ class KvTransfers:
         self._ports.cut(instance.id, self._run.heap.now + failure.for_s)
         for name in self.network.touching(instance.id):
             move = self._moves[name]
-            self._undo(name)
+            self._roll_back(name)
             self._failed(name, move.target, "link_down")
 
 

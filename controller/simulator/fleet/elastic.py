@@ -66,7 +66,7 @@ class ScaledStage:
         self._entered: deque[float] = deque()
         self._left: deque[float] = deque()
 
-    def heard(self, event: ev.Event, now: float) -> None:
+    def count(self, event: ev.Event, now: float) -> None:
         if type(event) is self._enters:
             self._entered.append(now)
         elif type(event) is self._leaves:
@@ -106,11 +106,11 @@ class Elastic:
         """Instances that were added and have served by now."""
         return [each for each in self._asked.values() if each.up_at <= now]
 
-    def heard(self, events: Sequence[ev.Event], now: float) -> None:
+    def count(self, events: Sequence[ev.Event], now: float) -> None:
         """Count the events that the scheduler got."""
         for event in events:
             for stage in self.stages:
-                stage.heard(event, now)
+                stage.count(event, now)
 
     def tick(self, now: float) -> None:
         self._end_drained(now)

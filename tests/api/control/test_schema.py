@@ -13,7 +13,7 @@ from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import KINDS
 from api.openai.protocol.response_requests import NOT_SERVED
 from api.openai.protocol.schemas import OUR_FIELDS
-from controller.slo.classes import SloError, parse_asked
+from controller.slo.classes import SloError, parse_slo_fields
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "docs/openapi.yaml"
@@ -78,7 +78,7 @@ def test_the_data_paths_limits_are_the_gateways(document):
 
 def _accepts(field, value):
     try:
-        parse_asked({field: value})
+        parse_slo_fields({field: value})
     except SloError:
         return False
     return True

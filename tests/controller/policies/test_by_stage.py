@@ -5,7 +5,7 @@ import pytest
 from controller.core.types import LatencyCoefficients, Role
 from controller.policies.batching import BATCHINGS
 from controller.policies.batching.options import build
-from controller.policies.by_stage import engine_part, told_batching
+from controller.policies.by_stage import batching_of, engine_part
 
 LATENCY = LatencyCoefficients(0.001, 5e-5, 2e-10, 0.01, 3e-7, 2e-4)
 
@@ -36,4 +36,4 @@ def test_its_options_are_those_of_its_policy(role, deadlines, latency):
     ],
 )
 def test_what_an_engine_was_told_says_how_it_batches(told, role, batching):
-    assert told_batching(told, role) == batching
+    assert batching_of(told, role) == batching

@@ -3,8 +3,8 @@
 from controller.scale.peers import PeerMember, need_links, peers
 
 
-def member(name, role="decode", model="m", hollow=False, host="h"):
-    return PeerMember(name, model, role, host, 1, hollow)
+def member(name, role="decode", model="m", no_weights=False, host="h"):
+    return PeerMember(name, model, role, host, 1, no_weights)
 
 
 def ids(found):
@@ -21,7 +21,7 @@ def test_the_same_stage_too_because_roles_change():
 
 
 def test_collocated_engines_exchange_nothing_but_with_one_that_has_no_weights():
-    fleet = [member("a", "collocated"), member("b", "collocated"), member("w", "collocated", hollow=True)]
+    fleet = [member("a", "collocated"), member("b", "collocated"), member("w", "collocated", no_weights=True)]
     assert ids(peers(fleet)) == {"a": [], "b": [], "w": ["a", "b"]}
     assert need_links(fleet)
     assert not need_links(fleet[:2])

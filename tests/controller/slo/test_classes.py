@@ -2,7 +2,7 @@ import pytest
 
 from controller.core.snapshot import ClassConfig, LevelBounds, MappingConfig, TenantConfig
 from controller.core.types import CONCORD_DEFAULTS
-from controller.slo.classes import Asked, ClassBook, SloError, parse_asked
+from controller.slo.classes import ClassBook, SloError, SloFields, parse_slo_fields
 
 CHAT = ClassConfig("chat", None, 0.7, 0.5, None, 30.0, 0.95, 2.0)
 OWN_CHAT = ClassConfig("chat", "acme", 0.3, 0.1, None, 10.0, 0.99, 1.0)
@@ -39,67 +39,67 @@ def resolve(asked, who=None, classes=(CHAT, OWN_CHAT, JOB), mappings=(MAPPING,))
 )
 def test_bad_fields_are_named(body, field):
     with pytest.raises(SloError) as caught:
-        parse_asked(body)
+        parse_slo_fields(body)
     assert caught.value.field == field
     assert field in str(caught.value)
 
 
 def test_nothing_asked_is_nothing():
-    assert parse_asked({"model": "m", "target_ttft": None}) == Asked()
+    assert parse_slo_fields({"model": "m", "target_ttft": None}) == SloFields()
 
 
 def test_explicit_fields_win_over_the_class():
-    applied = resolve(Asked(slo_class="chat", target_ttft=0.2))
+    applied = resolve(SloFields(slo_class="chat", target_ttft=0.2))
     assert (applied.targets.ttft_s, applied.targets.tpot_s, applied.source) == (0.2, 0.5, "explicit")
 
 
 def test_a_tenants_own_class_wins_over_the_common_one():
-    assert resolve(Asked(slo_class="chat"), tenant("acme")).targets.ttft_s == 0.3
-    assert resolve(Asked(slo_class="chat")).targets.ttft_s == 0.7
+    assert resolve(SloFields(slo_class="chat"), tenant("acme")).targets.ttft_s == 0.3
+    assert resolve(SloFields(slo_class="chat")).targets.ttft_s == 0.7
 
 
 def test_priority_goes_through_the_mapping():
-    applied = resolve(Asked(priority=1))
+    applied = resolve(SloFields(priority=1))
     assert (applied.targets.ttft_s, applied.slo_class, applied.source) == (2.0, "priority-1", "priority")
 
 
 def test_default_class_then_concord_defaults():
-    assert resolve(Asked(), tenant(default="job")).source == "tenant_default"
-    assert resolve(Asked(), tenant(default="job")).targets.deadline_s == 20.0
-    assert resolve(Asked()).targets == CONCORD_DEFAULTS
+    assert resolve(SloFields(), tenant(default="job")).source == "tenant_default"
+    assert resolve(SloFields(), tenant(default="job")).targets.deadline_s == 20.0
+    assert resolve(SloFields()).targets == CONCORD_DEFAULTS
 
 
 def test_one_explicit_field_keeps_the_rest_of_its_class():
-    patient = resolve(Asked(waiting_time=90.0), tenant(default="chat"))
+    patient = resolve(SloFields(waiting_time=90.0), tenant(default="chat"))
     assert (patient.slo_class, patient.targets.ttft_s, patient.targets.waiting_time_s) == ("chat", 0.7, 90.0)
-    mapped = resolve(Asked(priority=1, waiting_time=90.0))
+    mapped = resolve(SloFields(priority=1, waiting_time=90.0))
     assert (mapped.level, mapped.targets.ttft_s, mapped.targets.waiting_time_s) == (1, 2.0, 90.0)
     assert mapped.source == patient.source == "explicit"
 
 
 def test_a_class_without_a_priority_has_none():
-    assert resolve(Asked(slo_class="chat")).priority is None
-    assert resolve(Asked(slo_class="chat", priority=3)).priority == 3
-    assert resolve(Asked(slo_class="chat")).level is None
+    assert resolve(SloFields(slo_class="chat")).priority is None
+    assert resolve(SloFields(slo_class="chat", priority=3)).priority == 3
+    assert resolve(SloFields(slo_class="chat")).level is None
 
 
 def test_how_the_mapping_came_to_its_targets_is_told():
-    assert resolve(Asked(priority=1)).figures["history"] == "no_history"
+    assert resolve(SloFields(priority=1)).figures["history"] == "no_history"
 
 
 def test_unknown_class_lists_the_known_ones():
     with pytest.raises(SloError, match="chat, job"):
-        resolve(Asked(slo_class="caht"))
+        resolve(SloFields(slo_class="caht"))
 
 
 def test_explicit_ttft_after_the_class_deadline_contradicts():
     with pytest.raises(SloError) as caught:
-        resolve(Asked(slo_class="job", target_ttft=30.0))
+        resolve(SloFields(slo_class="job", target_ttft=30.0))
     assert caught.value.field == "target_ttft"
 
 
 def test_a_deadline_bounds_ttft_and_waiting():
-    applied = resolve(Asked(deadline=1.0))
+    applied = resolve(SloFields(deadline=1.0))
     assert (applied.targets.ttft_s, applied.targets.waiting_time_s) == (1.0, 1.0)
 
 
