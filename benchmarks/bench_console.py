@@ -1,9 +1,10 @@
-"""`make bench-console`: server time and queries of every page over a large database, and event to browser.
+"""`make bench-console`: server time and queries of every page over a large database, and the delay from event to
+browser.
 
-Pages: in this process over its own PostgreSQL with 1,000,000 request records, 100,000 decisions and 200 instances;
-`server_ms` is the first look after a start. Live: `make up` on ports of its own under a steady 200 requests/s, 99
-WebSocket clients and one Chromium measured to the DOM. Queue: what 10,000 waiting requests cost while somebody watches
-them. The last line is JSON.
+Pages: in this process, over its own PostgreSQL with 1,000,000 request records, 100,000 decisions and 200 instances;
+`server_ms` is the first request after a start. Live: `make up` on ports of its own under a steady 200 requests/s, with
+99 WebSocket clients and one Chromium, measured up to the DOM. Queue: the cost of 10,000 queued requests while somebody
+watches them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from benchmarks.trials import note
 RECORDS, DECISIONS, INSTANCES = 1_000_000, 100_000, 200
 SOCKETS = 99
 RATE = 200.0
-BASE_S = 20.0  # of load with no dashboard, to compare the gateway's CPU time with
-PROBES = 80  # fewer than the minute over which the page counts
+BASE_S = 20.0  # seconds of load without a dashboard, as the baseline of the gateway's CPU time
+PROBES = 80  # shorter than the minute over which the page counts
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 # Notes when the probe class's row first shows each count; the row may come later than the page.
@@ -97,7 +98,7 @@ async def event_to_browser(stack: Running, rate: float, sockets: int) -> dict[st
 async def gateway_cpu(
     stack: Running, headers: Mapping[str, str], pid: int, rate: float, seconds: float
 ) -> dict[str, float]:
-    """Share of one core that the gateway used while it served `rate`, and the share of requests answered 200."""
+    """Share of one core that the gateway used while it served `rate`, and the share of requests answered with 200."""
     before, started_at = live.cpu_s(pid), time.monotonic()
     ok = await live.load(stack.gateway, headers, stack.body, rate, seconds)
     taken = time.monotonic() - started_at

@@ -1,10 +1,10 @@
 """Cost of one pass of the scheduler with 100, 1,000 and 10,000 queued requests.
 
-    make bench-dispatch        (or: python -m benchmarks.bench_dispatch --policy hyperflexis)
+    make bench-dispatch   (or: python -m benchmarks.bench_dispatch --policy hyperflexis)
 
-Four classes, 20 % explicit targets, 10 % hopeless from the start. A pass is what the gateway does when something
-happens: a batch of events (one arrival, one request done at an engine) handed to `handle`, which dispatches what fits.
-1,000 passes a size, each with an arrival, so the queue keeps its size. Last line: JSON with `pass_ms` by size.
+Four classes, 20 % explicit targets, 10 % hopeless from the start. A pass is what the gateway does at each event:
+`handle` gets a batch (one arrival, one request finished by an engine) and dispatches what fits. 1,000 passes per size,
+each with one arrival, so the queue keeps its size. Last line: JSON with `pass_ms` by size.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DispatcherBench:
         return ev.Arrived(make_request(self.rng, self.serial, self.now))
 
     def step(self, events: list[ev.Event]) -> float:
-        """Seconds that `handle` took."""
+        """Seconds of one `handle`."""
         self.now += 1e-6
         begin = time.perf_counter()
         reply = self.scheduler.handle(events, self.now)
@@ -78,7 +78,7 @@ class DispatcherBench:
 
 
 def measure(policy: str, size: int, seed: int) -> tuple[float, float, int]:
-    """Median and p99 milliseconds of 1,000 passes, and requests sent in them."""
+    """Median and p99 milliseconds of 1,000 passes, and the requests sent in them."""
     bench = DispatcherBench(policy, size, seed)
     for _ in range(50):
         bench.one_pass()

@@ -1,7 +1,7 @@
 """`make bench-memory`: proportional set size (PSS) of gateway, engine and the whole of `make up`.
 
-Gateway: 10,000 requests with 1 kB bodies queued, each on an open connection of its own, while its only engine is full.
-Engine: a reference engine that has served. `make up`: every process below the supervisor, idle, demo load off.
+Gateway: 10,000 requests with bodies of 1 kB are queued, each on its own open connection, while its only engine is full.
+Engine: a reference engine that has served. `make up`: every process below the supervisor, idle, without demo load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMITS_MB = {"gateway_queued_pss_mb": 250, "engine_pss_mb": 150, "up_idle_pss_mb
 UP_TIMEOUT_S = 180.0
 SETTLE_S = 20.0
 FULL_SLOTS = 2
-# Long enough that nothing expires and nobody is refused while the queue is built.
+# Long enough that no request expires or is refused while the queue is built.
 PATIENT = ClassSpec("patient", 3000.0, 100.0)
 
 
@@ -44,7 +44,7 @@ def pss_mb(pid: int) -> float:
 
 
 def by_process(pid: int) -> dict[str, float]:
-    """PSS in MB by command line; a process that ends meanwhile does not count."""
+    """PSS in MB by command line; processes that end meanwhile are not counted."""
     found: dict[str, float] = {}
     parent = psutil.Process(pid)
     for process in (parent, *parent.children(recursive=True)):
@@ -63,7 +63,7 @@ def _request(host: str, api_key: str) -> bytes:
 
 
 async def hold(url: str, api_key: str, count: int, queued: asyncio.Event, release: asyncio.Event) -> int:
-    """Keeps `count` requests open until released. Returns how many were answered or cut before that."""
+    """Keep `count` requests open until released. Returns how many were answered or cut before."""
     host = url.removeprefix("http://")
     name, port = host.split(":")
     raw = _request(host, api_key)
@@ -113,7 +113,7 @@ def gateway_and_engine(folder: Path, count: int) -> dict[str, Any]:
 
 
 def whole(folder: Path) -> dict[str, Any]:
-    """`make up` without demo load, over new data: every process, after it has settled."""
+    """PSS of every process of `make up` over new data, without demo load, after it has settled."""
     ports = {"GATEWAY_PORT": str(free_port()), "CONSOLE_PORT": str(free_port())}
     environment = {**ports, "DATA_DIR": str(folder / "up"), "DEMO_LOAD": "0"}
     command = [sys.executable, "-m", "workers.supervisor", "up"]

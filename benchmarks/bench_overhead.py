@@ -1,10 +1,10 @@
-"""`make bench-overhead`: what the gateway adds to a direct call, at 50, 200 and 500 requests/s.
+"""`make bench-overhead`: latency that the gateway adds to a direct call, at 50, 200 and 500 requests/s.
 
-A reference engine whose steps take a constant time answers the same requests directly and through the gateway, in
-alternating 10 s blocks with Poisson arrivals; dispatch, authentication and records are on, PostgreSQL and Redis real.
-Added latency = percentile through the gateway minus percentile direct, pair by pair of blocks; reported is the median
-over the pairs. Latency is from sending to the last byte, over kept-alive connections, streamed and not in turn.
-Beside it the processor time of the gateway's process for each request, which other work on the machine changes little.
+A reference engine with constant step time answers the same requests directly and through the gateway, in alternating 10
+s blocks with Poisson arrivals. Dispatch, authentication and records are on; PostgreSQL and Redis are real. Added
+latency is a percentile through the gateway minus the same percentile directly, for each pair of blocks; the result is
+the median over the pairs. Latency is from sending to the last byte, on kept-alive connections, streamed and not
+streamed. The gateway's processor time per request is reported as well, which other work on the machine affects little.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_NUM_SEQS = 256
 
 
 class BlockFailed(RuntimeError):
-    """A request of a block was not answered with 200: its latency would mean nothing."""
+    """A request was not answered with 200, so the block's latencies are not comparable."""
 
 
 async def block(url: str, headers: Mapping[str, str], rate: float, seconds: float, seed: int) -> list[float]:
@@ -87,7 +87,7 @@ def _body(rng: np.random.Generator, *, streamed: bool) -> bytes:
 def compare(
     direct_url: str, gateway: RunningEngine, api_key: str, rate: int, pairs: int, block_s: float
 ) -> dict[str, Any]:
-    """Figures of one rate, milliseconds."""
+    """Figures of one rate, in milliseconds."""
     process, spent_s = psutil.Process(gateway.process.pid), 0.0
     keyed = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
     plain = {"Content-Type": "application/json"}
@@ -114,7 +114,9 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def figures(measured: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
-    """From pairs of (direct, gateway) latencies in seconds to milliseconds: medians over the pairs, spread of p50."""
+    """Medians over the pairs and the spread of p50, in milliseconds, from pairs of (direct, gateway) latencies in
+    seconds.
+    """
     result: dict[str, Any] = {"requests": sum(len(direct) + len(through) for direct, through in measured)}
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         pairs = [(1e3 * percentile(direct, share), 1e3 * percentile(through, share)) for direct, through in measured]
@@ -153,7 +155,7 @@ def main() -> int:
 
 
 def constant_profile() -> dict[str, float]:
-    """The latency model of STEP: what a profiler would find."""
+    """The latency model of STEP, as a profiler would find it."""
     return {"prefill_a": 2e-3, "prefill_b": 0.0, "prefill_c": 0.0, "decode_a": 2e-3, "decode_b": 0.0, "decode_c": 0.0}
 
 

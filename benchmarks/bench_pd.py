@@ -1,18 +1,22 @@
-"""`make bench-pd`: prefill and decode apart, against the same engines collocated, and against one-shot placement.
+"""`make bench-pd`: disaggregated prefill and decode against the same engines collocated, and against one-shot
+placement.
 
-Four reference engines (emulated: they spend the time of Qwen2.5-7B on A100, in real time) behind the gateway: all
-collocated at the chunk size that simulates best; two that prefill and two that decode, the decode stage placed by the
-Migrator when the last step of the prefill begins, so that KV moves beside it; the same placed when the prefill has
-ended; and the same with the decode engine chosen when the prefill is sent. KV really moves, as bytes of the emulated
-size over TCP. Two kinds of requests: long documents with a tight TPOT, and short prompts with
-long answers and a loose one. The simulator runs the same arrivals on the same settings.
+Four reference engines behind the gateway (emulated: their steps take the time of Qwen2.5-7B on A100, in real time):
 
-The gateway and the simulator run the policy set `slackline` as it is; only one-shot placement exchanges its Migrator.
+- all collocated, at the chunk size that simulates best;
+- two that prefill and two that decode; the Migrator places the decode stage when the last step of the prefill begins,
+  so that KV moves during that step;
+- the same, but placed when the prefill has ended;
+- the same, but the decode engine is chosen when the prefill is sent (one-shot).
+
+KV is really transferred, as bytes of the emulated size over TCP. There are two kinds of requests: long documents with a
+tight TPOT, and short prompts with long answers and a loose one. The simulator runs the same arrivals on the same
+settings. Gateway and simulator run the policy set `slackline`; only one-shot placement replaces its Migrator.
 
 Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `kv_bytes` and
-`kv_gb_per_s` by mode (over all seeds), and `by_mode` (there
-`kv_early_share`: of the KV bytes, those that moved before their prefill had ended; `kv_gb_per_s` is of whole pulls, the
-wait for the prefill included where they overlap with it).
+`kv_gb_per_s` by mode (over all seeds), and `by_mode` (there `kv_early_share` is the share of KV bytes that moved before
+their prefill had ended, and `kv_gb_per_s` is over whole pulls, including the wait for the prefill if they overlap with
+it).
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ POLICY = "slackline"
 PROFILE = "qwen2.5-7b-a100"
 MODEL = "qwen2.5-7b"
 KV_TOKENS, SEQS, CONTEXT = 262_144, 64, 8192
-LAYERS, LAYER_TOKEN_BYTES = 28, 512  # a quarter of the model's real KV: two cores move it all
+LAYERS, LAYER_TOKEN_BYTES = 28, 512  # a quarter of the model's real KV, because two cores move it all
 CHUNKS = (512, 1024, 2048)
 PREFILL_TOKENS = 8192
 FIRST_SEED = 500
@@ -66,8 +70,11 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage (None:
-    as the policy set does); `overlap`: before its prefill has ended."""
+    """One configuration of the four engines.
+
+    `roles`: theirs. `chunk`: token budget of a step. `migration`: what places the decode stage (None: the policy
+    set's). `overlap`: before its prefill has ended.
+    """
 
     name: str
     roles: tuple[str, ...]
@@ -142,7 +149,7 @@ def simulated(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], link
 
 
 def moved(urls: Sequence[str]) -> dict[str, float]:
-    """What the engines say of their transfers, added up."""
+    """Totals of the engines' transfers, as they report them."""
     total: dict[str, float] = {}
     for url in urls:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
@@ -152,7 +159,7 @@ def moved(urls: Sequence[str]) -> dict[str, float]:
 
 
 def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
-    """Scores of each seed, and what moved."""
+    """The scores of each seed, and the transfers."""
     options = (
         *("--profile", PROFILE, "--model", MODEL, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
         *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(mode.chunk)),
@@ -183,7 +190,7 @@ def _target(stack: Stack, gateway: RunningEngine) -> Any:
 
 
 def best_chunk(rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, dict[int, float]]:
-    """The collocated baseline at its best: its chunk size by simulation."""
+    """The best chunk size of the collocated baseline, by simulation."""
     seen = {chunk: simulated(collocated(chunk), rate, per_task, seeds, 1.0) for chunk in CHUNKS}
     return max(CHUNKS, key=lambda chunk: (seen[chunk], -chunk)), seen
 
@@ -223,7 +230,7 @@ def main() -> None:
 
 
 def answer(by_mode: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The figures asked for most, by mode, and everything about each."""
+    """The main figures by mode, and all figures of each."""
     keys = ("attainment", "simulated", "kv_bytes", "kv_gb_per_s")
     return {key: {name: each[key] for name, each in by_mode.items()} for key in keys} | {"by_mode": by_mode}
 
@@ -248,7 +255,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _middle(values: Iterable[float | None]) -> float | None:
-    """The median of those that were measured; None where none was."""
+    """The median of the measured values; None if there are none."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.median(known) if known else None
 

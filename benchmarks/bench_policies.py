@@ -1,13 +1,13 @@
-"""Decision cost of every registered policy at 100, 1,000 and 10,000 requests, in milliseconds.
+"""Cost of a decision of every registered policy at 100, 1,000 and 10,000 requests, in milliseconds.
 
-    make bench-policies        (or: python -m benchmarks.bench_policies --kind batching)
+    make bench-policies   (or: python -m benchmarks.bench_policies --kind batching)
 
-What one decision is, by kind: ordering - rank all requests and sort them (the dispatcher itself ranks a request once
-and again when its rank expires); admission - judge them all on one worker; routing - choose among 8 workers that hold
-them; pacing - the room of the 8 workers; batching - compose one step with half of them decoding and half queued;
-preemption - weigh every one against a challenger; migration - order all prefilled requests and place the first of them
-on one of 8 decode workers that hold as many. CALM is also measured at 5,000, where the aim is 5 ms. Medians over
-repeated decisions, garbage collection off. Last line: JSON, `ms` by policy ("kind/name") and size.
+One decision, by kind: ordering: rank all requests and sort them (the dispatcher ranks a request once, and again when
+its rank expires); admission: judge all requests on one worker; routing: choose among 8 workers that hold them; pacing:
+the room of the 8 workers; batching: compose one step with half of them decoding and half queued; preemption: weigh each
+against a challenger; migration: order all prefilled requests and place the first on one of 8 decode workers that hold
+as many. CALM is also measured at 5,000, where the aim is 5 ms. Medians over repeated decisions, with garbage collection
+off. Last line: JSON, `ms` by policy ("kind/name") and size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Decide = Callable[[], Any]
 
 
 class View:
-    """An engine as a batching policy sees it: half of `size` sequences decode, half are queued prompts."""
+    """The batching policy's view of an engine: half of `size` sequences decode, half are queued prompts."""
 
     def __init__(self, size: int, seed: int) -> None:
         rng = random.Random(seed)
@@ -141,7 +141,7 @@ KINDS: dict[str, tuple[Any, Callable[[str, int, int], Decide]]] = {
 
 
 def measure(decide: Decide) -> float:
-    """Median milliseconds of a decision; as many repeats as fit into SECONDS, 5 to 200."""
+    """Median milliseconds of a decision, over as many repeats as fit into SECONDS (5 to 200)."""
     decide()
     times: list[float] = []
     started = time.perf_counter()

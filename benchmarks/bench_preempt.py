@@ -1,19 +1,20 @@
-"""`make bench-preempt`: how long an urgent prompt waits for the device, by where a running prefill can be left.
+"""`make bench-preempt`: how long an urgent prompt waits for the device, by where a running prefill can be suspended.
 
-A long prompt is prefilled by the PyTorch executor again and again. Signals come at even intervals of device time with a
-random start, so every moment of the step is equally likely; blocking is the time from the signal to the acknowledgement
-(FlowPrefill section 6.4). Boundaries: behind each operator, behind each layer, and behind each chunk of the prompt.
+The PyTorch executor prefills a long prompt again and again. Signals come at even intervals of device time from a random
+start, so every moment of the step is equally likely. Blocking is the time from the signal to the acknowledgement
+(FlowPrefill section 6.4). Boundaries are the ends of operators, of layers, or of chunks of the prompt.
 
-*Predicted* is what the operators' own times say about a signal at a uniformly random moment: over pieces of duration d
-the mean is sum(d^2) / (2 sum d); on a GPU, which is given the next operator before it ends one, that one is waited for
-as well. They are measured without signals, once in every round beside the signalled runs, so
-that both see the same machine. Measured over predicted shows what the mechanism itself adds. Throughput: the same
-prefill with checks at every operator and without any, one behind the other on devices of their own, in pairs of
-alternating order; the median of the pairs' ratios.
+*Predicted* is the expected blocking of a signal at a uniformly random moment, from the times of the operators: over
+pieces of duration d the mean is sum(d^2) / (2 sum d). A GPU gets the next operator before one ends, so there that one
+is waited for as well. Operator times are measured without signals, once in every round beside the runs with signals, so
+that both see the same machine. Measured over predicted shows what the mechanism itself adds.
 
-Prints a table, then one line of JSON with `blocking_ms` by boundary and `throughput_cost_pct`. The model is random, of
-Llama-3-8B's proportions (`--shape llama-8b`: of its size), on the CPU with one thread, so that the driver has a core of
-its own, or on a GPU (`--device cuda`).
+Throughput: the same prefill with checks at every operator and without checks, one after the other on separate devices,
+in pairs of alternating order; the result is the median of the pairs' ratios.
+
+Prints a table, then one line of JSON with `blocking_ms` by boundary and `throughput_cost_pct`. The model is random and
+has Llama-3-8B's proportions (`--shape llama-8b`: its size). It runs on the CPU with one thread, so that the driver has
+a core of its own, or on a GPU (`--device cuda`).
 """
 
 from __future__ import annotations
@@ -44,16 +45,18 @@ from workers.engine.torch.serving import load_program
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 
 BLOCK_SIZE = 16
-TOLERANCE = 0.15  # measured against predicted ratio
+TOLERANCE = 0.15  # tolerance of measured against predicted ratios
 THROUGHPUT_BAR_PCT = 2.0
 PAIRS = 15
-SPACING = 1.5  # between signals, in longest waits: the one before is answered by then
+SPACING = 1.5  # between signals, in multiples of the longest wait, so that the previous one is answered
 WARM_UP = 2
 BOUNDARIES = ("operator", "layer", "chunk")
 
 
 class Piece(NamedTuple):
-    """Work of so many seconds in which a signal may fall, and what runs `behind` it before the step stops."""
+    """A stretch of work, in seconds, during which a signal may come; `behind`: seconds that still run before the step
+    stops.
+    """
 
     seconds: float
     behind: float = 0.0
@@ -65,7 +68,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """All that a signal may fall into: what its wait is to be expected to be, seconds."""
+    """All pieces of a step, from which the expected wait of a signal follows, in seconds."""
 
     pieces: Sequence[Piece]
 
@@ -74,7 +77,7 @@ class Pieces:
         return sum(d * (d / 2 + behind) for d, behind in self.pieces) / self._total
 
     def wait_quantile(self, share: float) -> float:
-        """Of the wait for the stop behind the piece in which a uniformly random moment falls."""
+        """Quantile of the wait for the next stop, for a uniformly random moment."""
         low, high = 0.0, max(piece.longest_wait for piece in self.pieces)
         for _ in range(60):
             middle = (low + high) / 2
@@ -88,8 +91,11 @@ class Pieces:
 
 
 def pieces(operators: Sequence[float], ends: Sequence[bool], lead: int) -> list[Piece]:
-    """Each operator of a step: `ends` says behind which it may stop (the last always), `lead` how many more a device
-    has been given when one runs, which the host can no longer take back."""
+    """The pieces of a step, one per operator.
+
+    `ends`: after which operators it may stop (always after the last). `lead`: how many further operators the device has
+    already been given, which the host cannot take back.
+    """
     found = []
     for at, seconds in enumerate(operators):
         stop = next((i for i in range(at + lead, len(operators)) if ends[i]), len(operators) - 1)
@@ -98,7 +104,7 @@ def pieces(operators: Sequence[float], ends: Sequence[bool], lead: int) -> list[
 
 
 class BenchPrompt:
-    """One prompt over the first blocks of the cache, as one step or as several."""
+    """One prompt on the first blocks of the cache, as one step or as several."""
 
     def __init__(self, tokens: int, seed: int, vocabulary: int) -> None:
         rng = random.Random(seed)
@@ -118,7 +124,7 @@ class BenchPrompt:
 
 
 class TimedExecutor:
-    """The executor and the times of its answers, taken on its own thread as they are given."""
+    """The executor, and the times of its answers, taken on its own thread."""
 
     def __init__(self, program: OperatorProgram, boundary: Boundary | None) -> None:
         self._answers: queue.Queue[tuple[float, StepDone | Suspended | Exception]] = queue.Queue()
@@ -128,7 +134,7 @@ class TimedExecutor:
         self._answers.put((time.perf_counter(), event))
 
     def answer(self, timeout: float | None = None) -> tuple[float, StepDone | Suspended] | None:
-        """None when the time is over first."""
+        """The next answer, or None after the time-out."""
         try:
             at, event = self._answers.get(timeout=timeout)
         except queue.Empty:
@@ -147,9 +153,9 @@ class TimedExecutor:
         return total
 
     def signalled(self, steps: Sequence[Step], spacing: float, first: float) -> list[float]:
-        """Run the steps one behind the other; blocking times of signals at `first`, `first + spacing` ... seconds."""
+        """Run the steps one after the other; blocking times of signals at `first`, `first + spacing` ... seconds."""
         waiting, blocked = list(steps), []
-        before = used = 0.0  # device seconds of the steps that ended, and of the present one
+        before = used = 0.0  # device seconds of the steps that have ended, and of the current one
         due, began = first, time.perf_counter()
         self.executor.start(waiting[0])
         while waiting:
@@ -177,7 +183,7 @@ class TimedExecutor:
 
 
 def operator_times(program: OperatorProgram, step: Step) -> list[float]:
-    """Seconds of each stage of a step, in order."""
+    """Seconds of each operator of a step, in order."""
     task, times = StepTask(0, program, segments_of(step)), []
     with torch.inference_mode():
         while not task.over:
@@ -190,7 +196,10 @@ def operator_times(program: OperatorProgram, step: Step) -> list[float]:
 
 
 class Measurement:
-    """Rounds of plain and signalled prefills of one prompt. `pieces` and `blocked` by boundary, over all rounds."""
+    """Rounds of prefills of one prompt, without and with signals.
+
+    `pieces` and `blocked` by boundary, over all rounds.
+    """
 
     def __init__(self, program: OperatorProgram, prompt: BenchPrompt, chunk_tokens: int, seed: int) -> None:
         self._program, self._prompt, self._chunk_tokens = program, prompt, chunk_tokens
@@ -241,7 +250,7 @@ class Measurement:
         return self._prompt.steps(self._chunk_tokens if kind == "chunk" else None)
 
     def operator_ms(self) -> dict[str, float]:
-        """Medians in the second layer: the first one's qkv_proj also makes the pass."""
+        """Medians in the second layer, since the first qkv_proj also builds the pass."""
         names = [stage.name for stage in self._program.stages]
         return {
             names[at]: round(1e3 * statistics.median(times[at] for times in self.operators), 3) for at in range(5, 10)
@@ -249,10 +258,10 @@ class Measurement:
 
 
 def prefill_alone_s(program: OperatorProgram, steps: Callable[[], Sequence[Step]], boundary: Boundary | None) -> float:
-    """Seconds of a prefill on a device of its own, after one that warms it up.
+    """Seconds of a prefill on a device of its own, after a warm-up.
 
-    Only one such device lives at a time: its thread takes the memory that the one before gave back. Two that lived side
-    by side would each keep an arena of their own for the whole run, and their difference would pass for the checks'.
+    Only one such device exists at a time, so that it reuses the memory of the one before. Two at the same time would
+    keep separate arenas, and the difference between these would look like the cost of the checks.
     """
     device = TimedExecutor(program, boundary)
     try:
@@ -263,7 +272,7 @@ def prefill_alone_s(program: OperatorProgram, steps: Callable[[], Sequence[Step]
 
 
 def throughput_cost_pct(program: OperatorProgram, prompt: BenchPrompt, pairs: int) -> tuple[float, list[float]]:
-    """How much longer a prefill takes with checks at every operator, %, and each pair's ratio."""
+    """How much longer a prefill takes with checks at every operator, in per cent, and the ratio of each pair."""
     ratios = []
     for pair in range(pairs):
         order = (Boundary.OPERATOR, None) if pair % 2 else (None, Boundary.OPERATOR)
@@ -278,7 +287,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summary(found: Sequence[float], pieces: Pieces) -> dict[str, float]:
-    """Milliseconds."""
+    """The figures, in milliseconds."""
     return {
         "p50": round(1e3 * quantile(found, 0.5), 3),
         "p99": round(1e3 * quantile(found, 0.99), 3),
@@ -291,7 +300,7 @@ def summary(found: Sequence[float], pieces: Pieces) -> dict[str, float]:
 
 
 def ratios(by_boundary: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Mean blocking of the coarser boundaries over that of operators: predicted and measured."""
+    """Mean blocking at coarser boundaries over that at operators, predicted and measured."""
     found = {}
     for kind in ("layer", "chunk"):
         predicted = by_boundary[kind]["predicted_mean"] / by_boundary["operator"]["predicted_mean"]

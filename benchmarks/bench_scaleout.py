@@ -1,29 +1,29 @@
-"""`make bench-scaleout`: how long a warm engine takes to its first answer, by where its weights come from.
+"""`make bench-scaleout`: time until a warm spare answers its first request, by the source of its weights.
 
-One engine serves a random model of at least 1 GB; a second one is warm (process up, weights absent). A request waits at
-the warm engine while its weights come from disk (page cache dropped for the files), from the copy in host memory that
-the serving engine left there when it had read the disk (`--host-copy`), and from the serving engine's memory
-(torch.distributed); the digest of every tensor of both is checked. `first_served_s` is from the order
-to load to that request's first token; `load_s` is the load alone: meeting, room, transfer, digests. The source answers
-throughout; its TPOT is taken alone and during each load. All weights are removed between rounds; sources take turns;
-reported are medians.
+One engine serves a random model of at least 1 GB. A second one is a warm spare. A request waits at the spare while its
+weights are loaded from disk (with the page cache of the files dropped), from the copy in host memory that the serving
+engine made when it read the disk (`--host-copy`), or from the serving engine's memory (torch.distributed). The digest
+of every tensor is compared. `first_served_s` is from the order to load to the first token of that request; `load_s` is
+the load alone: connection, memory, transfer, digests. The serving engine answers requests throughout; its TPOT is
+measured alone and during each load. All weights are removed between rounds, and sources alternate; the results are
+medians. The spare keeps touched memory for its weights (`--keep-room`), as in a pool with a device for each spare; with
+`--room released` it allocates memory during the load.
 
-The warm engine keeps the memory for its weights, touched (`--keep-room`), as a pool with a device for each warm engine
-can; with `--room released` it makes it during the load.
+The bandwidth of the medium is measured in the same round: one raw TCP stream of the same size on the same loopback, out
+of and into the processor's caches, once while the serving engine answers as it does during the transfer (`link_share`
+refers to this one) and once while it is idle; and once more while it answers, from memory to memory, as weights have to
+move (`link_share_memory`).
 
-The medium's own bandwidth is taken in the same round, once while the source answers as it does during the move
-(`link_share` is against this one) and once while it is idle: one raw TCP stream of the same size on the same loopback,
-out of and into the processor's caches; and once more while the source answers from memory to memory, which is what
-weights must do (`link_share_memory`). With `--device cuda` it is a copy from one device's memory to the other's. There
-each engine has a device of its own; with one device the engines share it and nothing moves between them, since NCCL
-joins no two processes on one device. The copy in host memory wants twice the model free, in its folder's file system
-(`--host-copy`) and in memory; where there is less, that source is left out too. `left_out` says which were, and why.
+With `--device cuda` the medium is a copy from one device's memory to the other's, and each engine has a device of its
+own. On a machine with one device the engines share it and nothing is loaded between them, since NCCL does not join two
+processes on one device. The copy in host memory needs twice the size of the model, in its folder's file system
+(`--host-copy`) and in memory; without that, this source is left out as well. `left_out` names the sources left out and
+the reasons.
 
-On loopback the medium is the processor and its memory, which the engines use as well. With `--link-gbit 10` they are on
-two hosts (`benchmarks.network`: namespaces, an emulated link of that bandwidth), and the medium is that link, which
-streams and weights take from the one to the other. Hosts share no copy in memory, so `host` is left out.
-
-Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `ratios` between sources, `link_share`.
+On loopback the medium is the processor and its memory, which the engines use too. With `--link-gbit 10` the engines are
+on two hosts (`benchmarks.network`: namespaces, and an emulated link of that bandwidth), and the medium is that link.
+Hosts share no copy in memory, so `host` is left out. Prints a table, then one line of JSON: `first_served_s` and
+`load_s` by source, `ratios` between sources, `link_share`.
 """
 
 from __future__ import annotations
@@ -60,24 +60,25 @@ PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
 CONTEXT = 8192
 MEMORY = Path("/dev/shm")
-NO_COPY = "no copy of the weights for this host's engines"  # as the engine that should write one logs it
+NO_COPY = "no copy of the weights for this host's engines"  # as logged by the engine that should write the copy
 TWO_HOSTS = "the engines are on two hosts"
 ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 
 
 class ScaleoutFleet:
-    """The serving engine and the warm one."""
+    """The serving engine and the warm spare."""
 
     def __init__(self, source: RunningEngine, warm: RunningEngine, token: str, model: str) -> None:
         self.source, self.warm, self.token, self.model = source, warm, token, model
 
     def empty(self) -> None:
-        """The warm engine without weights, and without a copy of its own."""
+        """The spare without weights and without a copy of its own."""
         _ok(requests.post(f"{self.warm.url}/sleep", params={"level": 2}, json={"token": self.token}, timeout=120))
 
     def no_copy(self, within_s: float = 120.0) -> str:
-        """Waits until the serving engine has written the one for this host's engines; "" then, else why there is none,
-        as soon as that engine says so."""
+        """Wait until the serving engine has written the copy for this host's engines. "" if it has, otherwise the
+        reason.
+        """
         ends_at = time.monotonic() + within_s
         while not _ok(requests.get(f"{self.warm.url}/weights", timeout=30)).json()["host_copy"]:
             said = [line for line in self.source.log.read_text(errors="replace").splitlines() if NO_COPY in line]
@@ -93,7 +94,7 @@ class ScaleoutFleet:
         return dict(_ok(requests.post(f"{self.warm.url}/weights/load", json=asked, timeout=600)).json())
 
     def first_token_at(self, engine: RunningEngine, tokens: int, times: list[float]) -> None:
-        """Appends the arrival of every token of one streamed answer."""
+        """Append the arrival of every token of one streamed answer."""
         body = {"model": self.model, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         with requests.post(f"{engine.url}/v1/completions", json=body, stream=True, timeout=600) as response:
             for line in response.iter_lines():
@@ -108,7 +109,7 @@ def _ok(response: requests.Response) -> requests.Response:
 
 
 class Answering:
-    """The source answers one request behind the other while the block runs; `answers`: each one's token times."""
+    """The source answers one request after the other while the block runs. `answers`: the token times of each."""
 
     def __init__(self, fleet: ScaleoutFleet) -> None:
         self._fleet = fleet
@@ -122,7 +123,7 @@ class Answering:
             self._fleet.first_token_at(self._fleet.source, LONG_ANSWER, self.answers[-1])
 
     def __enter__(self) -> Answering:
-        """Returns when tokens come: what follows happens beside them."""
+        """Returns once tokens arrive, so that the block runs beside them."""
         self._thread.start()
         while self._thread.is_alive() and (not self.answers or len(self.answers[0]) < 3):
             time.sleep(0.01)
@@ -136,7 +137,7 @@ class Answering:
 
 
 def tpot_ms(answers: Sequence[Sequence[float]], began: float, ended: float) -> float | None:
-    """Mean time between tokens of the same answer, of those within `began` to `ended`; None if there are none."""
+    """Mean time between tokens of the same answer, within `began` to `ended`; None if there are none."""
     gaps = [
         later - sooner for times in answers for sooner, later in pairwise(times) if began <= sooner and later <= ended
     ]
@@ -165,7 +166,7 @@ def one_round(fleet: ScaleoutFleet, kind: str, folder: Path) -> dict[str, float 
 
 
 def while_answering(fleet: ScaleoutFleet, measure: Callable[[], float]) -> float:
-    """What is measured while the source answers requests."""
+    """A measurement taken while the source answers requests."""
     with Answering(fleet):
         return measure()
 
@@ -177,7 +178,7 @@ def tpot_alone(fleet: ScaleoutFleet) -> float:
 
 
 def forget(folder: Path) -> None:
-    """Drop the files from the page cache: a cold start reads the disk."""
+    """Drop the files from the page cache, so that a cold start reads the disk."""
     for path in folder.glob("*.safetensors"):
         handle = os.open(path, os.O_RDONLY)
         os.fdatasync(handle)
@@ -186,13 +187,15 @@ def forget(folder: Path) -> None:
 
 
 def two_devices(environment: Mapping[str, str]) -> Sequence[str]:
-    """The first two that this process may use, as children must name them."""
+    """The first two devices that this process may use, as child processes have to name them."""
     return (environment.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")[:2]
 
 
 def lacks_room(base: Path, size: int, held: int) -> str:
-    """Why no copy of so many bytes can lie below `base`, "" if it can. `held`: bytes that engines take of the host's
-    memory before it is written."""
+    """Why no copy of so many bytes fits below `base`, "" if it does.
+
+    `held`: bytes of host memory that engines use before.
+    """
     free, wanted = room(base), ROOM * size + held
     if free >= wanted:
         return ""
@@ -205,8 +208,10 @@ def lacks_room(base: Path, size: int, held: int) -> str:
 def engines(
     args: argparse.Namespace, model: Path, logs: Path, apart: bool, copies: bool, other: SecondHost | None
 ) -> Iterator[Any]:
-    """The serving and the warm engine; `apart`: each on a device of its own; `copies`: they share one in memory;
-    `other`: where the serving one is."""
+    """The serving engine and the warm spare.
+
+    `apart`: each on a device of its own. `copies`: they share a copy in memory. `other`: the host of the serving one.
+    """
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
     threads = ("--threads", "1") if args.device == "cpu" else ()
     shared = ("--host-copy", str(args.host_copy)) if copies else ()
@@ -243,7 +248,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Streams:
-    """What the medium between the two engines carries bare, GB/s."""
+    """Raw bandwidth of the medium between the two engines, GB/s."""
 
     def __init__(self, fleet: ScaleoutFleet, size: int, on_cuda: bool, other: SecondHost | None) -> None:
         self._fleet, self._size, self._on_cuda = fleet, size, on_cuda

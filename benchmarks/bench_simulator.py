@@ -1,13 +1,13 @@
-"""`make bench-simulator`: how fast the simulator is, and how it grows.
+"""`make bench-simulator`: speed of the simulator, and how it grows with the number of requests.
 
-The load: prompt and output lengths of the Azure 2023 conversation trace (a shipped sample, or the whole file with
---trace), Poisson arrivals at 80 % of the fleet's goodput rate (90 % attainment of TTFT 2 s, TPOT 100 ms; found by
-bisection first, not timed), 8 instances of Llama-3.1-70B on 4 H100s each, continuous batching with chunked prefill,
-the default policy set; and the same with Kairos' choice of decodes in every step, which no leap shortens. Every case
-runs in a process of its own, so that its peak memory is its own.
+Load: prompt and output lengths of the Azure 2023 conversation trace (a shipped sample, or the whole file with --trace),
+Poisson arrivals at 80 % of the fleet's goodput rate (90 % attainment of TTFT 2 s, TPOT 100 ms; found by bisection
+first, not timed), 8 instances of Llama-3.1-70B on 4 H100s each, continuous batching with chunked prefill, the default
+policy set. A second case uses Kairos' choice of decodes in every step, which allows no leaps.
 
-Prints a table, then one line of JSON with `seconds`, `cpu_seconds` and `peak_mb` by case. The bar is 60 s and 2 GB for
-100,000 requests on one core. FULL=1 adds 1,000,000 requests. --count runs one case of that size alone.
+Each case runs in its own process, so that its peak memory is its own. Prints a table, then one line of JSON with
+`seconds`, `cpu_seconds` and `peak_mb` by case. The limit is 60 s and 2 GB for 100,000 requests on one core. FULL=1 adds
+1,000,000 requests; --count runs one case of that size.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """`make bench-vllm`: Slackline against round robin, least outstanding, EDF and vLLM's own priorities on real vLLM.
 
-Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Every policy
-runs in the same gateway process, started anew for each run with a policy set by name, over the same PostgreSQL, Redis,
-classes and instances, so that only the policy differs; round robin by the client itself, straight at the engines, is
-measured once a load as the control (not in QUICK). Policies alternate, in another order with each seed. The client
-names its class and its output length (max_tokens with ignore_eos), which the gateway may use as an upper bound as it
-may of any client.
+Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Each run starts
+a new gateway process with one policy set, over the same PostgreSQL, Redis, classes and instances, so that only the
+policy differs. As a control, round robin by the client directly at the engines is measured once per load (not with
+QUICK). Policies alternate, in a different order for each seed. The client names its class and its output length
+(max_tokens with ignore_eos), which the gateway may use as an upper bound. Fixed windows are swept once per load, on the
+first seed, outward from the usual one until neither neighbour of the best is better; the best one is used for the other
+seeds.
 
-Fixed windows are swept once a load, on the first seed, outward from the usual one until neither neighbour of the best
-is better; the best one is used for the other seeds. QUICK=1: one seed, two
-loads, no sweep, no repeats (a run that was disturbed says so by `largest_gap_s`), the knee from the last full run (or,
-without one, from the latency profile), within 15 minutes. It leaves what full runs have stored as it is.
+QUICK=1: one seed, two loads, no sweep, no repeats (`largest_gap_s` shows a disturbed run), the knee from the last full
+run (or from the latency profile), within 15 minutes. It does not change the results of full runs.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, PlannedLoad, VllmContender
 from benchmarks.workloads import MIXES, burst
 
-# Kept under version control, a folder a machine: the whole takes hours, so it may be measured in several sittings.
+# Under version control, one folder per machine: a full measurement takes hours and may be done in several sessions.
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm" / machine_name()
 KNEES = RESULTS / "knees.json"
 PROFILE, QUICK_PROFILE = RESULTS / "profile.json", RESULTS / "quick-profile.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
 QUICK_BUDGET_S = 14.5 * 60
-QUICK_RUN_OVERHEAD_S = 6.0  # starting a gateway and waiting for idle engines
-QUICK_DRAIN_S = 18.0  # of a burst, on average over the policies
+QUICK_RUN_OVERHEAD_S = 6.0  # to start a gateway and wait for idle engines
+QUICK_DRAIN_S = 18.0  # length of a burst's run, averaged over the policies
 SHORTEST_SUSTAINED_S = 25.0
 
 
 class VllmComparison:
-    """All loads over one pair of servers."""
+    """All loads on one pair of servers."""
 
     def __init__(
         self, bench: Bench, seeds: range, sweep: bool, control: bool = True, journal: RunJournal | None = None
@@ -88,7 +87,7 @@ class VllmComparison:
         return entry
 
     def _arrivals(self, load: PlannedLoad, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The requests of a load with one of its seeds, and what its runs go by in the journal."""
+        """The requests of a load with one of its seeds, and the name of its runs in the journal."""
         seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
         return load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
 
@@ -124,7 +123,9 @@ class VllmComparison:
 
 
 def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) -> dict[int, Score]:
-    """What was measured of ascending `values`: from `start` towards the best, until neither of its neighbours is."""
+    """The measurements of ascending `values`, from `start` towards the best until neither of its neighbours is
+    better.
+    """
     found = {start: measure(start)}
     while True:
         at = values.index(max(found, key=lambda value: found[value].attainment))
@@ -135,7 +136,9 @@ def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) ->
 
 
 def search_knee(bench: Bench, mix: str) -> float:
-    """Round robin's knee on a mix, with the paper's 300 requests a task; the profile says where to begin."""
+    """Round robin's knee on a mix, with the paper's 300 requests per task; the search starts from the profile's
+    estimate.
+    """
 
     def attainment(rate: float) -> float:
         found = bench.through_gateway("round_robin", {}, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
@@ -157,7 +160,7 @@ def known_knees() -> dict[str, float]:
 def knees(
     bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float], resume: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """By mix: the rate and where it comes from."""
+    """By mix: the rate, and where it comes from."""
     found: dict[str, dict[str, Any]] = {}
     for mix in mixes:
         if mix in given:
@@ -174,8 +177,11 @@ def knees(
 
 
 def fit_to_budget(loads: Sequence[PlannedLoad], rates: Mapping[str, float], spent_s: float) -> list[PlannedLoad]:
-    """QUICK's loads within 15 minutes: the sustained one as long as they allow (at most its 90 s), and where even
-    SHORTEST_SUSTAINED_S does not fit (a slow machine has a low knee, so its bursts last long) shorter bursts."""
+    """Fit QUICK's loads into 15 minutes.
+
+    The sustained load gets the time that is left (at most its 90 s). If not even SHORTEST_SUSTAINED_S fits (a slow
+    machine has a low knee, so its bursts last long), bursts are shortened.
+    """
     each_s = (QUICK_BUDGET_S - spent_s) / len(CONTENDERS) - QUICK_RUN_OVERHEAD_S * len(loads)
     bursts = [load for load in loads if load.kind == "burst"]
     drains_s = QUICK_DRAIN_S * len(bursts) + CUTOFF_S * (len(loads) - len(bursts))
@@ -246,7 +252,7 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
     journal = RunJournal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
     seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
-    control = not quick and arguments.from_seed == 1  # once a load: on the machine of the first seed
+    control = not quick and arguments.from_seed == 1  # once per load, on the machine of the first seed
     experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), control, journal)
     report: dict[str, Any] = {
         "by_load": [],
@@ -279,7 +285,7 @@ def main() -> int:
         profile = QUICK_PROFILE if quick and not PROFILE.exists() else PROFILE
         with vllm_pair(tasks, profile, quick or arguments.resume) as (stack, _):
             report = measure(Bench(stack, tries=1 if quick else TRIES), arguments, quick, started)
-    except RuntimeError as error:  # servers or a gateway that do not come up, or no knee; loads that ended are on file
+    except RuntimeError as error:  # servers or a gateway that do not start, or no knee; finished loads are stored
         print(f"bench-vllm: {error}", file=sys.stderr)
         return 1
     print(table(report["by_load"]))

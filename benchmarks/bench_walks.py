@@ -1,10 +1,10 @@
 """`make bench-walks`: the files of the tree that one request passes, in the order in which it first enters them.
 
 A gateway in this process serves one streamed `POST /v1/completions` by real reference engines on loopback, first
-collocated, then disaggregated, while every call of a Python function is traced, there and in the engines' processes.
-Counted are files of `api/`, `controller/` and `workers/` that run a function between the call of the ASGI application
-and the record of the request. Telemetry and other background work of the gateway are left out; an engine's own are not,
-as its loop has no other work. One request goes before, so that imports and first connections do not count.
+collocated, then disaggregated. Every call of a Python function is traced, here and in the engine processes. Counted are
+files of `api/`, `controller/` and `workers/` that run a function between the call of the ASGI application and the
+record of the request. Telemetry and other background work of the gateway are left out; an engine's loop has no other
+work. A first request is not counted, so that imports and first connections do not appear.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SHAPES = {
     "collocated": (Role.COLLOCATED,),
     "disaggregated": (Role.PREFILL, Role.DECODE),
 }
-SETTLE_S = 0.5  # after the last byte: the record is written, kept KV is freed
+SETTLE_S = 0.5  # after the last byte, until the record is written and kept KV is freed
 
 
 class RecordList:
-    """Where the gateway leaves finished requests."""
+    """Receives the gateway's finished requests."""
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
@@ -69,7 +69,7 @@ def configuration(urls: Sequence[str], roles: Sequence[Role]) -> GatewaySnapshot
 
 
 async def complete(app: OpenAIApp) -> int:
-    """One streamed completion; the status of its answer."""
+    """Send one streamed completion; returns the status of its answer."""
     body = json.dumps({"model": MODEL, "prompt": list(range(3, 67)), "max_tokens": 4, "stream": True}).encode()
     parts = [{"type": "http.request", "body": body, "more_body": False}]
     ended, statuses = asyncio.Event(), []
@@ -93,15 +93,15 @@ async def complete(app: OpenAIApp) -> int:
 
 
 def toggle(engines: Sequence[RunningEngine]) -> None:
-    """Begin or end the traces of the engines' processes."""
+    """Begin or end the traces of the engine processes."""
     for engine in engines:
         engine.process.send_signal(signal.SIGUSR1)
 
 
 async def walk(engines: Sequence[RunningEngine], roles: Sequence[Role]) -> list[str]:
-    """The gateway's files passed by the second of two requests; the engines write theirs themselves.
+    """The gateway's files passed by the second of two requests; the engines write their own.
 
-    Raises RuntimeError where the request was not served as `roles` say.
+    Raises RuntimeError if the request was not served as `roles` require.
     """
     sink = RecordList()
     async with aiohttp.ClientSession() as session:
@@ -133,7 +133,7 @@ async def walk(engines: Sequence[RunningEngine], roles: Sequence[Role]) -> list[
 
 
 def walks() -> dict[str, dict[str, list[str]]]:
-    """By shape of the fleet, the files that a request passes in the gateway and in its engines."""
+    """By fleet, the files that a request passes in the gateway and in its engines."""
     found: dict[str, dict[str, list[str]]] = {}
     environment = {"FLEET_TOKEN": secrets.token_urlsafe(16)}
     options = ("--profile", "constant:2ms", "--model", MODEL, "--max-num-seqs", "8", "--max-model-len", "2048")
@@ -152,7 +152,7 @@ def walks() -> dict[str, dict[str, list[str]]]:
 
 
 def written(trace: Path) -> list[str]:
-    """What an engine wrote when its trace ended. Raises RuntimeError where it did not within five seconds."""
+    """What an engine wrote when its trace ended. Raises RuntimeError if it wrote nothing within five seconds."""
     deadline = time.monotonic() + 5.0
     while not trace.exists() or not trace.read_text():
         if time.monotonic() > deadline:
@@ -162,7 +162,7 @@ def written(trace: Path) -> list[str]:
 
 
 def distinct(parts: dict[str, list[str]]) -> list[str]:
-    """A file that both sides pass counts once."""
+    """The number of files; one that both sides pass counts once."""
     return list(dict.fromkeys(file for files in parts.values() for file in files))
 
 

@@ -1,10 +1,10 @@
-"""Starts and stops serving engines for benchmarks and tests: real vLLM servers, or reference engines.
+"""Starts and stops engines for benchmarks and tests: real vLLM servers, or reference engines.
 
-Every engine gets a session of its own, a free port (on 127.0.0.1, where nothing else is said) and a log file. All are
-stopped with their children when the `with` block ends, also after an error or a SIGTERM (`stop_on_sigterm`).
+Every engine has its own session, a free port (on 127.0.0.1 by default) and a log file. All are stopped with their
+children when the `with` block ends, also after an error or a SIGTERM (`stop_on_sigterm`).
 
-BENCH_NICE=-10 (as root) puts all that a benchmark starts, and itself, before whatever else the machine runs. Linux
-weighs sessions, not processes, against each other (autogroup), so the niceness is given to both.
+BENCH_NICE=-10 (as root) gives a benchmark and all that it starts precedence over other processes of the machine. Linux
+weighs sessions against each other, not processes (autogroup), so both get the niceness.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ VLLM_ENVIRONMENT = {
 
 
 class EngineFailed(RuntimeError):
-    """An engine could not be started; the message ends with what it logged last."""
+    """An engine could not be started; the message ends with its last log lines."""
 
 
 @dataclass(slots=True)
 class RunningEngine:
-    """A running engine process and where it answers."""
+    """A running engine process and its address."""
 
     id: str
     url: str
@@ -62,15 +62,15 @@ class RunningEngine:
         return self.process.pid
 
     def stop(self) -> None:
-        """SIGTERM, a grace, then SIGKILL, to the engine and all its children."""
+        """SIGTERM, a grace period, then SIGKILL, to the engine and all its children."""
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_GRACE_S)
-        self._signal(signal.SIGKILL)  # children that outlived their parent share its group
+        self._signal(signal.SIGKILL)  # children that outlived their parent are in its group
         self.process.wait(STOP_GRACE_S)
 
     def kill(self) -> None:
-        """kill -9 of the whole engine, as a crash would be."""
+        """kill -9 of the whole engine, like a crash."""
         self._signal(signal.SIGKILL)
         self.process.wait(STOP_GRACE_S)
 
@@ -86,9 +86,10 @@ def free_port() -> int:
 
 
 def prefer(pid: int, niceness: str | None = None, above: int = 0) -> None:
-    """Applies BENCH_NICE to a process that leads a session, `above` steps more for what must not wait for the engines.
+    """Apply BENCH_NICE to a process that leads a session, `above` steps more for processes that must not wait for the
+    engines.
 
-    Raises EngineFailed where it is not permitted.
+    Raises EngineFailed if that is not permitted.
     """
     niceness = niceness or os.environ.get("BENCH_NICE", "")
     if not niceness:
@@ -104,7 +105,7 @@ def prefer(pid: int, niceness: str | None = None, above: int = 0) -> None:
 
 
 def stop_on_sigterm() -> None:
-    """Makes SIGTERM unwind the stack like Ctrl-C does, so that `with` blocks clean up."""
+    """Make SIGTERM unwind the stack like Ctrl-C, so that `with` blocks clean up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -169,7 +170,7 @@ def wait_ready(engine: RunningEngine, path: str = "/health", timeout_s: float = 
 
 @contextlib.contextmanager
 def running(starts: Iterable[RunningEngine], path: str = "/health") -> Iterator[list[RunningEngine]]:
-    """Starts all (a lazy iterable starts each as it is taken), waits until they answer, stops them at the end."""
+    """Start all (a lazy iterable starts each as it is taken), wait until they answer, and stop them at the end."""
     engines: list[RunningEngine] = []
     try:
         for engine in starts:
@@ -186,7 +187,7 @@ def running(starts: Iterable[RunningEngine], path: str = "/health") -> Iterator[
 def vllm_servers(
     count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False, arguments: Sequence[str] = ()
 ) -> Iterator[list[RunningEngine]]:
-    """`count` real vLLM servers, bound to one core each, started at the same time, with further `arguments`."""
+    """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments`."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
@@ -195,7 +196,9 @@ def vllm_servers(
         port = free_port()
         command = [*vllm_command(home, port, prefix_caching), *arguments]
         engine = spawn(f"vllm-{index}", command, port, logs, VLLM_ENVIRONMENT)
-        os.sched_setaffinity(engine.pid, {cores[index % len(cores)]})  # before it has threads or children: they inherit
+        os.sched_setaffinity(
+            engine.pid, {cores[index % len(cores)]}
+        )  # before it has threads or children, which inherit it
         return engine
 
     with running(start(index) for index in range(count)) as engines:
@@ -212,7 +215,9 @@ def reference_engines(
     before: Sequence[str] = (),
 ) -> Iterator[list[RunningEngine]]:
     """`count` reference engines (`python -m workers.engine`) with further command line arguments, listening at `host`.
-    `before`: what stands before the command, such as `network.SecondHost.command`."""
+
+    `before`: a prefix of the command, such as `network.SecondHost.command`.
+    """
 
     def start(index: int) -> RunningEngine:
         port = free_port()

@@ -1,4 +1,4 @@
-"""Every run of a long benchmark as a line of JSON, so that one that was cut short goes on where it stopped."""
+"""Stores every run of a long benchmark as a line of JSON, so that an interrupted benchmark can continue."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class RunJournal:
-    """Runs by what was run. `resume`: what the file holds counts; otherwise it is begun anew at the first run."""
+    """Runs by name. `resume`: use the runs in the file; otherwise the first run starts a new file."""
 
     def __init__(self, path: Path | None, resume: bool = False, of: Callable[..., Any] = Score) -> None:
-        """`of`: the dataclass that a run is measured as."""
+        """`of`: the dataclass of a measured run."""
         self._path = path
         self._known: dict[str, Any] = {}
         self._fresh = not resume
@@ -30,7 +30,7 @@ class RunJournal:
         return len(self._known)
 
     def once(self, run: dict[str, Any], measure: Callable[[], T]) -> T:
-        """The score of this very run, measured now unless it is on file."""
+        """The score of this run, from the file or measured now."""
         known = self._known.get(_key(run))
         if known is not None:
             return cast(T, known)

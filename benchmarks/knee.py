@@ -1,4 +1,4 @@
-"""The knee: the rate at which attainment first drops below a level, from as few runs as possible."""
+"""Finds the knee, the rate at which attainment first drops below a level, with as few runs as possible."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class NoKnee(RuntimeError):
 def find_knee(
     measure: Callable[[float], float], start: float, factor: float = 1.15, level: float = LEVEL, bound: float = 8.0
 ) -> tuple[float, list[tuple[float, float]]]:
-    """The knee and every (rate, attainment) measured, by rate.
+    """The knee and every measured (rate, attainment), by rate.
 
-    Walks from `start` in steps of `factor`, downwards while below the level and upwards while at or above it, until
-    two neighbouring rates lie on either side; the knee is interpolated between them. Raises NoKnee beyond `bound`
-    times (or one `bound`-th of) the start.
+    Goes from `start` in steps of `factor`, down while below the level and up otherwise, until two neighbouring rates
+    are on different sides; the knee is interpolated between them. Raises NoKnee beyond `bound` times (or one `bound`-th
+    of) the start.
     """
     measured = {start: measure(start)}
     upwards = measured[start] >= level

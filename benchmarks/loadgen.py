@@ -1,9 +1,9 @@
-"""Open-loop streaming load generator: sends a plan's requests on time, whatever comes back, and measures each.
+"""Open-loop streaming load generator: sends the requests of a plan on time, whatever comes back, and measures each.
 
 Times are seconds after the start of the run. TTFT and E2E count from the moment a request was *due*, so that a slow
-generator cannot flatter a server. Tokens are counted in the raw bytes, one `data: ` event each; nothing is parsed.
-A ticker every 10 ms measures how far the machine stalled: a run with a gap above `MAX_GAP_S` is worth nothing.
-What is unfinished `cutoff_s` after the last arrival is cut off and counts as a miss.
+generator cannot make a server look better. Tokens are counted in the raw bytes, one per `data: ` event, without
+parsing. A ticker every 10 ms measures how far the machine stalled; a run with a gap above `MAX_GAP_S` is not used.
+Requests still open `cutoff_s` after the last arrival are cut and count as misses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass(slots=True)
 class RequestTiming:
-    """What became of one request. `outcome`: ok | refused (HTTP 429, 503, 504) | failed | cut."""
+    """One request's result. `outcome`: ok | refused (HTTP 429, 503, 504) | failed | cut."""
 
     task: str
     due: float
@@ -51,7 +51,7 @@ class RequestTiming:
 
     @property
     def tpot_s(self) -> float:
-        """(last - first) / (n - 1); one token has none and meets every target."""
+        """(last - first) / (n - 1); an answer of one token has none and meets any target."""
         return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
@@ -59,13 +59,13 @@ class RequestTiming:
         return self.last - self.due
 
     def attained(self, ttft_s: float, tpot_s: float) -> bool:
-        """Both targets met (HyperFlexis eq. 4); everything unfinished, refused or failed is a miss."""
+        """Both targets met (HyperFlexis eq. 4); unfinished, refused and failed requests are misses."""
         return self.outcome == "ok" and self.ttft_s <= ttft_s and self.tpot_s <= tpot_s
 
 
 @dataclass(slots=True)
 class LoadRun:
-    """All samples of one run, the worst gap of the ticker, and when the run was cut (or ended)."""
+    """All samples of one run, the largest gap of the ticker, and when the run was cut or ended."""
 
     samples: list[RequestTiming]
     largest_gap_s: float
@@ -78,7 +78,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how requests are sent: base URLs taken in turn, headers, and extra body fields for an arrival."""
+    """Where and how requests are sent: base URLs used in turn, headers, and extra body fields of an arrival."""
 
     urls: Sequence[str]
     model: str
@@ -108,7 +108,7 @@ class _Ticker:
 
 
 async def drive(plan: Sequence[PlannedArrival], target: Target, cutoff_s: float = CUTOFF_S) -> LoadRun:
-    """Sends the whole plan and waits for its end or the cut-off."""
+    """Send the whole plan and wait for its end or the cut-off."""
     bodies = [orjson.dumps(arrival.body(target.model, **target.extra(arrival))) for arrival in plan]
     samples = [RequestTiming(a.task.name, a.at, len(a.prompt), a.output_tokens) for a in plan]
     headers = {"Content-Type": "application/json", **target.headers}
@@ -135,7 +135,7 @@ async def drive(plan: Sequence[PlannedArrival], target: Target, cutoff_s: float 
 
 
 async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sample: RequestTiming, start: float) -> None:
-    """One request on time. Its outcome stays "cut" when the task is cancelled."""
+    """Send one request on time. Its outcome stays "cut" if the task is cancelled."""
     await asyncio.sleep(max(0.0, start + sample.due - time.perf_counter()))
     sample.sent = time.perf_counter() - start
     try:
@@ -171,5 +171,5 @@ async def _read(response: aiohttp.ClientResponse, sample: RequestTiming, start: 
 
 
 def run_plan(plan: Sequence[PlannedArrival], target: Target, cutoff_s: float = CUTOFF_S) -> LoadRun:
-    """`drive` in an event loop of its own."""
+    """`drive` in its own event loop."""
     return uvloop.run(drive(plan, target, cutoff_s))

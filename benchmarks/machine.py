@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on, as the name of its folder or file, and where figures are kept."""
+"""The name of the machine that a figure was measured on, for folders and files, and where figures are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def slug(words: str) -> str:
 
 
 def keep(benchmark: str, result: Mapping[str, Any], accelerator: str = "", root: Path = MEASUREMENTS) -> Path:
-    """Write a benchmark's JSON to `root/BENCHMARK/MACHINE.json`; the measurement before it is overwritten."""
+    """Write a benchmark's JSON to `root/BENCHMARK/MACHINE.json`, replacing the previous one."""
     path = root / benchmark / f"{machine_name(accelerator)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, default=str) + "\n")

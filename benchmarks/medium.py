@@ -1,8 +1,8 @@
-"""What carries weights from engine to engine, measured bare: one TCP stream, or a copy from device to device.
+"""Raw bandwidth of the medium over which weights move: one TCP stream, or a copy between devices.
 
-A stream is measured twice. `raw_stream` sends one piece over and over and receives into another: both stay in the
-processor's caches, so that it says what the connection alone can do. `memory_stream` sends from all of a memory into
-all of another one, both touched before: what any transfer of that size must do at least.
+A stream is measured in two ways. `raw_stream` sends one piece again and again and receives into another; both stay in
+the processor's caches, so this is the speed of the connection alone. `memory_stream` sends from one whole memory into
+another, both touched before, which is the least that a transfer of that size has to do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIECE = 16 << 20
-START_S = 60.0  # for the sender to come
+START_S = 60.0  # to wait for the sender
 
 
 def raw_stream(size: int, host: str = "127.0.0.1", before: Sequence[str] = ()) -> float:
-    """GB/s of one TCP stream of `size` bytes, process to process, out of and into caches: to `host`, from wherever
-    `before` runs a command (`network.SecondHost.command`)."""
+    """GB/s of one TCP stream of `size` bytes between two processes, out of and into caches, to `host`.
+
+    `before`: where the sender runs (`network.SecondHost.command`).
+    """
     return _stream(size, min(PIECE, size), host, before)
 
 
@@ -51,7 +53,7 @@ def _stream(size: int, held: int, host: str, before: Sequence[str]) -> float:
 
 
 def _touched(size: int) -> memoryview:
-    """Memory that is there, in huge pages where the kernel gives them, as an engine's is."""
+    """Touched memory, in huge pages if the kernel gives them, like an engine's."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -77,7 +79,7 @@ def device_copy(size: int, source: str, target: str) -> float:
             torch.cuda.synchronize(device)
 
     block, room = (torch.zeros(min(PIECE, size), dtype=torch.uint8, device=device) for device in (source, target))
-    room.copy_(block)  # first use of a path is slow
+    room.copy_(block)  # the first use of a path is slow
     settled()
     began = time.monotonic()
     for left in range(size, 0, -PIECE):

@@ -1,8 +1,9 @@
-"""A second host on this machine, joined to it by a link of a set bandwidth: a network namespace, a veth pair, and HTB
-at both of its ends. The link is emulated, the sockets, their buffers and their losses are the kernel's own.
+"""A second host on this machine behind a link of limited bandwidth: a network namespace, a veth pair, and HTB at both
+ends.
 
-Wants root, `ip` and `tc` (Debian's iproute2). What it makes goes with it at the end; of a process that was killed
-`ip netns list` still shows `slackline-PID`, and `ip netns delete` removes all of it.
+The link is emulated; sockets, buffers and losses are the kernel's own. Needs root, `ip` and `tc` (Debian's iproute2).
+Everything is removed at the end. After a killed process `ip netns list` still shows `slackline-PID`, and `ip netns
+delete` removes it.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-NETWORK = "198.18"  # kept apart for measurements of networks (RFC 2544)
+NETWORK = "198.18"  # reserved for network measurements (RFC 2544)
 QUANTUM = 60_000  # bytes that HTB lets pass at a time: the default warns at such rates
-BURST_S = 1e-3  # of the rate may pass at once: with less, the timer that wakes the link sets its speed
+BURST_S = 1e-3  # share of the rate that may pass at once; with less, the kernel's timer limits the speed
 LEAST_BURST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SecondHost:
-    """`here` and `there`: the addresses of the link's ends, this machine's and the second host's."""
+    """`here` and `there`: the addresses of this machine's and the second host's end of the link."""
 
     name: str
-    device: str  # of the link, by the same name at either end
+    device: str  # of the link, with the same name at either end
     here: str
     there: str
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What stands before a command that runs there."""
+        """The prefix of a command that runs on the second host."""
         return ("ip", "netns", "exec", self.name)
 
     def cut(self) -> None:
-        """Nothing passes any more, and neither side is told: as when a cable is pulled beyond the next switch.
+        """Drop everything on the link without telling either side, like a cable pulled beyond the next switch.
 
-        Both take the other to be at a hardware address that nobody has.
+        Each side takes the other to be at a hardware address that does not exist.
         """
         nobody = ("lladdr", "02:00:00:00:00:00", "nud", "permanent")
         _run("ip", "neighbour", "replace", self.there, *nobody, "dev", self.device)
         _run(*self.command, "ip", "neighbour", "replace", self.here, *nobody, "dev", self.device)
 
     def mend(self) -> None:
-        """After `cut`."""
+        """Undo `cut`."""
         _run("ip", "neighbour", "delete", self.there, "dev", self.device)
         _run(*self.command, "ip", "neighbour", "delete", self.here, "dev", self.device)
 
@@ -59,7 +60,7 @@ def network_missing() -> str | None:
 
 @contextmanager
 def second_host(gbit: float | None = None) -> Iterator[SecondHost]:
-    """`gbit`: Gbit/s of the link in either direction, None: as fast as the machine is. Raises RuntimeError."""
+    """`gbit`: Gbit/s of the link in each direction, None: unlimited. Raises RuntimeError."""
     process = os.getpid()
     here, there = (f"{NETWORK}.{process // 64 % 256}.{process % 64 * 4 + end}" for end in (1, 2))
     host = SecondHost(f"slackline-{process}", f"slack{process}", here, there)

@@ -20,7 +20,7 @@ from controller.predict.latency import LatencyModel
 from workers.profiler import ProfilingLimits, profile_engines
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 100.0, 25.0
-# Round robin falls below 0.9 well before the engines are saturated: seen at this share of their capacity.
+# Round robin falls below 0.9 well before the engines are saturated, at about this share of their capacity.
 KNEE_SHARE = 0.8
 
 
@@ -31,7 +31,7 @@ class Profiled:
 
 
 def profile_vllm(urls: Sequence[str], kept: Path, quick: bool) -> Profiled:
-    """All servers at the same time, as they will serve. QUICK takes the kept profile where there is one."""
+    """Profile all servers at the same time, as they will serve. QUICK uses the stored profile if there is one."""
     if not (quick and kept.exists()):
         note("profiling the servers")
         limits = ProfilingLimits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)

@@ -1,4 +1,4 @@
-"""What bench-scaleout reports of its rounds."""
+"""The report of bench-scaleout over its rounds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ def summary(
     alone: float,
     size: int,
 ) -> dict[str, Any]:
-    """What is reported. `streams`: GB/s of the medium while the source answers, while it is idle, and from memory to
-    memory while it answers; `alone`: its TPOT, ms; `size`: bytes of the model. Shares of the medium are None where no
-    weights moved over it, or it was not taken."""
+    """The reported figures.
+
+    `streams`: GB/s of the medium while the source answers, while it is idle, and from memory to memory while it
+    answers. `alone`: the source's TPOT without loads, ms. `size`: bytes of the model. Shares of the medium are None if
+    no weights moved over it or it was not measured.
+    """
 
     def middle(kind: str, key: str) -> float | None:
         values = [each[key] for each in rounds[kind]]

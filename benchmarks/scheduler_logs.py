@@ -1,13 +1,12 @@
-"""Records what the scheduler of a live gateway is told and answers, in three runs against reference engines.
+"""Records the events and actions of a live gateway's scheduler, in three runs against reference engines.
 
     python -m benchmarks.scheduler_logs tests/controller/simulator/logs
 
-`collocated`: two instances, more requests than they can take at once. `disaggregated`: two prefill and two decode
-instances, some answers streamed and some not. `failures`: the same fleet and a collocated instance; clients hang up in
-every state, a prefill and a decode instance are killed at work, and what they had is tried again elsewhere.
-
-Each becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` answers alike. All on 127.0.0.1, about
-half a minute; no PostgreSQL and no Redis.
+`collocated`: two instances, and more requests than they can take at once. `disaggregated`: two prefill and two decode
+instances; some answers are streamed. `failures`: the same fleet and a collocated instance; clients hang up in every
+state, a prefill and a decode instance are killed while they work, and their requests are retried elsewhere. Each
+becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` must answer identically. All on 127.0.0.1,
+about half a minute, without PostgreSQL and Redis.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MODEL = "demo"
 STEP = ("--profile", "constant:15ms", "--model", MODEL, "--max-model-len", "512", "--max-num-seqs", "6")
 KV = ("--kv-blocks", "64", "--kv-layers", "4", "--kv-token-bytes", "256", "--no-enable-prefix-caching")
 BELIEVED = LatencyCoefficients(0.015, 1e-6, 0.0, 0.015, 0.0, 1e-5)
-SLOW = ("--profile", "constant:120ms")  # of the last option that is named twice the engine takes the last
+SLOW = ("--profile", "constant:120ms")  # if an option is given twice, the engine uses the last one
 
 Fleet = Mapping[str, tuple[Role, Sequence[str]]]
 TWO_STAGES: Fleet = {
@@ -73,7 +72,7 @@ def engine(
 
 
 def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
-    """What the gateway is configured with: one tenant, a tight and a patient class."""
+    """The gateway's configuration: one tenant, a tight and a patient class."""
     specs = tuple(
         InstanceSpec(each.id, MODEL, each.url, "reference", fleet[each.id][0], 6, latency=BELIEVED) for each in engines
     )
@@ -92,7 +91,7 @@ def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
 
 
 async def ask(session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool) -> None:
-    """One request. Whatever its answer is, also none."""
+    """Send one request, whatever its answer."""
     body = {
         "model": MODEL,
         "prompt": [rng.randrange(1, 100) for _ in range(rng.randrange(4, 300))],
@@ -108,7 +107,7 @@ async def ask(session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool
 
 
 async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, failing: bool) -> None:
-    """The requests of a run; where it is `failing`, an engine of each stage dies in the middle of it."""
+    """The requests of a run; with `failing`, an engine of each stage is killed in the middle of it."""
     rng = random.Random(SEED)
     headers = {"authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -121,7 +120,7 @@ async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, faili
                     next(each for each in engines if each.id == name).kill()
             await asyncio.sleep(rng.expovariate(rate))
         await asyncio.gather(*asked)
-        await asyncio.sleep(3.0)  # what is freed late, and asked again
+        await asyncio.sleep(3.0)  # for late releases, and repeated ones
 
 
 async def serving(url: str, count: int) -> None:

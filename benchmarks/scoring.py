@@ -1,4 +1,4 @@
-"""What a run is judged by: attainment by class, mean E2E, and medians over seeds with their spread."""
+"""The score of a run: attainment by class, mean E2E, and medians over seeds with their spread."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from benchmarks.workloads import Task
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One run. `e2e_mean_s` is over *all* requests: one that was cut, refused or failed counts as if it had ended at
-    the cut-off, so that serving fewer never looks faster. `e2e_finished_s` is over the finished ones alone."""
+    """One run.
+
+    `e2e_mean_s` is over *all* requests: one that was cut, refused or failed counts as if it had ended at the cut-off,
+    so that serving fewer requests never looks faster. `e2e_finished_s` is over the finished ones.
+    """
 
     attainment: float
     by_class: Mapping[str, float]
@@ -29,7 +32,7 @@ class Score:
 
 
 def score(run: LoadRun, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
-    """Raises ValueError for a run without requests."""
+    """Score a run. Raises ValueError if it has no requests."""
     if not run.samples:
         raise ValueError("a run without requests has no score")
     by_task = {task: [s for s in run.samples if s.task == task.name] for task in tasks}
@@ -47,7 +50,7 @@ def score(run: LoadRun, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Sc
         e2e_finished_s=statistics.fmean([s.e2e_s for s in finished]) if finished else math.nan,
         ttft_p50_s=_medians(by_task, lambda sample: sample.ttft_s),
         tpot_p50_s=_medians(by_task, lambda sample: sample.tpot_s),
-        outcomes=dict(Counter(s.outcome for s in run.samples)),  # asdict() cannot rebuild a Counter
+        outcomes=dict(Counter(s.outcome for s in run.samples)),  # asdict() cannot build a Counter
         largest_gap_s=run.largest_gap_s,
     )
 
@@ -76,12 +79,12 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def _rounded(seconds: float) -> float | None:
-    """None for the mean of nothing, which JSON has no number for."""
+    """Rounded, or None: JSON has no number for the mean of nothing."""
     return None if math.isnan(seconds) else round(seconds, 3)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile; `share` in 0..1. Raises ValueError without values."""
+    """Nearest-rank percentile; `share` in 0..1. Raises ValueError if there are no values."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)

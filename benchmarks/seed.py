@@ -1,6 +1,6 @@
-"""Fills the database of a benchmark's stack: reads the wish as JSON on standard input, prints the new API key as JSON.
+"""Fills a benchmark's database from JSON on standard input, and prints the new API key as JSON.
 
-Run by benchmarks/stack.py in a process of its own, so that the load generator needs no Django.
+benchmarks/stack.py runs it in a separate process, so that the load generator needs no Django.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of the random models that benchmarks run, by name, and where they run (`--shape`, `--device`)."""
+"""Shapes of the random models that benchmarks run, by name, and the devices they run on (`--shape`, `--device`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Of a Llama-style transformer. `feed_forward`: width of the feed-forward layers."""
+    """Shape of a Llama-style transformer. `feed_forward`: width of the feed-forward layers."""
 
     layers: int
     hidden: int
@@ -24,14 +24,14 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of the attention, the feed-forward layers, both embeddings and the norms."""
+        """Number of parameters of attention, feed-forward layers, both embeddings and norms."""
         head = self.hidden // self.heads
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head
         layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
 
     def options(self, context: int, dtype: str) -> tuple[str, ...]:
-        """For `workers.engine.torch.random`."""
+        """Options for `workers.engine.torch.random`."""
         return (
             *("--layers", str(self.layers), "--hidden", str(self.hidden), "--intermediate", str(self.feed_forward)),
             *("--heads", str(self.heads), "--kv-heads", str(self.kv_heads), "--vocabulary", str(self.vocabulary)),
@@ -39,7 +39,7 @@ class ModelShape:
         )
 
 
-# All of Llama-3's proportions: feed-forward 3.5 times the width, four query heads to one of KV.
+# All have Llama-3's proportions: feed-forward 3.5 times the width, four query heads per KV head.
 SHAPES = {
     "tiny": ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=1024, feed_forward=224),
     "thin": ModelShape(layers=6, hidden=384, heads=8, kv_heads=2, vocabulary=4096, feed_forward=1344),
@@ -56,7 +56,10 @@ def add_shape_options(parser: argparse.ArgumentParser, shape: str) -> None:
 
 
 def devices(device: str) -> int:
-    """How many of this kind this machine has; for CPUs 1. Raises ConfigError naming the option when there is none."""
+    """How many devices of this kind the machine has; 1 for CPUs.
+
+    Raises ConfigError naming the option if there is none.
+    """
     import torch
 
     if device == "cpu":
@@ -67,7 +70,7 @@ def devices(device: str) -> int:
 
 
 def device_words(device: str) -> str:
-    """The accelerator's own name, such as `NVIDIA H100 80GB HBM3`; "" for the CPU."""
+    """The accelerator's name, such as `NVIDIA H100 80GB HBM3`; "" for the CPU."""
     import torch
 
     return str(torch.cuda.get_device_name(0)) if device == "cuda" else ""
@@ -76,7 +79,7 @@ def device_words(device: str) -> str:
 def checked(
     parser: argparse.ArgumentParser, args: argparse.Namespace, cpu_dtype: str = "float32"
 ) -> argparse.Namespace:
-    """Fills in `dtype`; ends the program with the option's name where the device is not there."""
+    """Fill in `dtype`; end the program with the option's name if there is no such device."""
     try:
         devices(args.device)
     except ConfigError as error:
@@ -86,7 +89,7 @@ def checked(
 
 
 def write_random(folder: Path, shape: str, context: int, dtype: str) -> int:
-    """A random model in `folder`; bytes of its weight files."""
+    """Write a random model to `folder`; returns the bytes of its weight files."""
     from workers.engine.torch.random import main as make
 
     make([str(folder), *SHAPES[shape].options(context, dtype)])

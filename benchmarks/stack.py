@@ -1,8 +1,8 @@
-"""A gateway with its PostgreSQL and Redis around given engines, for benchmarks and tests.
+"""A gateway with PostgreSQL and Redis in front of given engines, for benchmarks and tests.
 
-`Stack` starts embedded servers in a folder of its own, migrates, and seeds one tenant with a key, SLO classes, a model
-and the engines as static instances. `gateway()` starts `python -m api.openai` over it, with a policy set of choice:
-engines, configuration and client stay the same while policies alternate.
+`Stack` starts embedded servers in its own folder, migrates, and seeds one tenant with a key, SLO classes, a model and
+the engines as static instances. `gateway()` starts `python -m api.openai` on it with a policy set: engines,
+configuration and client stay the same while policies alternate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ClassSpec:
-    """An SLO class as seeded. Nothing is dropped for its waiting time: every policy keeps what it was given."""
+    """An SLO class to seed. The default waiting time drops no request, so that all policies serve the same requests."""
 
     name: str
     ttft_s: float
@@ -40,7 +40,7 @@ class ClassSpec:
 
 @dataclass(frozen=True, slots=True)
 class StackFleet:
-    """What is seeded. `coefficients`: fitted latency by name, None when unprofiled."""
+    """What is seeded. `coefficients`: fitted latency by name, None without a profile."""
 
     model: str
     urls: Sequence[str]
@@ -50,7 +50,7 @@ class StackFleet:
     coefficients: Mapping[str, float] | None = None
     context_tokens: int = 4096
     kv_capacity_tokens: int | None = None
-    roles: Sequence[str] = ()  # one an url; empty: all collocated
+    roles: Sequence[str] = ()  # one per URL; empty: all collocated
 
 
 class Stack:
@@ -112,7 +112,7 @@ class Stack:
     def gateway(
         self, policy: str | None = None, overrides: Mapping[str, Any] | None = None, name: str = "gateway"
     ) -> Iterator[RunningEngine]:
-        """A running gateway that sees all instances; `policy` None is the gateway's own default."""
+        """A running gateway that sees all instances. `policy` None: the gateway's default."""
         port = free_port()
         environment = {**self.environment, "SLACKLINE_ROLE": "gateway", "GATEWAY_PORT": str(port)}
         if policy is not None:
@@ -127,12 +127,12 @@ class Stack:
 
 
 def own_niceness() -> str:
-    """What belongs to the caller runs as it does; only the engines run by BENCH_NICE itself."""
+    """The niceness of what belongs to the caller; only the engines run at BENCH_NICE itself."""
     return str(os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def wait_serving(url: str, count: int) -> None:
-    """Until the gateway has a configuration and sees `count` instances up, at most 30 s."""
+    """Wait until the gateway has a configuration and sees `count` instances up, at most 30 s."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     seen: dict[str, Any] = {}
     while list(seen.get("instances", {}).values()).count("up") < count:
@@ -145,7 +145,7 @@ def wait_serving(url: str, count: int) -> None:
 
 
 def health(url: str) -> dict[str, Any]:
-    """The gateway's own account of itself; empty while it does not answer 200."""
+    """The gateway's /healthz; empty unless it answers 200."""
     try:
         with urllib.request.urlopen(f"{url}/healthz", timeout=5) as reply:
             return dict(json.load(reply))

@@ -3,9 +3,9 @@
     python -m benchmarks.torch_operators --shape llama-8b --device cuda --output operators.json
 
 A random model of the shape prefills prompts of several lengths, each in one step, and the longest one in chunks of a
-quarter, which have a cached past. Every operator is timed by itself (on CUDA behind a synchronisation, which costs it
-some microseconds), and the seconds of one layer are medians over `--repeats` runs and all layers but the first, whose
-qkv_proj also makes the pass. One that warms up is left out. Last line of output: the profile as JSON
+quarter, which have a cached past. Every operator is timed separately (on CUDA with a synchronisation, which adds some
+microseconds). The seconds of one layer are medians over `--repeats` runs and all layers but the first, whose qkv_proj
+also builds the pass. One warm-up run is left out. Last line of output: the profile as JSON
 (`controller/predict/operator_profile.py`).
 """
 
@@ -29,7 +29,7 @@ from controller.predict.operator_profile import OPERATORS
 from workers.engine.torch.task import OperatorProgram
 
 LENGTHS = "16,64,256,512,1024,2048"
-CHUNKS = 4  # of the longest prompt: the later ones have a past
+CHUNKS = 4  # of the longest prompt; the later ones have a past
 
 
 def steps(lengths: Sequence[int], seed: int, vocabulary: int) -> Iterator[tuple[int, int, Step]]:
@@ -43,7 +43,7 @@ def steps(lengths: Sequence[int], seed: int, vocabulary: int) -> Iterator[tuple[
 
 
 def layer_medians(program: OperatorProgram, runs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Seconds of one layer's operators, by name; `runs` as `operator_times` gives them."""
+    """Seconds of one layer's operators, by name. `runs`: from `operator_times`."""
     found: dict[str, list[float]] = defaultdict(list)
     for times in runs:
         for at, (stage, seconds) in enumerate(zip(program.stages, times, strict=True)):

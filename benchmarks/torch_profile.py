@@ -4,9 +4,9 @@
     python -m benchmarks.torch_profile --shape llama-8b --device cuda --add                # to the shipped ones
 
 A random model of the shape runs HyperFlexis' App. A grid of batch sizes and lengths on the executor itself: a batch of
-equal prompts prefilled in one step, then one decode step of the same batch. A point's time is the median of `--repeats`
-runs behind one that warms up. So, as in the other shipped profiles, neither host nor scheduler is in it. The fit is
-the profiler's (least squares on relative error, outliers left out). Last line of output: the profile as JSON.
+equal prompts prefilled in one step, then one decode step of the same batch. The time of a point is the median of
+`--repeats` runs after a warm-up. As in the other shipped profiles, host and scheduler are not included. The fit is the
+profiler's (least squares on relative error, without outliers). Last line of output: the profile as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from workers.profiler import ProfileSamples, ProfilingLimits
 
 
 class Grid:
-    """Steps over the blocks of a cache that nobody else uses. Each sequence has blocks of its own."""
+    """Steps on the blocks of a cache that has no other user. Each sequence has its own blocks."""
 
     def __init__(self, program: OperatorProgram, repeats: int, seed: int) -> None:
         self._device = TimedExecutor(program, None)
@@ -74,7 +74,7 @@ class Grid:
 
 
 def measured(program: OperatorProgram, limits: ProfilingLimits, repeats: int, seed: int) -> ProfileSamples:
-    """The grid within the bounds, until the budget is spent."""
+    """The grid within the bounds, until the time budget is spent."""
     profile, grid = ProfileSamples(), Grid(program, repeats, seed)
     points, began = limits.points(), time.monotonic()
     try:
@@ -91,7 +91,10 @@ def measured(program: OperatorProgram, limits: ProfilingLimits, repeats: int, se
 
 
 def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity: int) -> dict[str, Any]:
-    """As `workers/engine/profiles.json` holds them. `device`: its name; `capacity`: tokens of KV it has room for."""
+    """The profile in the form of `workers/engine/profiles.json`.
+
+    `device`: its name. `capacity`: tokens of KV that fit.
+    """
     fitted = profile.fit()
     k = fitted.coefficients
     lengths = [sample.squares // sample.tokens for sample in profile.prefill]
@@ -124,14 +127,14 @@ def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity
 
 
 def add(profile: Mapping[str, Any], path: Path = SHIPPED) -> None:
-    """To the shipped profiles, in the place of an earlier one of the same id."""
+    """Add it to the shipped profiles, replacing an earlier one of the same id."""
     raw = json.loads(path.read_text())
     others = [each for each in raw["profiles"] if each["id"] != profile["id"]]
     path.write_text(json.dumps(raw | {"profiles": [*others, profile]}, indent=1) + "\n")
 
 
 def capacity_tokens(args: argparse.Namespace, token_bytes: int) -> int:
-    """What `--kv-cache-gib` holds; not said on CUDA: what nine tenths of the device hold beside the weights."""
+    """Tokens that fit into `--kv-cache-gib`; on CUDA without it, into nine tenths of the device less the weights."""
     import torch
 
     room = args.kv_cache_gib * (1 << 30)

@@ -1,7 +1,8 @@
-"""A reference engine that notes which files of ours it runs: `python -m benchmarks.traced_engine FILE COMMAND...`.
+"""A reference engine that records which files of this tree it runs: `python -m benchmarks.traced_engine FILE
+COMMAND...`.
 
 COMMAND is `PYTHON -m workers.engine OPTIONS...`. The first SIGUSR1 begins a trace of the main thread; the second ends
-it and writes the files, one a line, to FILE.
+it and writes the files, one per line, to FILE.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PACKAGES = ("api", "controller", "workers")
 
 
 class Tracer:
-    """Files of ours whose functions run, in the order of their first call. Used as a `sys.setprofile` function."""
+    """Files of this tree whose functions run, in the order of their first call. Used as a `sys.setprofile` function."""
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}

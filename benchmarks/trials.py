@@ -1,7 +1,7 @@
-"""One measured run at a time: a policy's gateway around idle engines, the load, and the score.
+"""One measured run: a policy's gateway in front of idle engines, the load, and the score.
 
-A run in which the ticker of the load generator stalled is dropped and repeated, up to `TRIES` runs; if all stalled, the
-least disturbed counts and says so by its gap.
+A run in which the ticker of the load generator stalled is repeated, up to `TRIES` runs. If all stalled, the least
+disturbed one counts, and its gap is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REQUESTS = re.compile(r"(?m)^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0
 
 
 def note(text: str) -> None:
-    """Progress for people, beside the result."""
+    """Print progress for people, separate from the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -36,7 +36,7 @@ def open_requests(url: str) -> float:
 
 
 def wait_idle(urls: Sequence[str]) -> None:
-    """Until the engines have dropped what the last run left. Raises RuntimeError after 60 s."""
+    """Wait until the engines have dropped all requests of the last run. Raises RuntimeError after 60 s."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
     while any(open_requests(url) for url in urls):
         if time.monotonic() > deadline:
@@ -45,7 +45,7 @@ def wait_idle(urls: Sequence[str]) -> None:
 
 
 class Bench:
-    """Engines and stack under test; counts the runs it had to drop. `tries`: runs of one thing, at most."""
+    """Engines and stack under test; counts the runs that were dropped. `tries`: most runs per measurement."""
 
     def __init__(self, stack: Stack, tries: int = TRIES) -> None:
         self.stack = stack
@@ -65,7 +65,7 @@ class Bench:
         return self.undisturbed(once)
 
     def direct(self, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> Score:
-        """Round robin by the client itself, without Slackline in between: the control."""
+        """Round robin by the client itself, without Slackline: the control."""
 
         def once() -> Score:
             wait_idle(self.stack.fleet.urls)
@@ -74,7 +74,7 @@ class Bench:
         return self.undisturbed(once)
 
     def undisturbed(self, once: Any) -> Any:
-        """The first run without a stall, by `largest_gap_s` of what `once` gives."""
+        """The first run without a stall, by the `largest_gap_s` of `once`'s result."""
         found: list[Any] = []
         for left in reversed(range(self.tries)):
             found.append(once())

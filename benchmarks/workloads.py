@@ -1,7 +1,7 @@
 """Requests of the simulator's mixes (HyperFlexis Table 1) with prompts, for real engines.
 
-Lengths and arrivals are those of `controller.simulator.workloads.mixes`, so a simulated run and a real one of the
-same seed are the same requests. Prompts are random token ids from the seed: no two requests share a prefix.
+Lengths and arrivals come from `controller.simulator.workloads.mixes`, so a simulated run and a real one of the same
+seed have the same requests. Prompts are random token ids from the seed: no two requests share a prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.simulator.workloads.mixes import FOUR_TASKS, MIXES, TWO_TASKS, T
 
 __all__ = ["FOUR_TASKS", "MIXES", "TWO_TASKS", "PlannedArrival", "Task", "burst", "sustained"]
 
-FIRST_PLAIN_TOKEN = 3  # below are <s>, </s> and the first byte
+FIRST_PLAIN_TOKEN = 3  # the ids below are <s>, </s> and the first byte
 VOCABULARY = 1024
 
 
@@ -44,7 +44,7 @@ class PlannedArrival:
 
 
 def burst(tasks: Sequence[Task], rate: float, seed: int, per_task: int = 300) -> list[PlannedArrival]:
-    """The paper's load: `per_task` requests of each task; `rate` (requests/s) is that of all tasks together."""
+    """The paper's load: `per_task` requests of each task. `rate` (requests/s) is that of all tasks together."""
     return _merged(tasks, rate, seed, per_task=per_task, duration_s=math.inf)
 
 
@@ -57,7 +57,7 @@ def _merged(
     tasks: Sequence[Task], rate: float, seed: int, per_task: int | None, duration_s: float
 ) -> list[PlannedArrival]:
     by_name = {task.name: task for task in tasks}
-    rng = np.random.default_rng([seed, len(tasks)])  # the tasks' own are [seed, index]
+    rng = np.random.default_rng([seed, len(tasks)])  # the tasks' own seeds are [seed, index]
     return [
         PlannedArrival(
             demand.at,

@@ -1,1 +1,1 @@
-"""Real vLLM servers for benchmarks and tests, and what `make bench-vllm` compares."""
+"""Real vLLM servers for benchmarks and tests, and the contents of `make bench-vllm`."""

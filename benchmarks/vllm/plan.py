@@ -1,4 +1,4 @@
-"""What `bench-vllm` compares, and under which loads."""
+"""The policies and loads that `bench-vllm` compares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["burst", "sustained"]
 
 @dataclass(frozen=True, slots=True)
 class VllmContender:
-    """A policy set under its name in the report. `windows`: values of its fixed window to sweep; empty: it has none."""
+    """A policy set and its name in the report. `windows`: values of its fixed window to sweep; empty: it has none."""
 
     name: str
     policy_set: str
@@ -23,7 +23,7 @@ class VllmContender:
         return {} if window is None else {"pacing": {"window": window}}
 
 
-WINDOWS = (8, 12, 20, 28, 40, 56, 80)  # requests outstanding on an engine
+WINDOWS = (8, 12, 20, 28, 40, 56, 80)  # outstanding requests on an engine
 CONTENDERS = (
     VllmContender("round_robin", "round_robin"),
     VllmContender("least_outstanding", "least_outstanding"),
@@ -34,7 +34,7 @@ CONTENDERS = (
     VllmContender("slackline", "slackline"),
 )
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
-# Where a sweep begins, and all there is where none is made (QUICK): what earlier sweeps found best, by kind of load.
+# Start of a sweep, and the only value without one (QUICK): the best of earlier sweeps, by kind of load.
 USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
     ("edf_best", "burst"): 28,
     ("edf_best", "sustained"): 28,
@@ -45,7 +45,7 @@ USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """One load: a mix at `times` the rate where round robin first drops below 0.9 on it."""
+    """One load: a mix at `times` the rate at which round robin first drops below 0.9 on it."""
 
     mix: str
     kind: Kind

@@ -1,9 +1,9 @@
-"""One table from what `bench-vllm` measured on several machines: `python -m benchmarks.vllm.seeds RUNS.jsonl ...`
+"""One table of `bench-vllm` results from several machines: `python -m benchmarks.vllm.seeds RUNS.jsonl ...`
 
-A seed of a load is whole on one machine: every policy and every window on the same arrivals, at the same multiple of
-that machine's own knee. So seeds of different machines are told together as shares attained, and compared within each
-seed in `within_seed`; never as requests per second or seconds against each other. A fixed window is the best of the
-machine's own sweep on the load. Loads and seeds that lack a policy are said and left out.
+All runs of one seed of a load are made on one machine: every policy and every window, on the same arrivals, at the same
+multiple of that machine's own knee. So seeds of different machines are combined as attained shares, and compared within
+each seed in `within_seed`, but never as requests/s or seconds. A fixed window is the best of the machine's own sweep on
+the load. Loads and seeds that lack a policy are named and left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.scoring import Score, summary
 from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, PlannedLoad, VllmContender
 
-DIRECT = "direct"  # the journal's name of the control: round robin by the client, without the gateway
+DIRECT = "direct"  # the control in the journal: round robin by the client, without the gateway
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Seed:
 
 
 def read(paths: Iterable[Path]) -> dict[str, list[Seed]]:
-    """The seeds by name of load, in the order of the files. A machine is the folder that a file lies in."""
+    """The seeds by load, in the order of the files. The folder of a file names the machine."""
     found: dict[str, dict[tuple[str, int, float], Seed]] = defaultdict(dict)
     for path in paths:
         machine = path.resolve().parent.name
@@ -54,7 +54,7 @@ def read(paths: Iterable[Path]) -> dict[str, list[Seed]]:
 
 
 def best_windows(seeds: Sequence[Seed]) -> dict[str, dict[str, int]]:
-    """By machine, of each contender with windows: the best of the seed that they were swept on."""
+    """By machine, the best window of each contender that has windows, from the seed on which they were swept."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for contender in CONTENDERS:
         for seed in seeds:
@@ -65,7 +65,7 @@ def best_windows(seeds: Sequence[Seed]) -> dict[str, dict[str, int]]:
 
 
 def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
-    """The load's entry of the report over its whole seeds; None where there are none."""
+    """The load's entry of the report over its complete seeds; None if there are none."""
     windows = best_windows(seeds)
     whole = [s for s in seeds if all(s.score(c, windows[s.machine]) is not None for c in CONTENDERS)]
     if not whole:
@@ -74,7 +74,7 @@ def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
     for seed in whole:
         for contender in CONTENDERS:
             score = seed.score(contender, windows[seed.machine])
-            assert score is not None  # of a whole seed
+            assert score is not None  # of a complete seed
             scores[contender.name].append(score)
     directs = [seed.runs[DIRECT, None] for seed in whole if (DIRECT, None) in seed.runs]
     entry: dict[str, Any] = {"mix": load.mix, "kind": load.kind, "times_knee": load.times}
@@ -87,7 +87,7 @@ def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
 
 
 def within_seeds(scores: Mapping[str, Sequence[Score]]) -> list[dict[str, float]]:
-    """Slackline against the others of its own seed, where machine and arrivals are the same."""
+    """Slackline against the others within each seed, where machine and arrivals are the same."""
     found = []
     for turn, ours in enumerate(scores["slackline"]):
         robin = scores["round_robin"][turn]
@@ -104,7 +104,7 @@ def within_seeds(scores: Mapping[str, Sequence[Score]]) -> list[dict[str, float]
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: medians over the seeds, least to most in brackets where there are several."""
+    """Markdown: medians over the seeds, with lowest and highest in brackets if there are several."""
     names = [contender.name for contender in CONTENDERS] + ["round_robin_direct"]
     lines = [
         f"| load | seeds | {' | '.join(names)} | over best baseline | over round robin | mean E2E over round robin's |"
