@@ -5,12 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
+
+    from controller.models import (
+        Decision,
+        Experiment,
+        Instance,
+        PriorityMapping,
+        RequestRecord,
+        ScalingPolicy,
+        SLOClass,
+        Tenant,
+    )
 
     M = TypeVar("M", bound=Model)
 
@@ -54,8 +65,33 @@ def first(rows: QuerySet[M]) -> M:
     return row
 
 
+class Subjects(NamedTuple):
+    """The rows that the pages are about, one of each kind."""
+
+    newest: Sequence[str]  # ids of the two newest requests
+    missed: RequestRecord
+    decision: Decision
+    tenant: Tenant
+    slo_class: SLOClass
+    mapping: PriorityMapping
+    instance: Instance
+    policy: ScalingPolicy
+    experiment: Experiment
+
+
 def addresses() -> dict[str, Look]:
     """By name. Raises LookupError where the data lacks what a page is about."""
+    about = subjects()
+    pages = {**traffic_pages(about), **configuration_pages(about), **fleet_pages(about), **record_pages(about)}
+    slo_class, mapping = about.slo_class, about.mapping
+    posted = {
+        "class, last hour re-judged": Look(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
+        "mapping, last hour re-judged": Look(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
+    }
+    return {name: Look(path) for name, path in pages.items()} | posted
+
+
+def subjects() -> Subjects:
     from controller.models import (
         Decision,
         Experiment,
@@ -67,27 +103,41 @@ def addresses() -> dict[str, Look]:
         Tenant,
     )
 
-    newest = list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2])
-    missed = first(RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at"))
-    hour = f"{missed.arrived_at - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
-    decision, tenant = first(Decision.objects.order_by("-at")), first(Tenant.objects.order_by("pk"))
-    policy, instance = first(ScalingPolicy.objects.order_by("pk")), first(Instance.objects.order_by("pk"))
-    slo_class, mapping = SLOClass.objects.get(name="interactive", tenant=None), first(PriorityMapping.objects.all())
-    experiment = first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE))
-    pages = {
+    return Subjects(
+        newest=list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2]),
+        missed=first(RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at")),
+        decision=first(Decision.objects.order_by("-at")),
+        tenant=first(Tenant.objects.order_by("pk")),
+        slo_class=SLOClass.objects.get(name="interactive", tenant=None),
+        mapping=first(PriorityMapping.objects.all()),
+        instance=first(Instance.objects.order_by("pk")),
+        policy=first(ScalingPolicy.objects.order_by("pk")),
+        experiment=first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE)),
+    )
+
+
+def traffic_pages(about: Subjects) -> dict[str, str]:
+    first_id, second_id = about.newest
+    return {
         "overview": "/",
         "overview history": "/overview/history/",
         "queue": "/queue/",
         "queue, what came of an order": f"/queue/command/all/{32 * '0'}/",
         "requests": "/requests/",
-        "requests, missed of a tenant": f"/requests/?tenant={tenant.name}&attained=no",
+        "requests, missed of a tenant": f"/requests/?tenant={about.tenant.name}&attained=no",
         "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
         "requests, refused": "/requests/?outcome=refused",
         "requests, unknown model": "/requests/?model=nobody",
         "requests, unknown id": "/requests/?id=req-nobody",
-        "request": f"/requests/{newest[0]}/",
-        "request, missed": f"/requests/{missed.id}/",
-        "compare": f"/requests/compare/?id={newest[0]}&id={newest[1]}",
+        "request": f"/requests/{first_id}/",
+        "request, missed": f"/requests/{about.missed.id}/",
+        "compare": f"/requests/compare/?id={first_id}&id={second_id}",
+    }
+
+
+def configuration_pages(about: Subjects) -> dict[str, str]:
+    slo_class, mapping, tenant = about.slo_class, about.mapping, about.tenant
+    return {
         "classes": "/classes/",
         "class, new": "/classes/new/",
         "class, change": f"/classes/{slo_class.pk}/",
@@ -100,22 +150,36 @@ def addresses() -> dict[str, Look]:
         "tenant with its keys": f"/tenants/{tenant.pk}/",
         "tenant, new": "/tenants/new/",
         "tenant, change": f"/tenants/{tenant.pk}/change/",
+    }
+
+
+def fleet_pages(about: Subjects) -> dict[str, str]:
+    instance, policy = about.instance, about.policy
+    return {
         "fleet": "/fleet/",
         "fleet, part": "/fleet/live/",
         "instance": f"/fleet/instances/{instance.pk}/",
         "instance, role": f"/fleet/instances/{instance.pk}/role/",
         "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
         "scaling": "/scaling/",
-        "scaling, at a moment": f"/scaling/?at={missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
+        "scaling, at a moment": f"/scaling/?at={about.missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
         "scaling, part": "/scaling/live/?charts=1",
         "scaling, new": "/scaling/new/",
         "scaling, change": f"/scaling/{policy.pk}/",
         "scaling, history": f"/scaling/{policy.pk}/history/",
+    }
+
+
+def record_pages(about: Subjects) -> dict[str, str]:
+    """Decisions, experiments and what goes with them."""
+    missed, experiment = about.missed, about.experiment
+    hour = f"{missed.arrived_at - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
+    return {
         "audit": "/audit/",
         "audit, of a kind": "/audit/?kind=slo_class_updated",
         "audit, contains nothing": "/audit/?q=nothing-like-it",
         "audit, what bears on a class": f"/audit/?tenant={missed.tenant}&slo_class={missed.slo_class}&since={hour}",
-        "decision": f"/audit/{decision.pk}/",
+        "decision": f"/audit/{about.decision.pk}/",
         "experiments": "/experiments/",
         "experiment, new": "/experiments/new/",
         "experiment": f"/experiments/{experiment.slug}/",
@@ -124,11 +188,6 @@ def addresses() -> dict[str, Look]:
         "traces": "/traces/",
         "patterns": "/patterns/",
     }
-    posted = {
-        "class, last hour re-judged": Look(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
-        "mapping, last hour re-judged": Look(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
-    }
-    return {name: Look(path) for name, path in pages.items()} | posted
 
 
 def class_form(row: Any, **changes: Any) -> dict[str, Any]:
