@@ -50,7 +50,7 @@ from controller.core.messages import (
     LiveMessage,
     QueueState,
 )
-from controller.wording.sentences import Recorded, message_of
+from controller.wording.sentences import StoredDecision, message_of
 
 log = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ def notify_config(version: int) -> None:
     _run(lambda client: client.publish(CONFIG_CHANNEL, str(version)))
 
 
-def announce(decision: Recorded | None) -> None:
+def announce(decision: StoredDecision | None) -> None:
     """Log a decision and send it to the browsers that watch. Call it after the transaction has committed.
 
     Never raises: the row is what counts, and a browser that hears nothing reads it at its next look.

@@ -32,7 +32,7 @@ MINIMUMS = {
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
-class SecondsField(forms.FloatField):
+class PositiveSecondsField(forms.FloatField):
     """Seconds, above zero and at most a day: a larger value is most likely milliseconds."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -100,12 +100,12 @@ class SLOClassForm(forms.Form):
     )
     tenant = TenantChoice(help_text="A tenant's own class overrides the shared class of the same name.")
     title = forms.CharField(max_length=120, required=False, help_text="Shown next to the name.")
-    ttft_s = SecondsField(label="TTFT", help_text="Time to first token, from arrival at the gateway.")
-    tpot_s = SecondsField(label="TPOT", help_text="Mean time per output token after the first.")
-    deadline_s = SecondsField(
+    ttft_s = PositiveSecondsField(label="TTFT", help_text="Time to first token, from arrival at the gateway.")
+    tpot_s = PositiveSecondsField(label="TPOT", help_text="Mean time per output token after the first.")
+    deadline_s = PositiveSecondsField(
         label="Deadline", required=False, help_text="For the whole answer, from arrival. Leave empty for no deadline."
     )
-    waiting_time_s = SecondsField(
+    waiting_time_s = PositiveSecondsField(
         label="Waiting time",
         help_text="A request that no instance has accepted by then fails with waiting_time_exceeded.",
     )
@@ -153,12 +153,12 @@ class SLOClassForm(forms.Form):
 class LevelForm(forms.Form):
     """Targets of one priority: their initial values and the range they may move in."""
 
-    ttft_s = SecondsField(label="Initial TTFT")
-    ttft_min_s = SecondsField(label="Minimum TTFT")
-    ttft_max_s = SecondsField(label="Maximum TTFT")
-    tpot_s = SecondsField(label="Initial TPOT")
-    tpot_min_s = SecondsField(label="Minimum TPOT")
-    tpot_max_s = SecondsField(label="Maximum TPOT")
+    ttft_s = PositiveSecondsField(label="Initial TTFT")
+    ttft_min_s = PositiveSecondsField(label="Minimum TTFT")
+    ttft_max_s = PositiveSecondsField(label="Maximum TTFT")
+    tpot_s = PositiveSecondsField(label="Initial TPOT")
+    tpot_min_s = PositiveSecondsField(label="Minimum TPOT")
+    tpot_max_s = PositiveSecondsField(label="Maximum TPOT")
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -208,7 +208,7 @@ class MappingForm(forms.Form):
         label="Requests in the window",
         help_text="Measurements are taken from this many recent requests.",
     )
-    window_age_s = SecondsField(label="Maximum age", help_text="Older measurements are ignored.")
+    window_age_s = PositiveSecondsField(label="Maximum age", help_text="Older measurements are ignored.")
     contention = forms.ChoiceField(
         label="Minimum targets",
         choices=[(rule, MINIMUMS[rule]) for rule in CONTENTION_RULES],

@@ -11,7 +11,7 @@ from django import forms
 from django.conf import settings
 from django.utils import timezone
 
-from console.forms.base import SecondsField, TimeField
+from console.forms.base import PositiveSecondsField, TimeField
 from controller.dispatch import POLICY_SETS
 from controller.models import ServedModel
 from controller.selectors import experiments
@@ -59,12 +59,12 @@ class ExperimentForm(forms.Form):
     slo_class = forms.CharField(max_length=64, required=False, label="Class", help_text="Leave empty for all classes.")
 
     trace = forms.ChoiceField(required=False)
-    trace_ttft_s = SecondsField(label="TTFT", required=False, initial=2.0)
-    trace_tpot_s = SecondsField(label="TPOT", required=False, initial=0.1)
+    trace_ttft_s = PositiveSecondsField(label="TTFT", required=False, initial=2.0)
+    trace_tpot_s = PositiveSecondsField(label="TPOT", required=False, initial=0.1)
 
     mix = forms.ChoiceField(label="Workload", choices=MIXES, required=False)
     rate = forms.FloatField(min_value=0.001, max_value=100_000, required=False, initial=10.0, label="Rate")
-    duration_s = SecondsField(label="Duration", required=False, initial=120.0)
+    duration_s = PositiveSecondsField(label="Duration", required=False, initial=120.0)
     cv = forms.FloatField(
         min_value=0, max_value=20, required=False, initial=1.0, label="Burstiness",
         help_text="Coefficient of variation of the time between requests: 1 is Poisson, 0 is constant.",
@@ -74,8 +74,8 @@ class ExperimentForm(forms.Form):
     output_mean = tokens("Mean output", initial=100)
     output_std = tokens("Output standard deviation", 0, initial=50)
     law = forms.ChoiceField(label="Distribution", choices=LAWS, required=False)
-    own_ttft_s = SecondsField(label="TTFT", required=False, initial=1.0)
-    own_tpot_s = SecondsField(label="TPOT", required=False, initial=0.1)
+    own_ttft_s = PositiveSecondsField(label="TTFT", required=False, initial=1.0)
+    own_tpot_s = PositiveSecondsField(label="TPOT", required=False, initial=0.1)
 
     fleet = forms.ChoiceField(
         label="Based on",

@@ -16,7 +16,7 @@ from django.http import HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class KeysetPage:
     """`after` is where the next page starts, None on the last one."""
 
     rows: Sequence[Any]
@@ -30,7 +30,7 @@ class Page:
         return f"{request.path}?{query.urlencode()}"
 
 
-def page_of(rows: QuerySet[Any], order: tuple[str, str], after: str | None, size: int) -> Page:
+def page_of(rows: QuerySet[Any], order: tuple[str, str], after: str | None, size: int) -> KeysetPage:
     """`order`: two descending fields, the second unique. Raises BadRequest for an `after` that page_of did not make."""
     first, second = (name.lstrip("-") for name in order)
     ordered = rows.order_by(*order)
@@ -40,7 +40,7 @@ def page_of(rows: QuerySet[Any], order: tuple[str, str], after: str | None, size
         ordered = ordered.filter(Q(**{f"{first}__lte": at}), Q(**{f"{first}__lt": at}) | Q(**{f"{second}__lt": key}))
     found = list(ordered[: size + 1])
     more = len(found) > size
-    return Page(found[:size], _encoded(found[size - 1], first, second) if more else None)
+    return KeysetPage(found[:size], _encoded(found[size - 1], first, second) if more else None)
 
 
 def _encoded(row: Model, first: str, second: str) -> str:

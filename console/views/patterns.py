@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.charts import base as charts
-from console.forms.base import PercentField, SecondsField
+from console.forms.base import PercentField, PositiveSecondsField
 from console.panels.timeline import timeline
 from console.views.conflicts import Difference
 from console.views.overview import instance_card
@@ -67,7 +67,7 @@ class PatternExample(forms.Form):
     """One field of each kind."""
 
     text = forms.CharField(max_length=40, help_text="Help explains what a value does.", initial="interactive")
-    seconds = SecondsField(label="Duration", initial=0.5)
+    seconds = PositiveSecondsField(label="Duration", initial=0.5)
     percent = PercentField(label="Share", initial=0.95)
     choice = forms.ChoiceField(choices=[("a", "First option"), ("b", "Second option")])
     tick = forms.BooleanField(required=False, label="Checkbox", initial=True)

@@ -35,7 +35,7 @@ from controller.slo.attainment import EPSILON_S
 FROM_CLASS = ("class", "tenant_default")
 
 
-class Recorded(Protocol):
+class TargetedRequest(Protocol):
     """What an edit needs of a recorded request. `source` and `figures`: of its "slo" decision."""
 
     @property
@@ -96,21 +96,21 @@ class ClassEdit:
     def expressions(self) -> tuple[Expression, Expression]:
         return Value(self.ttft_s, FloatField()), Value(self.tpot_s, FloatField())
 
-    def targets(self, request: Recorded) -> Targets:
+    def targets(self, request: TargetedRequest) -> Targets:
         if not self._touches(request):
             return request.targets
         return Targets(self.ttft_s, self.tpot_s, self.deadline_s, self.waiting_time_s)
 
-    def worth(self, request: Recorded, usual: float) -> float:
+    def worth(self, request: TargetedRequest, usual: float) -> float:
         """The value of attaining its targets. `usual`: that of its class now."""
         return self.value if self.value is not None and self._touches(request) else usual
 
-    def defers(self, request: Recorded) -> bool:
+    def defers(self, request: TargetedRequest) -> bool:
         """Whether it is served late rather than refused. Its own targets do not change that."""
         named = request.slo_class == self.name and self.owners.have(request.tenant)
         return self.may_defer if named and self.may_defer is not None else request.may_defer
 
-    def _touches(self, request: Recorded) -> bool:
+    def _touches(self, request: TargetedRequest) -> bool:
         named = request.slo_class == self.name and request.source in FROM_CLASS
         return named and self.owners.have(request.tenant)
 
@@ -153,7 +153,7 @@ class MappingEdit:
         ]
         return Case(*cases, default=Value(getattr(self.levels[last], name)), output_field=FloatField())
 
-    def targets(self, request: Recorded) -> Targets:
+    def targets(self, request: TargetedRequest) -> Targets:
         if request.priority is None or request.source != "priority" or not self.owners.have(request.tenant):
             return request.targets
         bounds = self.levels[min(request.priority, len(self.levels) - 1)]
@@ -165,11 +165,11 @@ class MappingEdit:
         tpot = max(min(tpot, bounds.tpot_max_s), bounds.tpot_min_s)
         return Targets(ttft, tpot, None, max(5.0, 2 * ttft))
 
-    def worth(self, request: Recorded, usual: float) -> float:
+    def worth(self, request: TargetedRequest, usual: float) -> float:
         """A mapping does not change the value."""
         return usual
 
-    def defers(self, request: Recorded) -> bool:
+    def defers(self, request: TargetedRequest) -> bool:
         """A mapping does not change whether a request may be deferred."""
         return request.may_defer
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from controller.wording.sentences import UNBOUNDED
 
 
-class Policy(Protocol):
+class StoredPolicy(Protocol):
     """A stored scaling policy."""
 
     enabled: bool
@@ -19,7 +19,7 @@ class Policy(Protocol):
     warm: int | None
 
 
-class Sample(Protocol):
+class StoredSample(Protocol):
     """A stored point of the scaler's line: what it saw at one evaluation, and what it wanted (`mind`)."""
 
     load: float | None
@@ -31,8 +31,8 @@ class Sample(Protocol):
     cooldown_left_s: float
 
 
-class Pool(Protocol):
-    """Warm spares of a policy (`controller.selectors.warm_pool.WarmPool`)."""
+class PoolState(Protocol):
+    """Warm spares of a policy (`controller.selectors.scaling.WarmPool`)."""
 
     @property
     def ready(self) -> int: ...
@@ -84,7 +84,7 @@ WAITED_FOR = {
 POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no managed instance to start a copy of"}
 
 
-def warm_in_words(policy: Policy, pool: Pool | None) -> str:
+def warm_in_words(policy: StoredPolicy, pool: PoolState | None) -> str:
     """How many warm spares there are of those wanted; `pool` None: not on record for that time."""
     if pool is None:
         return "as many as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
@@ -99,7 +99,7 @@ def warm_in_words(policy: Policy, pool: Pool | None) -> str:
     return f"{pool.ready} of {policy.warm}{starting}{held}"
 
 
-def why(policy: Policy, sample: Sample) -> str:
+def why(policy: StoredPolicy, sample: StoredSample) -> str:
     """Why nothing was (or something was) scaled at the moment of the sample."""
     if not policy.enabled:
         return "the policy is disabled"
@@ -118,18 +118,18 @@ def why(policy: Policy, sample: Sample) -> str:
     return said if sample.ready else f"no instance is up; {said}"
 
 
-def _calm(policy: Policy, sample: Sample) -> bool:
+def _calm(policy: StoredPolicy, sample: StoredSample) -> bool:
     """Does the load ask for nothing any more of what the mind still says?"""
     least = policy.lower if sample.mind == "settling" else 0.0
     return sample.load is not None and least <= sample.load <= policy.upper
 
 
-def _kept_the_last(sample: Sample) -> bool:
+def _kept_the_last(sample: StoredSample) -> bool:
     """Of a fleet that may go down to none: no load can be given for what is left."""
     return sample.mind == "rest_would_exceed_upper" and sample.ready == 1
 
 
-def _steady(policy: Policy, sample: Sample) -> str:
+def _steady(policy: StoredPolicy, sample: StoredSample) -> str:
     load = sample.load
     if load is None:
         return "the load is unknown: requests arrive and none finish"

@@ -159,7 +159,7 @@ FIGURES_SHOWN = 5
 ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action", "launch")
 
 
-class Recorded(Protocol):
+class StoredDecision(Protocol):
     """A stored decision (`controller.models.Decision`)."""
 
     @property
@@ -175,7 +175,7 @@ class Recorded(Protocol):
     outcome: dict[str, Any]
 
 
-def sentence(decision: Recorded) -> str:
+def sentence(decision: StoredDecision) -> str:
     known = {**decision.inputs, **decision.outcome}
     return say(decision.kind, decision.actor, decision.subject_type, decision.subject, decision.reason, known)
 
@@ -282,7 +282,7 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
     return figures_line({name: value for name, value in known.items() if name not in said})
 
 
-def message_of(decision: Recorded) -> DecisionMessage:
+def message_of(decision: StoredDecision) -> DecisionMessage:
     """One line of the live list. The sentence is made here, for whoever shows it: nobody makes it a second time."""
     known = {**decision.inputs, **decision.outcome}
     return DecisionMessage(
