@@ -31,7 +31,6 @@ from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import UserRole, role_of
 from controller.selectors.scaling import Counts, InstanceStart
-from controller.selectors.warm_pool import warm_pools
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
@@ -87,7 +86,7 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     then = scaling.samples_at(at=to_its_end(at)) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
     there = {} if at else scaling.instances_now()
-    pools = {} if at else warm_pools(shown, patterns())
+    pools = {} if at else scaling.warm_pools(shown, patterns())
     shown_events = nearest(events, at)
     cards, drawn = [], [event for event in events if event.at >= since]
     for policy in shown:

@@ -1,4 +1,4 @@
-"""The history of the scaler: what it saw, what it did, and how long started instances took to serve."""
+"""The history of the scaler: what it saw, what it did, and how long started instances took to serve; its warm pools."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, 
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
+from controller.selectors.topology import rooms_for
 from controller.selectors.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
 STARTS_SHOWN = 20
@@ -20,6 +21,7 @@ SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
 OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
+NO_DEVICE, NOTHING_TO_START = "no_device", "nothing_to_start"  # why a pool is too small
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used for a moment
 
 
@@ -294,3 +296,51 @@ def times_by_way(started: Sequence[InstanceStart]) -> list[WayTimes]:
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
+
+
+# ---- warm pools ------------------------------------------------------------------------------------------------------
+
+
+class WarmPool(NamedTuple):
+    """`ready`: can be used now; `starting`: the process is not up yet; `held_by`: why there are not more, "" if nothing
+    is known to prevent it."""
+
+    ready: int = 0
+    starting: int = 0
+    held_by: str = ""
+
+
+def warm_pools(policies: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, WarmPool]:
+    """Warm pools by policy. One query, and three more if one has too few. `patterns`: what new instances are made
+    like."""
+    counted: dict[tuple[int, str], WarmPool] = {}
+    groups = Instance.objects.warm().values_list("model_id", "role", "observed_state")
+    for model, role, observed, count in groups.annotate(count=Count("pk")).order_by():
+        known = counted.setdefault((model, role), WarmPool())
+        state = "ready" if observed == Instance.Observed.READY else "starting"
+        counted[model, role] = known._replace(**{state: getattr(known, state) + count})
+    found = {policy.pk: counted.get((policy.model_id, policy.role), WarmPool()) for policy in policies}
+    short = [each for each in policies if each.enabled and _too_few(each, found[each.pk])]
+    for id, reason in _held(short, patterns).items():
+        found[id] = found[id]._replace(held_by=reason)
+    return found
+
+
+def _too_few(policy: ScalingPolicy, pool: WarmPool) -> bool:
+    return policy.warm is not None and pool.ready + pool.starting < policy.warm
+
+
+def _held(short: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, str]:
+    if not short:
+        return {}
+    rows = list(patterns.filter(model__in=[policy.model_id for policy in short]))
+    like = {(row.model_id, row.role): row for row in rows}
+    rooms = rooms_for(rows)
+    found = {}
+    for policy in short:
+        pattern = like.get((policy.model_id, policy.role))
+        if pattern is None:
+            found[policy.pk] = NOTHING_TO_START
+        elif rooms[pattern.pk] == 0:
+            found[policy.pk] = NO_DEVICE
+    return found

@@ -66,8 +66,23 @@ def free_among(devices: Sequence[Device]) -> list[Device]:
 def room_for(pattern: Instance) -> int | None:
     """For how many more instances like this one its host has free devices. None: its host lists no devices for it, so
     nothing bounds them."""
-    usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
-    return len(free_among(usable)) // pattern.tp if usable else None
+    return rooms_for([pattern])[pattern.pk]
+
+
+def rooms_for(patterns: Collection[Instance]) -> dict[str, int | None]:
+    """The same by pattern, for each on its own. Two queries."""
+    by_host: dict[int, list[Device]] = defaultdict(list)
+    hosts = {pattern.host_id for pattern in patterns if pattern.host_id is not None}
+    devices = list(Device.objects.filter(host__in=hosts)) if hosts else []
+    for device in free_among(devices) if devices else []:
+        by_host[device.host_id].append(device)
+    kinds = {(device.host_id, device.kind) for device in devices}
+    found: dict[str, int | None] = {}
+    for pattern in patterns:
+        listed = {kind for host, kind in kinds if host == pattern.host_id and pattern.device_kind in ("", kind)}
+        free = sum(device.kind in listed for device in by_host[pattern.host_id or 0])
+        found[pattern.pk] = free // pattern.tp if listed else None
+    return found
 
 
 def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
