@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 Figure = float | int | str | bool | None
 
@@ -22,3 +22,12 @@ class Decision(NamedTuple):
     at: float
     figures: Mapping[str, Figure]
     rejected: Mapping[str, Figure] = {}
+
+
+class DecisionMessage(TypedDict):
+    """One decision for a list on a page. Only `controller.wording.sentences.message_of` makes these."""
+
+    id: str
+    at: float  # epoch seconds
+    sentence: str
+    figures_text: str  # its most important figures, without those in the sentence

@@ -193,15 +193,6 @@ QUEUE_ROWS_SHOWN = 200  # most rows in one answer of the control API
 QUEUE_PRESSURE_ROWS = 200  # the scaler gets the longest wait among this many most urgent rows
 
 
-class DecisionMessage(TypedDict):
-    """One decision for a list on a page. Only `controller.wording.sentences.message_of` makes these."""
-
-    id: str
-    at: float  # epoch seconds
-    sentence: str
-    figures_text: str  # its most important figures, without those in the sentence
-
-
 class LiveMessage(TypedDict):
     """An update to a browser: topic, sequence number (a gap means: fetch again), time of the data, and the data."""
 

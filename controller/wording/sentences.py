@@ -7,7 +7,7 @@ from datetime import datetime
 from string import Formatter
 from typing import Any, Protocol
 
-from controller.core.messages import DecisionMessage
+from controller.core.decisions import DecisionMessage
 from controller.wording.changes import changes
 from controller.wording.figures import line
 from controller.wording.reasons import reason_in_words

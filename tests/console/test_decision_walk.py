@@ -29,7 +29,6 @@ MOST = 18
 # Where its shapes and its words are defined: a reader opens these too, and no function of theirs runs.
 DEFINED = (
     "controller/core/decisions.py",
-    "controller/core/messages.py",
     "controller/models/decisions.py",
     "controller/wording/reasons.py",
 )

@@ -21,6 +21,7 @@ from api.openai.state import status
 from api.openai.state.offloop import OffLoop
 from api.openai.state.queue_feed import QueueFeed
 from api.openai.state.shares import Shares
+from controller.core.decisions import DecisionMessage
 from controller.core.events import Command
 from controller.core.messages import (
     LIVE_DECISIONS,
@@ -28,7 +29,6 @@ from controller.core.messages import (
     LIVE_QUEUE,
     CommandAnswer,
     CommandMessage,
-    DecisionMessage,
     FleetMessage,
     QueueState,
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from controller.core.decisions import DecisionMessage
 from controller.core.errors import SlacklineError
-from controller.core.messages import DecisionMessage
 from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from api.openai.state.recorder import Unstorable
-from controller.core.messages import DecisionMessage
+from controller.core.decisions import DecisionMessage
 from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot
 

@@ -10,7 +10,8 @@ import pytest
 
 from api.openai.state import status
 from api.openai.state.publisher import MESSAGES_A_TICK, REFUSALS_S, Publisher
-from controller.core.messages import LIVE_QUEUE, CommandAnswer, DecisionMessage, FleetMessage, QueueState
+from controller.core.decisions import DecisionMessage
+from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, QueueState
 from controller.core.snapshot import ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import TestBed, completion, snapshot
