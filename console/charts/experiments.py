@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from console.charts.base import SERIES, Spec, line_style
-from controller.wording.reasons import class_name
+from controller.wording.vocabulary import class_name
 
 Entry = Mapping[str, Any]
 ALL = ""  # all classes together

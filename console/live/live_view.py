@@ -13,7 +13,7 @@ from console.wording.budget import budget_words
 from controller.core import staleness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
-from controller.wording.reasons import class_name, reason_in_words
+from controller.wording.vocabulary import class_name, reason_in_words
 
 CAPACITY = ("up", "undecoded", "coming", "none")  # from best to worst
 AT_RISK_SHARE = 0.75  # of the window's error budget: a class that has used this much is at risk

@@ -9,7 +9,7 @@ from typing import Any
 
 from console.live.live_view import row_key
 from console.live.queue_mirror import QueueMirror, Shown
-from controller.wording.reasons import class_name
+from controller.wording.vocabulary import class_name
 
 ROWS_MAX = 200
 OFFSET_MAX = 10_000_000

@@ -14,10 +14,10 @@ from django.utils.http import urlencode
 from console.panels.history import NO_CLASS
 from controller.models import Decision, RequestRecord, ScalingPolicy, ScalingSample, SLOClass
 from controller.selectors import causes, decisions, scaling
-from controller.wording.reasons import class_name
 from controller.wording.request_steps import never_decoded_s
 from controller.wording.scaling import why
 from controller.wording.sentences import sentence
+from controller.wording.vocabulary import class_name
 
 AROUND = timedelta(seconds=60)  # before its arrival and after its end
 SECOND = timedelta(seconds=1)

@@ -11,7 +11,7 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from controller.models import Decision, Instance
-from controller.wording.figures import figure
+from controller.wording.vocabulary import figure
 
 # Figures whose values name instances, and figures whose value is the id of another decision.
 INSTANCES = (
@@ -24,7 +24,7 @@ NAMES_MAX = 100  # looked up at most
 
 
 class Linked(NamedTuple):
-    """A figure as `controller.wording.figures.Figure`, its value with links."""
+    """A figure as `controller.wording.vocabulary.Figure`, its value with links."""
 
     name: str
     value: SafeString | str

@@ -19,7 +19,7 @@ from controller.models import PriorityMapping, SLOClass
 from controller.selectors import catalogue, fleet
 from controller.selectors.attainment import Attainment, attainment, attainment_series
 from controller.slo.classes import level_label
-from controller.wording.reasons import class_name
+from controller.wording.vocabulary import class_name
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

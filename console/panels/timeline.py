@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from console.wording.verdict import verdict
 from controller.models import RequestRecord
-from controller.wording.figures import number
-from controller.wording.reasons import reason_in_words
 from controller.wording.request_steps import due_s, is_given_up, never_decoded_s, prefilled_s
+from controller.wording.vocabulary import number, reason_in_words
 
 MARGIN = 1.03  # keeps the last mark off the edge
 TICKS = 6  # at most

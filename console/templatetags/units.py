@@ -10,8 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from console.wording.verdict import verdict as judged
-from controller.wording.figures import DASH, Figure, count, figure, ms, number, shown
-from controller.wording.reasons import reason_in_words
+from controller.wording.measures import DASH, count, ms
+from controller.wording.vocabulary import Figure, figure, number, reason_in_words, shown
 
 register = template.Library()
 

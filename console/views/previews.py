@@ -27,7 +27,7 @@ from controller.selectors.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.previews import EDITED, RECORDED, preview_ask
-from controller.wording.reasons import class_name
+from controller.wording.vocabulary import class_name
 
 
 @require_POST

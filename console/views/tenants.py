@@ -35,8 +35,8 @@ from controller.services.actors import Actor
 from controller.services.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.change import VersionConflict
 from controller.services.tenants import tenant_create, tenant_update
-from controller.wording.reasons import class_name
 from controller.wording.sentences import sentence
+from controller.wording.vocabulary import class_name
 from workers.notices import announce_config
 
 HOUR = timedelta(hours=1)

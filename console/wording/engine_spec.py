@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from controller.wording.figures import Figure, shown
+from controller.wording.vocabulary import Figure, shown
 
 # A foreign server's notes may hold what its registrar liked: what is called like this is not for every reader.
 SECRET = re.compile(r"pass(word|wd|phrase)?$|secret|token$|credential|private|auth|(^|_|-)key$|apikey", re.IGNORECASE)

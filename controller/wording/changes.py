@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from controller.wording.figures import named, shown
+from controller.wording.vocabulary import named, shown
 
 
 def changes(inputs: Mapping[str, Any]) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.core.records import ENGINE_REJECTED
-from controller.wording.figures import count, ms, named
-from controller.wording.reasons import reason_in_words
+from controller.wording.measures import count, ms
 from controller.wording.request_steps import RecordedRequest, due_s, is_given_up, never_decoded_s
+from controller.wording.vocabulary import named, reason_in_words
 
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 

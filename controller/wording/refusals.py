@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from controller.core.decisions import Decision
-from controller.wording.figures import took
+from controller.wording.measures import took
 
 Told = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from controller.wording.reasons import SOURCES, reason_in_words
+from controller.wording.vocabulary import SOURCES, reason_in_words
 
 # Steps of one request, as the gateway records them with it.
 STEPS: dict[str, str] = {

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from controller.core.decisions import DecisionMessage
 from controller.wording.changes import changes
-from controller.wording.figures import line
-from controller.wording.reasons import reason_in_words
+from controller.wording.vocabulary import line, reason_in_words
 
 # Whole sentences for what happens often; the figures are those that the decision was based on.
 SENTENCES: dict[tuple[str, str], str] = {

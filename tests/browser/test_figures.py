@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from controller.wording.figures import NAMES, shown
+from controller.wording.vocabulary import NAMES, shown
 from tests.browser.caller import Caller
 from tests.browser.places import Places
 

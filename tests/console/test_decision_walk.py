@@ -30,7 +30,7 @@ MOST = 18
 DEFINED = (
     "controller/core/decisions.py",
     "controller/models/decisions.py",
-    "controller/wording/reasons.py",
+    "controller/wording/vocabulary.py",
 )
 SCRIPTS = ("static/js/pages/overview.js", "static/js/live.js")  # no trace of Python sees them
 

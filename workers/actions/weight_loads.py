@@ -17,7 +17,7 @@ from controller.models import Action, Decision, Instance
 from controller.models.fleet import Weights
 from controller.selectors.weights import first_token_at, weight_plan
 from controller.services.actions import action_end, action_keep
-from controller.wording.reasons import reason_in_words
+from controller.wording.vocabulary import reason_in_words
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 
 LOAD_TIMEOUT = timedelta(minutes=10)  # from the order to weights that are there

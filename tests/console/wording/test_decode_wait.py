@@ -13,8 +13,8 @@ from controller.models import ScalingSample
 from controller.services.records import records_write
 from controller.services.scaling_policies import scaling_policy_update
 from controller.wording.misses import why_missed
-from controller.wording.reasons import reason_in_words
 from controller.wording.request_steps import AGAIN, GIVEN_UP, PLACED, came_of_placing, step
+from controller.wording.vocabulary import reason_in_words
 from tests import factories
 from tests.console.panels.test_timeline import row, tracks
 

@@ -15,7 +15,7 @@ from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
 from controller.services.experiments import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
-from controller.wording.figures import NAMES, VALUES, figure, line, named, number, shown
+from controller.wording.vocabulary import NAMES, VALUES, figure, line, named, number, shown
 
 ROOT = Path(__file__).parents[3]
 DECIDE = (

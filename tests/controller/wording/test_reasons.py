@@ -15,8 +15,8 @@ from controller.core.types import Outcome
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import State
 from controller.services.sleeping import LEVELS
-from controller.wording.reasons import REASONS, SOURCES
 from controller.wording.sentences import SENTENCES, say
+from controller.wording.vocabulary import REASONS, SOURCES
 from tests.controller.wording.reason_search import Source, read
 from workers.engine.weights.manager import KINDS as WEIGHT_SOURCES
 
@@ -107,7 +107,7 @@ def test_no_word_is_left_of_a_reason_that_nobody_gives():
 def test_every_reason_is_documented():
     text = (ROOT / "docs/reference/reasons.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.+) \|$", text, re.MULTILINE))
-    assert rows == REASONS | SOURCES, "one row for each code of controller/wording/reasons.py"
+    assert rows == REASONS | SOURCES, "one row for each code of controller/wording/vocabulary.py"
 
 
 @pytest.mark.parametrize(("kind", "reason"), sorted(SENTENCES))

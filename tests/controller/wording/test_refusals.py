@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.decisions import Decision
 from controller.core.snapshot import ComingConfig
-from controller.wording.figures import took
+from controller.wording.measures import took
 from controller.wording.refusals import REFUSALS, refusal
 from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.test_coming import with_instances

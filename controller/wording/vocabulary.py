@@ -1,7 +1,8 @@
-"""Recorded figures as people read them: a name in words and a value with its unit.
+"""What a record holds, in words: keys of figures with their units, values, and reason codes.
 
-Every key that the code can put into a record of a decision or a change is in `NAMES`: a test walks over the sources.
-A key may stand for a number in one record and for a name in another (`target`): the unit is for numbers alone.
+Every key and every code that the program can record has its words here; tests search the sources for them. What has
+none reads as its own words, so nothing is ever hidden. A key may stand for a number in one record and for a name in
+another (`target`): its unit is for numbers alone.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from controller.wording.reasons import reason_in_words
+from controller.wording.measures import DASH, MINUS
 
-DASH = "–"
-MINUS = "−"
-LEAST_S = 1e-6  # a shorter time reads as "less than": nobody reads more places
 RAW_MOST = 300  # characters of a raw value on hover; all of it is in the record's JSON
+
+# ---- keys of figures ------------------------------------------------------------------------------------------------
+
 # Units that are no noun: "s" seconds, "share" of one, "times" a ratio, "at" a moment, "word" a state, "code" a reason,
 # "codes" counts by reason, "" a plain number or text. All others are said after the number, and are plural.
 NAMES: dict[str, tuple[str, str]] = {
@@ -272,6 +273,175 @@ VALUES: dict[str, dict[str, str]] = {
 }
 
 
+# ---- reason codes ---------------------------------------------------------------------------------------------------
+
+# Causes of a miss, as the gateway records them, and reasons of dispatcher, scaler and people.
+REASONS: dict[str, str] = {
+    # misses (gateway)
+    "queued_too_long": "waited in the queue past its TTFT target",
+    "slow_first_token": "the engine's first token was late",
+    "slow_decode": "decoding was slower than the TPOT target",
+    "deadline_missed": "the answer finished after its deadline",
+    "e2e_missed": "the whole answer took too long (not streamed)",
+    "engine_cut": "the engine failed during the answer",
+    "shutting_down": "the gateway shut down before the answer was complete",
+    "engine_failed": "the engine failed and the request could not be retried",
+    # refusals and drops (dispatcher, gateway)
+    "slo_infeasible": "refused: no instance could meet its targets",
+    "infeasible_alone": "refused: its targets cannot be met even on an idle instance",
+    "unattainable_in_queue": "refused: its targets cannot be met behind the requests ahead of it",
+    "no_capacity": "refused: no instance was up",
+    "no_instance": "refused: no instance was up or starting",
+    "starts_too_late": "refused: no instance was up, and the next one would start after its waiting time",
+    "rate_limit_exceeded": "refused: the tenant's quota was exceeded",
+    "queue_full": "refused: the queue was full",
+    "waiting_time_exceeded": "timed out in the queue",
+    "waiting_time": "timed out in the queue",
+    "expired": "timed out in the queue",
+    "expired_hopeless": "timed out in the queue after its TTFT target had passed",
+    "expired_paused": "timed out in the queue while an operator had paused it",
+    "expired_without_instance": "timed out in the queue while no instance was up",
+    "cancelled": "cancelled at the engine by the dispatcher",
+    "cancelled_by_operator": "cancelled in the queue by an operator",
+    "internal_error": "the gateway could not schedule it because of an internal error",
+    "no_time_to_retry": "its engine failed, and too little waiting time was left for a retry",
+    # dispatches
+    "fits_budget": "fits within the instance's token budget",
+    "hopeless_spare_budget": "too late to meet its targets, so it was served from spare capacity",
+    "prefilled": "its prefill finished",
+    # where a decode stage goes; whether it was placed, prefilled again or given up says what stands beside it
+    "fits_tpot": "fits within the instance's TPOT budget",
+    "hopeless_harmless": "too late to meet its targets, so it was placed where it slows no other request",
+    "held_too_long": "waited too long for a better instance",
+    "least_outstanding": "the instance with the fewest outstanding requests",
+    "round_robin": "the next instance in round-robin order",
+    "one_shot": "the instance that was chosen when its prompt was dispatched",
+    "no_decode_instance": "no decode instance was up",
+    "links_down": "every link from its prefill instance was down",
+    "prefilling_timeout": "its prefill timed out",
+    "waiting_timeout": "no decode instance had room for it in time",
+    "migrator_failed": "internal error in the migrator",
+    # the way of a KV cache between two instances
+    "kv_landed": "its KV cache arrived at the decode instance",
+    "kv_lost": "its KV cache was lost",
+    "other_model": "its KV cache has a different model or layout",
+    "no_room": "the decode instance had no room for its KV cache",
+    "unreachable": "the other instance could not be reached",
+    "transfer_failed": "the KV transfer failed",
+    "placed_timeout": "the decode instance did not respond in time",
+    "reserved_timeout": "the decode instance reserved room but did not fetch the KV cache in time",
+    "moving_timeout": "the KV transfer timed out",
+    "link_down": "the link between the two instances was down",
+    "answers_again": "it responds again",
+    "left_to_lease": "the prefill instance did not confirm that it freed the KV cache, so its lease will free it",
+    "cut": "the transfer was interrupted",
+    "corrupt": "the data that arrived was corrupt",
+    "request_ended": "the request ended first",
+    "undone": "the transfer was rolled back before it finished",
+    "decode_failed": "the decode instance failed",
+    "prefill_failed": "the prefill instance failed, so both stages start over",
+    "refused": "the decode instance refused it",
+    # jobs
+    "load_above_upper": "load is above the upper threshold",
+    "load_below_lower": "load is below the lower threshold",
+    "telemetry_stale": "the telemetry is stale",
+    "below_min": "fewer instances than the policy's minimum",
+    "above_max": "more instances than the policy's maximum",
+    "at_max": "the policy's maximum is reached",
+    "settling": "the last change has not settled yet",
+    "relieved": "load is between the thresholds again",
+    "rest_would_exceed_upper": "with one instance fewer, load would exceed the upper threshold",
+    "nothing_to_start": "there is no managed instance to start a copy of",
+    "no_device": "no device is free for another instance",
+    "nothing_to_stop": "every instance is managed externally",
+    "pool_below_target": "the warm pool has fewer spares than the policy wants",
+    "pool_above_target": "the warm pool has more spares than the policy wants",
+    "starting": "its process was started",
+    "healthy": "it responds to health checks",
+    "new_run": "it restarted",
+    "no_answer": "it does not respond",
+    "exited": "its process exited",
+    "start_timeout": "it was not ready in time",
+    "settings_refused": "the engine does not start with its settings",
+    "never_ready": "its replacements did not become ready either",
+    "drained": "it finished its requests",
+    "drain_timeout": "it was still busy when its drain timed out",
+    "ended_while_draining": "it exited while it was draining",
+    "stopped": "it was stopped",
+    "switched": "the engine switched to the role",
+    "not_prepared": "the engine failed its dry run of the role switch",
+    "unsafe_to_restore": "the engine cannot return to its old role either",
+    "not_enabled": "the engine was started without role switching",
+    "no_such_switch": "the engine can only switch between prefill and decode",
+    "transfer_backend": "the engine's KV transfer backend cannot change sides",
+    "connection_lost": "the connection to the engine was lost during the switch",
+    "no_effect": "repeated orders to the engine had no effect",
+    "not_supported": "the engine does not support it, or was started without it",
+    "timeout": "it timed out",
+    "person_asked": "requested by a person",
+    "present_already": "the weights were already loaded",
+    "from_engine": "its weights were loaded from another engine's memory",
+    "from_host": "its weights were loaded from the copy in host memory",
+    "from_disk": "its weights were loaded from disk",
+    "same_host": "an engine on the same host has the weights",
+    "widest_link": "it has the fastest link of the engines that have the weights",
+    "link_unknown": "an engine has the weights, but nothing is known about the link to it",
+    "host_copy": "its host keeps a copy of the weights in memory",
+    "disk_only": "no reachable engine has the weights, and its host keeps no copy",
+    "no_source": "no source provided complete weights",
+    "engine_refused": "the engine refused the order",
+    "engine_forgot": "the engine restarted repeatedly and lost the order",
+    "instance_not_wanted": "the instance was no longer needed",
+    "started": "cold start: a new process was started for it",
+    "warm": "a warm spare loaded its weights for it",
+    "woken": "a sleeping instance was woken for it",
+    "seeded": "its weights are loaded from the memory of a serving instance",
+    "launched": "an operator launched the server with that command",
+    "never_served": "it never received a request",
+    "stopped_before": "it was stopped before it served a request",
+    "never_woke": "its weights were not loaded",
+    "slept_before": "it was put to sleep before it served a request",
+    "level_1": "sleep level 1: a copy of the weights stays in host memory",
+    "level_2": "sleep level 2: no copy of the weights is kept",
+    "no_sleep_mode": "the server does not support sleep",
+    "stays_awake": "the engine was ordered to sleep and is still awake",
+    "stays_asleep": "the engine was ordered to wake up and is still asleep",
+    "asleep_otherwise": "the engine is already asleep at a different level",
+    "found_awake": "it was found awake without an order to wake up",
+    "not_ready": "the engine stopped being ready for another reason than sleep",
+    "memory_unknown": "it is unknown whether the engine released or restored its memory: restart it",
+    "reload_failed": "the engine could not reload its weights",
+    "reload_lost": "the engine became unreachable while it reloaded its weights",
+    "demand_diverged": "one stage is overloaded and the other has spare capacity",
+    "role_too_low": "the role does not allow it",
+    "csrf_failed": "the form failed its CSRF check",
+    "not_signed_in": "nobody was signed in",
+    "invalid_api_key": "the API key is unknown, expired or revoked",
+    "scope_missing": "the API key has no read scope",
+    "keys_change_nothing": "a tenant's API key cannot make changes",
+    "older_than_kept": "older than the retention period",
+}
+
+
+# Where a request's targets came from.
+SOURCES: dict[str, str] = {
+    "explicit": "set in the request",
+    "class": "from its SLO class",
+    "priority": "mapped from its priority",
+    "tenant_default": "from its tenant's default class",
+    "defaults": "system defaults",
+}
+
+
+def reason_in_words(code: str) -> str:
+    return REASONS.get(code) or code.replace("_", " ")
+
+
+def class_name(slo_class: str) -> str:
+    """Requests without a class are served on the defaults; that, too, is a row."""
+    return slo_class or "no class (defaults)"
+
+
 # ---- names and values ------------------------------------------------------------------------------------------------
 
 
@@ -389,37 +559,3 @@ def _bytes(size: float, per: str) -> str:
         if size >= 0.9995 * step:  # else three digits of the smaller unit would be 1e+03
             return f"{size / step:.3g} {unit}{per}"
     return f"{size:.3g} B{per}"
-
-
-def ms(seconds: float | Literal[""] | None) -> str:
-    """Seconds as ms below one second, as s below two minutes, as min above."""
-    if seconds is None or seconds == "":
-        return DASH
-    sign, size = (MINUS if seconds < 0 else ""), abs(seconds)
-    if size < 0.01:
-        return f"{sign}{size * 1000:.1f} ms"
-    if size < 0.9995:
-        return f"{sign}{size * 1000:.0f} ms"
-    if size < 10:
-        return f"{sign}{size:.2f} s"
-    return f"{sign}{size:.1f} s" if size < 120 else f"{sign}{size / 60:.0f} min"
-
-
-def count(value: float | Literal[""] | None) -> str:
-    return DASH if value is None or value == "" else f"{value:,.0f}"
-
-
-def took(seconds: float) -> str:
-    """With its unit, rounded for reading, never with an exponent."""
-    if 0 < seconds < LEAST_S * (1 - 1e-9):
-        return f"less than {took(LEAST_S)}"
-    size, unit = (seconds * 1000, "ms") if seconds < 0.9995 else (seconds, "s")
-    places = 0 if size >= 99.95 or (unit == "ms" and size >= 9.95) else _places(size, unit)
-    text = f"{size:,.{places}f}"
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
-
-
-def _places(size: float, unit: str) -> int:
-    if unit == "s":
-        return 1 if size >= 9.995 else 2
-    return 1 if size >= 0.95 else 3
