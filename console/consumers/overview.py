@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import orjson
 
 from console.consumers.base import LiveConsumer
-from console.consumers.shared import Shared
 from console.live import live_view
 from controller.core.messages import LIVE_OVERVIEW, FleetMessage
 from workers import live
 
-SHARED = Shared()
 GONE_AFTER_S = 15.0  # a gateway silent for this long is dropped from the page
+KEPT = 4  # sockets may be a few states apart
+
+
+class Shared:
+    """A state shown to many browsers is shaped and serialised to JSON once. For use on one event loop.
+
+    It keeps the newest states of one topic, by the key that they were made from.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._made: OrderedDict[Hashable, orjson.Fragment] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> orjson.Fragment:
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = orjson.Fragment(orjson.dumps(make()))
+            while len(self._made) > self._kept:
+                self._made.popitem(last=False)
+        return found
+
+
+SHARED = Shared()
 
 
 class OverviewConsumer(LiveConsumer):

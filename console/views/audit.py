@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import BadRequest
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -20,17 +20,18 @@ from console.panels.context import leads, sentence_for
 from console.panels.decision_links import linked_figures
 from console.panels.history import NO_CLASS
 from console.panels.scale_outs import ways_of
-from console.tables.exports import FORMATS, export
-from console.tables.paging import page_of
 from console.templatetags.units import alternatives
+from console.views.paging import page_of
 from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue, decisions
 from controller.selectors.causes import ClassTraffic, bearing_on, in_force, looked_back_to, traffic
+from controller.selectors.exports import csv_lines, json_lines
 from controller.selectors.roles import UserRole
 from controller.wording.changes import changed_fields
 from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50
+FORMATS = {"csv": ("text/csv; charset=utf-8", csv_lines), "json": ("application/json", json_lines)}
 EXACT = ("kind", "actor", "actor_type", "subject_type", "subject")
 EXPORTED = (
     "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
@@ -122,7 +123,11 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
         raise BadRequest("format: must be csv or json")
     if not form.is_valid():
         raise BadRequest(", ".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()))
-    return export(found(form, traffic_of(form)), "at", EXPORTED, wanted, "decisions")
+    kind, lines = FORMATS[wanted]
+    file = f"decisions-{timezone.now():%Y%m%d-%H%M%S}.{wanted}"
+    rows = found(form, traffic_of(form)).order_by()
+    head = {"Content-Disposition": f'attachment; filename="{file}"'}
+    return StreamingHttpResponse(lines(rows, "at", EXPORTED), content_type=kind, headers=head)
 
 
 @require_GET

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.forms.numbers import number_of
-from console.tables.paging import page_of
+from console.views.paging import page_of
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
 from controller.selectors.removals import removal

@@ -26,7 +26,7 @@ from console.forms.experiments import (
     policy_now,
 )
 from console.forms.unsaved_forms import data_of
-from console.tables.paging import page_of
+from console.views.paging import page_of
 from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import catalogue, experiments

@@ -24,10 +24,10 @@ from console.live.polled import SHARED_S, FleetNow, PagePart, charts_due, fleet_
 from console.live.ttl_cache import TtlCache
 from console.panels.scale_outs import way_of
 from console.panels.sleep_warning import sleep_choices
-from console.views.instance_links import links_in_trouble, links_of
 from console.wording.engine_spec import engine_spec
-from controller.models import Action, Instance
-from controller.selectors import catalogue, decisions, measured, topology
+from controller.core.kv_links import LinkState
+from controller.models import Action, Instance, InstanceLink
+from controller.selectors import catalogue, decisions, links, measured, topology
 from controller.selectors.roles import UserRole
 from controller.services.actions import weights_load_order
 from controller.services.actors import Actor
@@ -52,6 +52,10 @@ BADGES = {
     "failed": "bad",
     "stopped": "idle",
 }
+LINK_BADGES = {LinkState.CONNECTING: "accent", LinkState.UP: "ok", LinkState.DEGRADED: "warn", LinkState.DOWN: "bad"}
+TRANSFER_BADGES = {"done": "ok", "failed": "bad", "undone": "warn"}
+TRANSFERS = 15
+LINKS = 60  # shown of an instance, and of those not up on the Fleet page
 ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
 # Actions of an operator: the service, and the message afterwards. The message must stay true once the action is done.
 ACTIONS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -96,17 +100,17 @@ def fleet_part() -> PagePart:
 
 def fleet_context(now: FleetNow) -> dict[str, Any]:
     live = {each["id"]: each for each in merge_instances(now.fleets)}
-    links = topology.links()
+    host_links = topology.links()
     places: list[dict[str, Any]] = [
         {
             "place": place,
             "instances": [row_of(each, live.get(each.pk)) | {"host": place.host} for each in place.instances],
-            "links": links.get(place.host.name, []) if place.host else [],
+            "links": host_links.get(place.host.name, []) if place.host else [],
         }
         for place in topology.places()
     ]
     rows = [row for place in places for row in place["instances"]]
-    between = [*chain(*links.values())]
+    between = [*chain(*host_links.values())]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": between}
     return context | {"links_down": sum(link.state != "up" for link in between)} | links_in_trouble()
 
@@ -174,6 +178,32 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "settings": engine_spec(row.spec),
         **links_of(row.pk),
     }
+
+
+def links_of(instance_id: str) -> dict[str, Any]:
+    """For the page of an instance: links with badges, transfers with their peer. Two queries."""
+    kept = links.instance_links(instance=instance_id)[:LINKS]
+    transfers = [
+        {
+            "row": row,
+            "badge": TRANSFER_BADGES.get(row.outcome, "idle"),
+            "received": row.target == instance_id,
+            "other": row.source if row.target == instance_id else row.target,
+        }
+        for row in links.kv_transfers(instance=instance_id)[:TRANSFERS]
+    ]
+    return {"instance_links": [with_badge(row) for row in kept], "transfers": transfers}
+
+
+def links_in_trouble() -> dict[str, Any]:
+    """For the Fleet page: the number of links by state, and those that are not up. At most two queries."""
+    counts = links.link_counts()
+    bad = links.instance_links().exclude(state=LinkState.UP.value)[:LINKS] if counts.all > counts.up else []
+    return {"link_counts": counts, "instance_links": [with_badge(row) for row in bad]}
+
+
+def with_badge(row: InstanceLink) -> tuple[InstanceLink, str]:
+    return row, LINK_BADGES.get(LinkState(row.state), "idle")
 
 
 def fit_context(row: Instance) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from console.forms.base import RequestSearch
 from console.panels.context import around
 from console.panels.history import NO_CLASS
 from console.panels.timeline import span_s, timeline
-from console.tables.paging import page_of
+from console.views.paging import page_of
 from console.wording.verdict import APART
 from controller.core.records import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from console.consumers.shared import Shared
+from console.consumers.overview import Shared
 
 
 def test_one_state_is_made_once_for_all():

@@ -1,1 +1,0 @@
-"""Long lists: keyset pages and exports."""
