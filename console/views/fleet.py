@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,18 +21,15 @@ from console.forms.numbers import number_of
 from console.live.live_view import merge_instances
 from console.live.polled import SHARED_S, FleetNow, PagePart, charts_due, fleet_now
 from console.live.ttl_cache import TtlCache
+from console.panels.instance_actions import ACTIONS, choices
 from console.panels.scale_outs import way_of
-from console.panels.sleep_warning import sleep_choices
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
 from controller.models import Action, Instance, InstanceLink
 from controller.selectors import catalogue, decisions, links, measured, topology
 from controller.selectors.roles import UserRole
-from controller.services.actions import weights_load_order
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.instances import instance_drain, instance_stop, instance_undrain
-from controller.services.sleeping import can_sleep, sleep_order, wake_order
 from controller.wording.sentences import sentence
 from workers.engine.profiles import shipped_profiles
 from workers.notices import announce_config
@@ -57,19 +53,6 @@ TRANSFER_BADGES = {"done": "ok", "failed": "bad", "undone": "warn"}
 TRANSFERS = 15
 LINKS = 60  # shown of an instance, and of those not up on the Fleet page
 ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
-# Actions of an operator: the service, and the message afterwards. The message must stay true once the action is done.
-ACTIONS: dict[str, tuple[Callable[..., Any], str]] = {
-    "drain": (instance_drain, "is draining: it receives no new requests."),
-    "undrain": (instance_undrain, "receives requests again."),
-    "stop": (instance_stop, "is stopping."),
-    "load": (weights_load_order, "is loading its weights. It serves requests once they are loaded."),
-    "sleep": (sleep_order, "will sleep once its running requests finish. Its weights stay in host memory."),
-    "sleep_2": (
-        partial(sleep_order, level=2),
-        "will sleep once its running requests finish. Its weights are discarded.",
-    ),
-    "wake": (wake_order, "is waking up. It serves requests once its weights are loaded."),
-}
 DECISIONS = 25
 LOADS = 10
 TO_SERVICE = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE, Action.Kind.FIRST_SERVED)
@@ -166,13 +149,11 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     seen = next((each for each in merge_instances(now.fleets) if each["id"] == row.pk), None)
     rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
     orders = list(catalogue.actions().filter(instance=row, kind__in=TO_SERVICE)[:ORDERS])
-    actions = actions_for(row)
     return {
         "each": row_of(row, seen),
         "row": row,
         "decisions": [(decision, sentence(decision)) for decision in rows],
-        "actions": actions,
-        "sleep_choices": partial(sleep_choices, row) if "sleep" in actions else [],  # lazy: queries only for operators
+        "actions": partial(choices, row),  # lazy: it queries, and only operators see it
         "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
         "way": way_of(row, orders),
         "settings": engine_spec(row.spec),
@@ -231,14 +212,6 @@ def emulated(row: Instance) -> str:
     return "" if computes else str(row.spec.get("profile", ""))
 
 
-def actions_for(row: Instance) -> list[str]:
-    """Actions possible now. A stopped instance stays stopped; only a warm one waits for an order to load weights."""
-    by_desired = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
-    found = by_desired.get(Instance.Desired(row.desired_state), [])
-    first = {"warm": ["load"], "asleep": ["wake"]}.get(row.shown_state, ["sleep"] if can_sleep(row) else [])
-    return [*first, *found]
-
-
 def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> dict[str, Any]:
     """Measured points with the lines of the latency model: an idle engine, for decode also a full batch."""
     longest = max((point.prompt_tokens for point in points), default=0)
@@ -273,14 +246,13 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     version = number_of(request.POST.get("version", ""))
     if action is None or version is None:
         raise BadRequest(f"action must be one of {', '.join(ACTIONS)}; version must be the one that was shown")
-    service, said = action
     try:
-        service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
+        action.service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
     except VersionConflict:
         messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     else:
         announce_config()
-        messages.success(request, f"{row.pk} {said}")
+        messages.success(request, f"{row.pk} {action.done}")
     return redirect("instance", row.pk)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from console.templatetags import units
-from controller.wording import figures
+from controller.wording.vocabulary import shown as shown_figure
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_share_for_a_meter_is_bounded():
 def test_a_size_reads_as_it_does_among_figures(value, shown):
     assert units.size(value) == shown
     if value is not None:
-        assert figures.shown("bytes", value) == shown
+        assert shown_figure("bytes", value) == shown

@@ -7,7 +7,7 @@ import html
 import pytest
 from django.urls import reverse
 
-from console.panels.sleep_warning import sleep_choices, who_is_left
+from console.panels.instance_actions import sleep_choices, who_is_left
 from controller.models import Action, Instance, ScalingPolicy, ServedModel
 from controller.models.fleet import Role
 from tests import factories
@@ -60,8 +60,8 @@ def test_only_those_that_take_requests_now_are_counted(db):
     factories.instance(row.model, id="d-4", role="decode", observed_state="starting")
     factories.instance(id="d-5", role="decode")
     for choice in sleep_choices(row):
-        assert "this is the last decode instance for 1 prefill instance" in choice.asked
-        assert "1 instance of " in choice.asked.split("Until")[0]
+        assert "this is the last decode instance for 1 prefill instance" in choice.effect
+        assert "1 instance of " in choice.effect.split("Until")[0]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_only_those_that_take_requests_now_are_counted(db):
 )
 def test_each_level_says_what_it_keeps(db, backend, source):
     first, second = sleep_choices(factories.instance(backend=backend))
-    assert "keeps its weights in host memory" in first.asked
-    assert "discards its weights" in second.asked
-    assert source in second.asked
+    assert "keeps its weights in host memory" in first.effect
+    assert "discards its weights" in second.effect
+    assert source in second.effect
 
 
 def test_the_page_warns_and_offers_both_levels(operator, live_store):
