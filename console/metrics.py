@@ -32,7 +32,7 @@ FRAMES_MERGED = Counter(
 )
 REFUSED = Counter(
     "slackline_console_refused",
-    "Posts refused before anybody's role was looked at, by reason",
+    "POST requests refused because of CSRF or a missing sign-in, by reason",
     ("reason",),
     registry=REGISTRY,
 )

@@ -44,14 +44,14 @@ class ScalingForm(forms.Form):
     upper = LoadField(
         initial=0.8,
         label="Scale out above",
-        help_text="Load: the highest of utilisation, waiting time over its target, and arrival rate over capacity.",
+        help_text="Load: the highest of utilisation, waiting time over its target, and arrival rate over service rate.",
     )
     lower = LoadField(initial=0.3, label="Scale in below", help_text="Load. Must be less than the scale-out threshold.")
     sustain_s = PauseField(
         initial=15.0, label="Scale in after", help_text="How long the load must stay below the threshold."
     )
     cooldown_s = PauseField(
-        initial=10.0, label="Cooldown", help_text="No further change until this time after the last one."
+        initial=10.0, label="Cooldown", help_text="Minimum time between two changes."
     )
     interval_s = PauseField(1.0, 60.0, initial=1.0, label="Evaluation interval")
     warm = forms.IntegerField(

@@ -63,7 +63,7 @@ def _prospect(
         effects.append(
             f"{counted_instances(feeding)} of {row.model.name} can send requests to it."
             if feeding
-            else f"{row.model.name} has no prefill instance yet, so it receives no requests until there is one."
+            else f"{row.model.name} has no prefill instance yet, so it receives no requests until it has one."
         )
     if role != Role.COLLOCATED and row.backend == "vllm" and not row.kv_role:
         effects.append(NOT_KNOWN)

@@ -43,10 +43,10 @@ class FleetCollector(Collector):
     def _classes(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
         labels = ["tenant", "slo_class"]
         share = GaugeMetricFamily("slackline_attainment_ratio", "Share attained in the last window", labels=labels)
-        target = GaugeMetricFamily("slackline_attainment_target_ratio", "Share wanted", labels=labels)
+        target = GaugeMetricFamily("slackline_attainment_target_ratio", "Attainment target of the class", labels=labels)
         finished = GaugeMetricFamily("slackline_window_requests", "Requests in the last window", labels=labels)
         queued = GaugeMetricFamily("slackline_queued_requests", "Waiting in gateways", labels=labels)
-        slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", "Smallest time left to a TTFT", labels=labels)
+        slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", "Least slack of a waiting request, in seconds", labels=labels)
         for window in merged_windows(fleets):
             names = [window["tenant"], window["slo_class"]]
             if window["finished"]:
@@ -62,7 +62,7 @@ class FleetCollector(Collector):
         """By gateway: each begins at 0 when it starts, so their sum would seem to be reset by any of them."""
         names = ["gateway", "tenant", "slo_class", "kind", "reason"]
         total = CounterMetricFamily(
-            "slackline_decisions", "Decisions about requests as gateways publish them", labels=names
+            "slackline_decisions", "Decisions about requests, as published by gateways", labels=names
         )
         for fleet in fleets:
             for said in fleet.get("decisions", ()):

@@ -11,24 +11,24 @@ from controller.wording.vocabulary import Figure, shown
 # A foreign server's notes may hold what its registrar liked: what is called like this is not for every reader.
 SECRET = re.compile(r"pass(word|wd|phrase)?$|secret|token$|credential|private|auth|(^|_|-)key$|apikey", re.IGNORECASE)
 IN_URL = re.compile(r"(?<=://)[^/@\s]*@")  # somebody's name and password
-HIDDEN = "set, not shown"
+HIDDEN = "set (hidden)"
 # Names that do not read as words by themselves.
 NAMES_OF_SETTINGS = {
     "kv_blocks": "KV blocks",
     "kv_cache_gib": "KV cache, GiB",
     "kv_capacity_tokens": "KV cache, tokens",
-    "kv_role": "side of KV transfers",
-    "max_model_len": "longest context, tokens",
-    "max_num_batched_tokens": "tokens in a step, at most",
-    "chunk_tokens": "chunk of a prompt, tokens",
-    "dtype": "number format",
+    "kv_role": "KV transfer role",
+    "max_model_len": "maximum context, tokens",
+    "max_num_batched_tokens": "maximum tokens per step",
+    "chunk_tokens": "prompt chunk, tokens",
+    "dtype": "data type",
     "batching": "batching policy",
-    "startup_delay": "delay at its start, s",
-    "start_after": "not started before",
-    "weights": "weights at its start",
-    "host_copy": "copy in host memory at",
-    "emulated_load_s": "emulated load of weights, s",
-    "emulated_weight_bytes": "emulated weights, bytes",
+    "startup_delay": "startup delay, s",
+    "start_after": "earliest start",
+    "weights": "weights at start",
+    "host_copy": "host copy of the weights",
+    "emulated_load_s": "emulated weight load, s",
+    "emulated_weight_bytes": "emulated weight size, bytes",
 }
 
 

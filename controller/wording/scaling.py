@@ -64,21 +64,21 @@ WANTED = {
 # Steps of a new instance until it serves, as the pages of a scale-out and of the instance name them.
 STEPS_TO_SERVICE = {
     "decision": "Decided",
-    "order": "Ordered",
-    "process": "Process up",
-    "weights": "Weights",
+    "order": "Requested",
+    "process": "Process running",
+    "weights": "Weights loaded",
     "ready": "Ready",
     "first_token": "First token",
 }
 # Steps that no decision records.
 WAITED_FOR = {
-    "started": "cold start: a new process was requested",
-    "weights_ordered": "warm spare: it was ordered to load its weights",
-    "wake_ordered": "asleep: it was ordered to wake up",
-    "weights": "loading",
+    "started": "cold start: a new process",
+    "weights_ordered": "warm spare: a weight load",
+    "wake_ordered": "sleeping instance: a wake-up",
+    "weights": "in progress",
     "ready": "not ready yet",
-    "takes_requests": "its weights are loaded, and it receives requests",
-    "first_token": "it has not served a request yet",
+    "takes_requests": "weights loaded; it receives requests",
+    "first_token": "no request served yet",
 }
 # Why the warm pool is smaller than the policy wants it.
 POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no managed instance to start a copy of"}
@@ -141,4 +141,4 @@ def _steady(policy: StoredPolicy, sample: StoredSample) -> str:
         return f"load {load:.2f} is below {policy.lower:g}, but {policy.min_instances} is the minimum"
     low = min(sample.low_for_s, policy.sustain_s)
     since = f"load {load:.2f} has been below {policy.lower:g} for {low:.0f} s"
-    return f"{since}; after {policy.sustain_s:g} s one instance is released"
+    return f"{since}; after {policy.sustain_s:g} s one instance is removed"

@@ -19,7 +19,7 @@ SENTENCES: dict[tuple[str, str], str] = {
     ),
     ("scale_out", "below_min"): "{actor} scaled out {subject}: {ready} ready, the minimum is {min_instances}",
     ("scale_in", "load_below_lower"): (
-        "{actor} scaled in {subject}: load {load:.2f} was below {lower:g} for {low_for_s:.0f} s, so it released "
+        "{actor} scaled in {subject}: load {load:.2f} was below {lower:g} for {low_for_s:.0f} s, so it removed "
         "{instance}"
     ),
     ("scale_in", "above_max"): "{actor} scaled in {subject}: {ready} ready, the maximum is {max_instances}",
@@ -64,10 +64,10 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{instance} of {subject}: first token {first_served_s:.1f} s after the request to start (woken from sleep, "
         "weights from {source} in {load_s:.1f} s)"
     ),
-    ("scale_out_unserved", "never_served"): "{instance} of {subject} was requested but never received a request",
-    ("engine_launch", "seeded"): "{actor} issued the command that starts {subject} with the weights of {seed}",
+    ("scale_out_unserved", "never_served"): "{instance} was added to {subject} but never received a request",
+    ("engine_launch", "seeded"): "{actor} issued a launch command for {subject} with the weights of {seed}",
     ("launch_served", "launched"): (
-        "{subject}: first token {first_served_s:.1f} s after the command to start it with the weights of {seed}"
+        "{subject}: first token {first_served_s:.1f} s after its launch command (weights from {seed})"
     ),
     ("launch_unserved", "never_served"): "{subject} was launched but never received a request",
     # the life of an instance
@@ -103,10 +103,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_awake", "level_2"): "{subject} woke up in {awake_s:.1f} s with its weights reloaded from disk",
     ("instance_awake", "new_run"): "{subject} restarted and is no longer asleep; its weights are {weights}",
     ("instance_awake", "found_awake"): "{subject} is no longer asleep: it was woken or restarted outside Slackline",
-    # orders, whoever gave them: the reason adds nothing
-    ("instance_load_ordered", ""): "{actor} ordered instance {subject} to load its weights",
-    ("instance_sleep_ordered", ""): "{actor} ordered instance {subject} to sleep at level {level}",
-    ("instance_wake_ordered", ""): "{actor} ordered instance {subject} to wake up",
+    # requested actions: the reason adds nothing
+    ("instance_load_ordered", ""): "{actor} requested a weight load for instance {subject}",
+    ("instance_sleep_ordered", ""): "{actor} requested sleep level {level} for instance {subject}",
+    ("instance_wake_ordered", ""): "{actor} requested a wake-up for instance {subject}",
     # links
     ("link_down", "no_answer"): "the link from {source} to {target} is down, so KV transfers use other links",
     ("link_up", "answers_again"): "the link from {source} to {target} is up again after {down_s:.0f} s",
@@ -123,23 +123,23 @@ PREDICATES: dict[str, str] = {
     "instance_draining": "is draining instance {subject}",
     "instance_drained": "drained instance {subject}",
     "instance_stopped": "stopped instance {subject}",
-    "instance_gone": "found instance {subject} gone",
-    "instance_failed": "found instance {subject} failed",
-    "instance_sleep_ordered": "ordered instance {subject} to sleep",
+    "instance_gone": "found that instance {subject} had stopped",
+    "instance_failed": "found that instance {subject} had failed",
+    "instance_sleep_ordered": "requested sleep for instance {subject}",
     "instance_sleep_failed": "could not put instance {subject} to sleep",
     "instance_wake_failed": "could not wake instance {subject}",
-    "instance_role_switch_ordered": "ordered a role switch of instance {subject}",
+    "instance_role_switch_ordered": "requested a role switch for instance {subject}",
     "instance_role_set": "changed instance {subject}",
     "role_switch_failed": "could not switch the role of instance {subject}",
     "weights_load_failed": "could not load the weights of instance {subject}",
     "audit_trimmed": "deleted old {subject}",
-    "launch_unserved": "saw no request served by the launched {subject}",
-    "scale_out_unserved": "saw no request served by a new instance of {subject}",
+    "launch_unserved": "found that {subject} served no request after its launch",
+    "scale_out_unserved": "found that a new instance of {subject} served no request",
     "queue_cancel": "cancelled {subject}",
     "queue_reprioritise": "changed the priority of {subject}",
     "queue_pause": "paused {subject}",
     "queue_resume": "resumed {subject}",
-    "access_refused": "was denied {subject}",
+    "access_refused": "was denied access to {subject}",
     "experiment_cancelled": "cancelled experiment {subject}",
 }
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed

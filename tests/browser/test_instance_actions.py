@@ -128,7 +128,7 @@ def test_a_role_is_set_after_saying_what_will_happen_and_taken_back(visit, calle
     page.get_by_role("link", name="Change role").click()
     expect(page.get_by_role("button", name="Change role to prefill")).to_be_disabled()
     expect(page.locator("main")).to_contain_text("Change another instance to decode first")
-    expect(page.locator("main")).to_contain_text("it receives no requests until there is one")
+    expect(page.locator("main")).to_contain_text("it receives no requests until it has one")
     page.get_by_role("button", name="Change role to decode").click()
     expect(page.get_by_role("status").filter(has_text=f"The role of {name} is now decode")).to_be_visible()
     expect(page.locator("h1 + .lead")).to_contain_text("decode instance of demo")

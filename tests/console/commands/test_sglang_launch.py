@@ -75,7 +75,7 @@ def test_the_command_is_a_decision_under_the_new_servers_name(capsys: pytest.Cap
     assert (decision.subject_type, decision.subject, decision.reason) == ("instance", "gpu-2", "seeded")
     assert (decision.inputs["seed"], decision.inputs["way"], decision.rejected) == ("gpu-1", "transfer_engine", {})
     assert decision.outcome["command"] == capsys.readouterr().out.strip()
-    assert sentence(decision) == "slackline issued the command that starts gpu-2 with the weights of gpu-1"
+    assert sentence(decision) == "slackline issued a launch command for gpu-2 with the weights of gpu-1"
 
 
 def test_a_model_takes_the_first_seed_that_can_and_says_why_others_cannot() -> None:

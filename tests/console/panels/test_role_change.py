@@ -50,7 +50,7 @@ def test_the_last_one_that_decodes_stays_while_others_only_prefill():
 
 
 def test_a_decode_instance_that_nobody_feeds_is_said():
-    assert "it receives no requests until there is one" in " ".join(
+    assert "it receives no requests until it has one" in " ".join(
         of(instance("a"), instance("b"))[Role.DECODE].effects
     )
 

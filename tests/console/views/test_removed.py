@@ -131,7 +131,7 @@ def test_a_tenant_and_with_it_its_key_and_its_class(admin, live_store):
     for name in ("key-revoke", "key-rotate"):
         answer = admin.post(reverse(name, args=[key.pk]), {"grace": "0"})
         assert answer.status_code == 410
-        assert b"with the tenant acme" in answer.content
+        assert b"together with the tenant acme" in answer.content
     assert not Tenant.objects.exists()
 
 
@@ -143,7 +143,7 @@ def test_a_class_that_went_with_its_tenant(operator, signed_in):
     tenant_remove(actor=OLGA, tenant_id=tenant.pk)
     answer = operator.post(reverse("class-edit", args=[row.pk]), CLASS)
     assert answer.status_code == 410
-    assert b"with the tenant acme" in answer.content
+    assert b"together with the tenant acme" in answer.content
     assert operator.get(reverse("class-history", args=[row.pk])).status_code == 200
 
 

@@ -79,7 +79,7 @@ def test_its_steps_stand_in_the_order_of_time_with_seconds_after_the_decision(ta
     assert way == way_of(row, row.actions.all())
     assert ways_of(served) == ways_of(loaded) == [way]
     assert [(each.what, each.after_s) for each in way.steps] == [
-        ("Decided", 0.0), ("Ordered", 0.0), ("Weights", 1.5), ("Ready", 1.5), ("First token", 2.5),
+        ("Decided", 0.0), ("Requested", 0.0), ("Weights loaded", 1.5), ("Ready", 1.5), ("First token", 2.5),
     ]  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def test_of_a_new_process_what_has_not_come_is_said(viewer, live_store):
     out = scaled_out("new-1")
     order("first_served", row, out, warm=False, state="running")
     steps = {each.what: each for each in way_of(row, row.actions.all()).steps}
-    assert (steps["Ordered"].text, steps["Ready"].text) == ("cold start: a new process was requested", "not ready yet")
-    assert (steps["First token"].at, steps["First token"].text) == (None, "it has not served a request yet")
+    assert (steps["Requested"].text, steps["Ready"].text) == ("cold start: a new process", "not ready yet")
+    assert (steps["First token"].at, steps["First token"].text) == (None, "no request served yet")
     up = decide("instance_ready", "healthy", subject=("instance", "new-1"), at=after(8), inputs={"since_wish_s": 8.0})
     ready = {each.what: each for each in way_of(row, row.actions.all()).steps}["Ready"]
     assert (ready.after_s, ready.url) == (8.0, address(up))

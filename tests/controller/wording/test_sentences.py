@@ -21,7 +21,7 @@ SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15
         (
             "scale_in",
             "load_below_lower",
-            "scaler scaled in demo: load 1.13 was below 0.3 for 15 s, so it released engine-2",
+            "scaler scaled in demo: load 1.13 was below 0.3 for 15 s, so it removed engine-2",
         ),
         ("scale_out", "moon_phase", "scaler scaled out demo: moon phase"),
         ("warm_up", "", "scaler warm up demo"),
@@ -121,14 +121,14 @@ def test_one_refusal_is_one_request():
 @pytest.mark.parametrize(
     ("kind", "inputs", "said"),
     [
-        ("instance_sleep_ordered", {"level": 2, "action": 7}, "ordered instance d2 to sleep at level 2"),
-        ("instance_sleep_ordered", {}, "ordered instance d2 to sleep"),
-        ("instance_wake_ordered", {"level": 1, "action": 7}, "ordered instance d2 to wake up"),
-        ("instance_load_ordered", {"sources": "chosen when it is told"}, "ordered instance d2 to load its weights"),
+        ("instance_sleep_ordered", {"level": 2, "action": 7}, "requested sleep level 2 for instance d2"),
+        ("instance_sleep_ordered", {}, "requested sleep for instance d2"),
+        ("instance_wake_ordered", {"level": 1, "action": 7}, "requested a wake-up for instance d2"),
+        ("instance_load_ordered", {"sources": "chosen when it is told"}, "requested a weight load for instance d2"),
         ("instance_role_set", {"before": {"role": "collocated"}, "after": {"role": "decode"}},
          "changed instance d2: role decode (was collocated)"),
         ("instance_role_switch_ordered", {"before": {"role": "prefill"}, "after": {"role": "decode"}},
-         "ordered a role switch of instance d2: role decode (was prefill)"),
+         "requested a role switch for instance d2: role decode (was prefill)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("actor", "by"), [("olga", "person"), ("scaler", "job")])
