@@ -50,9 +50,7 @@ class ScalingForm(forms.Form):
     sustain_s = PauseField(
         initial=15.0, label="Scale in after", help_text="How long the load must stay below the threshold."
     )
-    cooldown_s = PauseField(
-        initial=10.0, label="Cooldown", help_text="Minimum time between two changes."
-    )
+    cooldown_s = PauseField(initial=10.0, label="Cooldown", help_text="Minimum time between two changes.")
     interval_s = PauseField(1.0, 60.0, initial=1.0, label="Evaluation interval")
     warm = forms.IntegerField(
         min_value=0,

@@ -46,7 +46,8 @@ class FleetCollector(Collector):
         target = GaugeMetricFamily("slackline_attainment_target_ratio", "Attainment target of the class", labels=labels)
         finished = GaugeMetricFamily("slackline_window_requests", "Requests in the last window", labels=labels)
         queued = GaugeMetricFamily("slackline_queued_requests", "Waiting in gateways", labels=labels)
-        slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", "Least slack of a waiting request, in seconds", labels=labels)
+        least = "Least slack of a waiting request, in seconds"
+        slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", least, labels=labels)
         for window in merged_windows(fleets):
             names = [window["tenant"], window["slo_class"]]
             if window["finished"]:

@@ -21,6 +21,7 @@ POLICY = {
     "interval_s": 1, "warm": 1,
 }  # fmt: skip
 WARM_S, SERVED_S = 90.0, 120.0
+STEPS = ["Decided", "Requested", "Weights loaded", "Ready", "First token"]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,9 @@ def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     expect(events.get_by_text("the chosen time")).to_be_visible()
     expect(page.get_by_role("region", name="Instance startup around").first.get_by_text(name)).to_be_visible()
     events.get_by_role("link", name=f"scaled out {MODEL}/collocated").first.click()
-    expect(steps(page, f"Startup of {name}")).to_have_text(["Decided", "Requested", "Weights loaded", "Ready", "First token"])
+    expect(steps(page, f"Startup of {name}")).to_have_text(STEPS)
     page.get_by_role("link", name=f"Instance {name}").click()
-    expect(steps(page)).to_have_text(["Decided", "Requested", "Weights loaded", "Ready", "First token"])
+    expect(steps(page)).to_have_text(STEPS)
     settings = page.get_by_role("region", name="Engine settings")
     expect(settings).to_contain_text("slackline")
     page.get_by_role("link", name=f"{name} of {MODEL}/collocated: first token").click()

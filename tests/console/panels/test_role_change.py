@@ -50,9 +50,7 @@ def test_the_last_one_that_decodes_stays_while_others_only_prefill():
 
 
 def test_a_decode_instance_that_nobody_feeds_is_said():
-    assert "it receives no requests until it has one" in " ".join(
-        of(instance("a"), instance("b"))[Role.DECODE].effects
-    )
+    assert "it receives no requests until it has one" in " ".join(of(instance("a"), instance("b"))[Role.DECODE].effects)
 
 
 def test_what_is_stopped_or_cannot_hand_over_is_refused():
