@@ -87,7 +87,7 @@ def test_no_verdict_over_what_was_built_from_a_description():
     made = concord._grid_claims(grid)
     judged = {claim.claim: claim.reached for claim in made if claim.figure == "Figure 6.5"}
     assert [text for text, reached in judged.items() if reached is None] == [
-        "rates at which goodput is the highest of all, Autellix too, per cent",
+        "rates at which goodput is the highest of all, including Autellix, per cent",
         "resources saved over Autellix, per cent, least (theirs 28.5 to 83.2)",
         "resources saved over Autellix, per cent, most (theirs 28.5 to 83.2)",
     ]

@@ -136,7 +136,7 @@ def test_a_gain_is_judged_at_the_normalised_load_and_not_where_it_is_largest():
     }
     judged, largest = claims(curves, at, (1,))[:2]
     assert (judged.theirs, judged.ours, judged.reached) == (23.9, 8.0, False)
-    assert "still at 90.0 %: 10.0 points are all there is to gain" in judged.reason
+    assert "still at 90.0 %: 10.0 points are all that can be gained" in judged.reason
     assert (largest.ours, largest.reached, largest.setting.endswith("QPS 4")) == (80.0, None, True)
     speed = claims(curves, at, (1,))[6]
     assert (speed.figure, speed.ours, speed.reached) == ("Figure 6", 50.0, True)

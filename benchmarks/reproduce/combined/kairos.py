@@ -25,11 +25,11 @@ PATIENT_S = 1e9
 OWN = (lab.KAIROS, lab.KAIROS_PRINTED)
 CALIBRATED_AT, CALIBRATION_SEED = 3.0, 77
 MIGRATOR = (
-    "what is lost is TPOT, most of it in front of the decode engine (table of parts exchanged). The migrator "
-    "keeps a step within the TPOT by eq. 2, which adds up the sequences' lengths; on this device the longest "
-    "alone sets the pace, no eq. 2 fits that well, and at light load requests are held back for which there is "
-    "room. At higher load holding back keeps the promises of those that it takes. The rest is the decode "
-    "engine's table, begun with the same profile"
+    "the loss is in TPOT, most of it before the decode engine (table of parts exchanged). The migrator keeps a "
+    "step within the TPOT by eq. 2, which adds up the lengths of sequences. On this device only the longest "
+    "sets the pace, which eq. 2 cannot fit well, and at light load requests wait although there is room for "
+    "them. At higher load, waiting protects the targets of the requests that were placed. The rest comes from "
+    "the decode engine's table, which starts with the same profile"
 )
 
 

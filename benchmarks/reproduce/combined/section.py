@@ -25,20 +25,22 @@ from controller.simulator import Demand, InstanceSettings, Simulation, Simulatio
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
-TEXT = """`slackline` as a whole: dispatcher and migrator of that name in the gateway, and in the engines the scheduler
-that `--scheduler slackline` starts, with the options of `controller/policies/by_stage.py` and no others.
-**Collocated** engines run their own scheduler with the deadline as priority, or CALM (packed by bandwidth, 96 sequences
-a step) if classes with end-to-end deadlines or workflows are served; **prefill** engines are preemptive (S-EDF,
-SLO-aware batching, operator boundaries); **decode** engines run `kairos_decode`, its table started from the
-engine's profile. An engine whose policy selects by value (`selects`) gets every request at once.
+TEXT = """`slackline` as a whole: dispatcher and migrator of that name in the gateway, and in the engines the
+scheduler that `--scheduler slackline` starts, with exactly the options of
+`controller/policies/by_stage.py`. **Collocated** engines run their own scheduler with the deadline as
+priority, or CALM (packed by bandwidth, 96 sequences a step) if classes with end-to-end deadlines or
+workflows are served; **prefill** engines are preemptive (S-EDF, SLO-aware batching, operator
+boundaries); **decode** engines run `kairos_decode` with a table that starts from the engine's profile.
+An engine whose policy selects by value (`selects`) gets every request at once.
 
-Each row is a load of the paper's home workload in the setting of its own section. "Paper's own" is the best that the
-paper has for it: HyperFlexis' and FlowPrefill's policies as printed; of Kairos the better at that load of *as read* and
-*as printed*; of Concord the better at that load of packed and whole slots, each at the best of the section's sweep.
-Both run the same arrivals, seed by seed; "at least as good" is: the mean of the differences is not below zero by more
-than its standard error. Rows of Figures 5 to 7 are that section's own figures, where the spread over seeds is not kept:
-there is no tolerance for noise. Disaggregated HyperFlexis (Fig. 4) is measured again here, since its section runs
-vLLM's batching in all engines and the set does not.
+Each row is a load of the paper's home workload in the setting of its own section. "Paper's own" is the
+best that the paper has for that load: HyperFlexis' and FlowPrefill's policies as printed; for Kairos
+the better of *as read* and *as printed*; for Concord the better of packed and whole slots, each at the
+best of the section's sweep. Both run the same arrivals, seed by seed. "At least as good" means that the
+mean of the differences is not below zero by more than its standard error. Rows of Figures 5 to 7 are
+that section's own figures, without the spread over seeds, so there is no tolerance for noise.
+Disaggregated HyperFlexis (Fig. 4) is measured again here, since its section uses vLLM's batching in all
+engines and the set does not.
 
 Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
 needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
@@ -66,16 +68,19 @@ def reproduce(progress: Progress, quick: bool) -> Section:
 # ---- HyperFlexis -----------------------------------------------------------------------------------------------------
 
 ORDER = (
-    "all by TTFT, in the seconds in which more waits than the instances there are can start. The set spends "
-    "them on what costs least (apparent tardiness cost, `lookahead_s` 10), HyperFlexis on the tightest TPOT, "
-    "first come first. Where the crowd passes within seconds, since instances are on their way or the load is "
-    "at the knee, nobody had to be put off, and the set puts off some. A shorter lookahead mends that and "
-    "costs where the crowd stays, the more so the slower the model; past what the grown fleet bears (4.5 x) "
-    "HyperFlexis' pacing makes the difference together with its order (table of parts exchanged)"
+    "all by TTFT, in the seconds in which more requests wait than the instances can start. The set serves the "
+    "cheapest first (apparent tardiness cost, `lookahead_s` 10), HyperFlexis the tightest TPOT, first come, "
+    "first served. If the backlog passes within seconds, since instances are starting or the load is at the "
+    "knee, no request has to be postponed, and the set postpones some. A shorter lookahead avoids that and "
+    "costs attainment where the backlog stays, more so for slower models. Above the capacity of the fleet that "
+    "scaled out (4.5 x), HyperFlexis' pacing and order together make the difference (table of parts exchanged)"
 )
 
 
-MAPPED = "at the knee, where with targets of their own it is the order (above); its parts were not exchanged here again"
+MAPPED = (
+    "at the knee, where the order is the cause if requests have targets of their own (above); parts were "
+    "not exchanged again here"
+)
 
 
 def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
@@ -151,7 +156,7 @@ def _parts_of_the_order(quick: bool) -> Table:
             met = [lab.measure(settings, each, requests, seeds).attainment for each in cases.values()]
             rows.append([name, workers, times, *met])
     columns = ["model, 2-task", "workers", "load, x", *cases]
-    return Table("What the set's parts do where a fleet grows: attainment with one of them exchanged", columns, rows)
+    return Table("Parts of the set while a fleet scales out: attainment with one of them exchanged", columns, rows)
 
 
 # ---- FlowPrefill -----------------------------------------------------------------------------------------------------
@@ -190,9 +195,9 @@ def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) ->
 
 
 LEARNT = (
-    "the best of the sweep is told how much longer stages take under load (`history`), the set learns it from "
-    "those that ended before, as a gateway must, and knows nothing when a run begins. Told as little, the "
-    "paper's policy earns what the set does (last table)"
+    "the best of the sweep knows how much longer stages take under load (`history`). The set learns it from "
+    "stages that ended before, as a gateway must, and knows nothing when a run begins. With the same "
+    "knowledge, the paper's policy earns as much as the set (last table)"
 )
 
 

@@ -16,9 +16,9 @@ from benchmarks.reproduce.hyperflexis.setting import OURS
 STORE = Path(__file__).resolve().parents[3] / "docs" / "reproduction"
 KNEE = "90 % point, requests/s"
 COUNTED = (
-    "what is counted is whether a class's mean TTFT of a second keeps its target. Past what one worker bears somebody "
-    "misses: the set puts off P1, whose answers are the longest, and some of P3, HyperFlexis P2 and more of P3; of all "
-    "requests the set attains {ours:.3f}, HyperFlexis {theirs:.3f}"
+    "a second counts if the mean TTFT of each class meets its target. Above the capacity of one worker some "
+    "requests miss: the set postpones P1, whose answers are the longest, and some of P3, and HyperFlexis P2 "
+    "and more of P3; of all requests the set attains {ours:.3f}, HyperFlexis {theirs:.3f}"
 )
 
 

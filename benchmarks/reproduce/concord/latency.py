@@ -16,12 +16,12 @@ WHAT = {  # and the least ratio that bears the paper's words out: shorter, or fo
     "compound_e2e": ("end-to-end latency of compound requests", 1.0),
 }
 SHOWN = (
-    "the paper shows bars, no numbers: reached where ours is no longer (time between tokens: at most a tenth longer). "
-    "Autellix's stands in the table"
+    "the paper shows bars without numbers: reached if ours is not longer (time between tokens: at most a tenth "
+    "longer). Autellix's is in the table"
 )
 NEVER = (
-    "more than half of Concord's (p95: more than one in twenty) never come: past what the engine can serve it leaves "
-    "those that are late until nobody else needs the time, and they are cut 120 s after the last arrival"
+    "more than half of Concord's (p95: more than one in twenty) never come: above the capacity of the engine "
+    "it leaves late requests until no other needs the time, and they are cut 120 s after the last arrival"
 )
 
 
@@ -41,7 +41,7 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
 def over(theirs: float, ours: float, least: float = 1.0) -> tuple[float | None, bool, str]:
     """Ratio of the rounded seconds, whether it is at least `least`, and why."""
     if math.isinf(ours):
-        return None, False, NEVER + (". Nor do the baseline's" if math.isinf(theirs) else "")
+        return None, False, NEVER + (". The baseline's never come either" if math.isinf(theirs) else "")
     if math.isinf(theirs):
         return None, True, f"{SHOWN}. The baseline's never come, Concord's take {finite(ours)} s"
     ratio = (finite(theirs) or 0.0) / max(1e-9, finite(ours) or 0.0)

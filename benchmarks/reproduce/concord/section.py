@@ -41,6 +41,16 @@ HOUR = f"{HEADLINE:g} programs/s on one engine, one hour, one seed"
 GRID = "1 to 4 programs/s on one engine, 700 programs (some 3,200 requests) a rate, one seed"
 SAME_SLOTS = "Sarathi-Serve with Concord's slots"
 Runs = dict[str, dict[float, list[LabFigures]]]
+PROMPTS = (
+    "generated tokens only: CALM spends more of its steps on prompts, which are goodput too (with them it is at least "
+    "{:.0f} per cent), runs a smaller batch, since a larger one slows every sequence, and leaves late requests until "
+    "no other needs the time; at the paper's load, which is not given, there may be no late requests"
+)
+MOST_GOODPUT = "CALM chooses the requests with the most goodput for their work, and prompt tokens are goodput"
+STARVES = (
+    "The factor grows with the load (see the plot over rates), because least attained service finishes single requests "
+    "and starves programs, and two thirds of the requests are single"
+)
 
 
 class Lab:
@@ -95,8 +105,8 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     both = 100 * head[CONCORD.name][0].processed / extra[SAME_SLOTS][0].processed
     claims.append(
         _claim("6.4", "throughput, per cent of Sarathi-Serve's with as many slots (theirs 96)", 96.0, alike,
-               alike >= 96.0, seeds[:1], f"with prompt tokens counted too {both:.1f} per cent: CALM chooses those of "
-               "most goodput for their work, and prompt tokens are goodput", ONE_SEED)
+               alike >= 96.0, seeds[:1],
+               f"with prompt tokens counted too {both:.1f} per cent: {MOST_GOODPUT}", ONE_SEED)
     )  # fmt: skip
     claims += latencies(head | extra, seeds[:1], ONE_SEED)
     more_claims, more_tables = sensitivity(lab, quick)
@@ -136,21 +146,20 @@ def _headline(head: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) ->
     return [
         _claim("6.1", "token goodput over LTR, times (theirs 1.3 to 1.7)", 1.3, ltr, ltr >= 1.3, seeds),
         _claim("6.1", "token goodput over Autellix, times (theirs 5.3 to 6.1)", 5.3, autellix, None, seeds,
-               f"{BUILT}. The factor grows with the load (see the plot over rates): least attained service finishes "
-               "single requests and starves programs, and here singles are two thirds of requests"),
+               f"{BUILT}. {STARVES}"),
         _claim("6.3", "per cent below the oracle (theirs 3 to 9)", 9.0, oracle, oracle <= 9.0, seeds,
                "" if oracle <= 9.0 else FORESIGHT),
     ]  # fmt: skip
 
 
 LIGHT = (
-    "where nearly all is served in time CALM still gives up programs by a bound that one in ten would have undercut; "
-    "how long stages take it has from those that ended before. Within 1 % counts as equal"
+    "where nearly all requests are served in time, CALM still gives up programs by a bound that one in ten "
+    "would have met; it learns the time of stages from programs that ended before. Within 1 % counts as equal"
 )
 FORESIGHT = (
-    "the oracle knows lengths and graphs, and gives up what is lost as soon as it is; with bounds that hold nine "
-    "times in ten CALM does so later, and what it has worked on till then is wasted. The errors are a noise model"
-    " of our choosing"
+    "the oracle knows lengths and graphs, and gives up a program as soon as it is lost. With bounds that hold "
+    "nine times in ten CALM does so later, and its work until then is wasted. The noise model of the errors is "
+    "our choice"
 )
 QUIET = "the lowest five minutes are those in which the trace is quiet: where all is served in time nobody is ahead"
 
@@ -190,9 +199,9 @@ def _requests(lab: Lab, seeds: Sequence[int]) -> list[Claim]:
     times = statistics.fmean(ratio(own, ltr, "requests_per_s"))
     most = HEADLINE / max(1e-9, mean(ltr, "requests_per_s"))
     reason = (
-        "LTR serves short requests first, and two thirds of the requests are single and short: most of those it serves "
-        f"in time, and all that arrive would be {most:.2f} times what it serves. The paper does not say how its LTR "
-        "loses them"
+        "LTR serves short requests first, and two thirds of the requests are single and short. It serves most "
+        f"of these in time, and all requests that arrive would be {most:.2f} times what it serves. The paper "
+        "does not explain why its LTR loses them"
     )
     return [_claim("6.2", "request goodput over LTR, times (theirs 2.3 to 4.5)", 2.3, times, times >= 2.3, seeds[:2],
                    "" if times >= 2.3 else reason)]  # fmt: skip
@@ -207,16 +216,13 @@ def _grid_claims(grid: Runs) -> list[Claim]:
     ]
     found = [
         _claim("6.4", "throughput, per cent of Sarathi-Serve's: lowest over the rates (theirs 96)", 96.0, min(share),
-               min(share) >= 96.0, [6], "" if min(share) >= 96 else "generated tokens alone: CALM spends more of its "
-               f"steps on prompts, which are goodput too (with them it is {done:.0f} per cent at the least), runs a "
-               "smaller batch, since every sequence is slower in a larger one, and leaves late requests until nobody "
-               "else needs the time; at the paper's load, which is not given, nobody may be late", GRID),
+               min(share) >= 96.0, [6], "" if min(share) >= 96 else PROMPTS.format(done), GRID),
         _claim("6.3", "per cent below the oracle: most over the rates (theirs 9)", 9.0, max(below), max(below) <= 9.0,
                [6], "" if max(below) <= 9.0 else FORESIGHT, GRID),
     ]  # fmt: skip
     for claim, left_out, why in (
         ("rates at which goodput is the highest of those built from their papers or code, per cent", DESCRIBED, ""),
-        ("rates at which goodput is the highest of all, Autellix too, per cent", (), BUILT),
+        ("rates at which goodput is the highest of all, including Autellix, per cent", (), BUILT),
     ):
         others = [of for name, of in grid.items() if name not in (ORACLE.name, *left_out)]
         wins = sum(
@@ -239,8 +245,9 @@ def _grid_claims(grid: Runs) -> list[Claim]:
 
 
 SAVED = (
-    "at equal goodput, from 2 programs/s: the least where the load is little more than all can serve, so little can be "
-    "saved; the most where the baseline needs the fewest programs an engine, which no rate here goes below"
+    "at equal goodput, from 2 programs/s: the least is where the load is little more than all systems can "
+    "serve, so little can be saved; the most is where the baseline needs the fewest programs per engine, below "
+    "which no rate here goes"
 )
 
 
@@ -321,24 +328,28 @@ def _table(runs: Mapping[str, Sequence[LabFigures]]) -> Table:
 
 def _settings(systems: Mapping[str, System], seeds: Sequence[int], knee: float, stand: float) -> str:
     chosen = "; ".join(f"{name}: {system.text}" for name, system in systems.items())
-    arrivals = "the gaps of the Azure 2023 conversation trace, from an offset of the seed's on, scaled to the rate"
-    return f"""One engine of Llama-3.1-8B on an A100 (composed kernel profile, KV cache of 426,784 tokens; the paper has
-four models on 16 A100s). A program is a request; one in three is compound, of 3 to 5 stages and about 12 calls: 2,400
-programs make some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,} programs. The curves over load
-(Figures 6.3 to 6.5) have 700 programs a rate (some 3,200 requests), Figures 6.8 to 6.10, burstiness and predictor error
-600 (some 2,700; more where requests are short or engines several), one seed each: fewer than the 10,000 requests and
-five runs of the paper, because all of it already takes 18 minutes of a core. Lengths are those of
-Table 6.1; stages, calls a stage and tools are chosen (controller/simulator/workloads/concord_mix.py).
-Arrivals: {arrivals}.
-Those gaps have a coefficient of variation of 1.09, hardly burstier than Poisson; the table on burstiness has 2 and 4.
-Headline at {HEADLINE:g} programs/s, {HEADLINE / knee:.2f} times the rate up to which LTR keeps 90 % of its goodput per
-program; means over seeds {", ".join(map(str, seeds))} (the paper: five), other figures one seed. The paper gives no
-load: at this one the baselines compare with each other much as there, LTR earning {stand:.1f} times what Autellix does
-(5.3 to 6.1 over 1.3 to 1.7: about 3.8). What analysers predict is a noise model
-(length error 0.5, bounds that hold nine times in ten, graph error 0.3), the oracle has none; how long stages take
-under load is learned from the programs that ended in time, for both. LTR's ranking errs by a Kendall tau of about
-0.6. All requests are sent to the engine at once, and it alone orders them. No system drops any; CALM serves late ones
-while they delay no other. Unfinished ones are cut 120 s after the last arrival, past every deadline. Preempted
-sequences keep their KV while there is room, for every system that preempts.
-`Concord (CALM)` packs by bandwidth (`rectangles`), `whole slots` is Algorithm 4.1. Every system runs at the best of
-its own settings, found with another seed: {chosen}."""
+    arrivals = (
+        "the gaps of the Azure 2023 conversation trace, from an offset that depends on the seed, scaled to the rate"
+    )
+    return f"""One engine of Llama-3.1-8B on an A100 (composed kernel profile, KV cache of 426,784 tokens; the
+paper has four models on 16 A100s). A program is a request; one in three is compound, of 3 to 5
+stages and about 12 calls: 2,400 programs contain some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,}
+programs. The curves over load (Figures 6.3 to 6.5) have 700 programs a rate (some 3,200
+requests), Figures 6.8 to 6.10, burstiness and predictor error 600 (some 2,700; more where
+requests are short or engines several), one seed each: fewer than the 10,000 requests and five
+runs of the paper, because the whole already takes 18 minutes of one core. Lengths are those of
+Table 6.1; stages, calls per stage and tools are our choice
+(controller/simulator/workloads/concord_mix.py). Arrivals: {arrivals}. Those gaps have a coefficient of
+variation of 1.09, hardly burstier than Poisson; the table on burstiness has 2 and 4. Headline
+at {HEADLINE:g} programs/s, {HEADLINE / knee:.2f} times the rate up to which LTR keeps 90 % of its goodput per program;
+means over seeds {", ".join(map(str, seeds))} (the paper: five), other figures one seed. The paper
+gives no load; at this one the baselines compare with each other much as in the paper, with LTR earning
+{stand:.1f} times what Autellix does (5.3 to 6.1 over 1.3 to 1.7: about 3.8). Predictors are a noise model (length
+error 0.5, bounds that hold nine times in ten, graph error 0.3); the oracle has no error. For
+both, the time of stages under load is learned from programs that ended in time. LTR's ranking
+errs by a Kendall tau of about 0.6. All requests are sent to the engine at once, and only the
+engine orders them. No system drops requests; CALM serves late ones while they delay no other.
+Unfinished requests are cut 120 s after the last arrival, when all deadlines have passed. In
+every system that preempts, preempted sequences keep their KV while there is room. `Concord
+(CALM)` packs by bandwidth (`rectangles`), `whole slots` is Algorithm 4.1. Every system runs at
+the best of its own settings, found with another seed: {chosen}."""

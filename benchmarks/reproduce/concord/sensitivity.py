@@ -33,8 +33,8 @@ LOAD = (
     "The factor is over each baseline at its own best settings, and grows with the load, which the paper does not give"
 )
 SINGLES = (
-    "no compound requests: what CALM gains here it gains by finishing the programs it has begun, and single short "
-    "requests are served well by the shortest first too"
+    "without compound requests CALM cannot gain by finishing the programs that it has begun, and serving the "
+    "shortest first also works well for single short requests"
 )
 
 

@@ -23,9 +23,9 @@ from benchmarks.reproduce.flowprefill.setting import (
 from controller.engine import PreemptivePrefill
 
 UNCOMPARED = (
-    "the simulated device *is* the polynomial that predicts it, so real and predicted TTFT are equal by construction "
-    "and comparing them would say nothing; what is asked instead is how much of the goodput hangs on the prediction. "
-    "How close a fitted profile comes to a real engine is measured elsewhere (`make fidelity`)"
+    "the simulated device *is* the polynomial that predicts it, so real and predicted TTFT are equal by "
+    "construction. Measured instead is how much of the goodput depends on the prediction. How close a fitted "
+    "profile comes to a real engine is measured separately (`make fidelity`)"
 )
 LLAMA = MODELS["Llama3-8B"]
 FLOW = flowprefill()
@@ -82,8 +82,9 @@ def batching(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart
     setting = "Llama3-8B; attainment at 1.1 times, throughput at 1.5 times FlowPrefill's goodput"
     others = [reached[each.label] for each in contenders[:-1]]
     reason = (
-        "the profile is linear above its constant, so sharing a step saves 6.6 ms a prompt and no more; on the device "
-        "prompts below 256 tokens take the same time, and batching them gains what this profile cannot show"
+        "the profile is linear above its constant, so sharing a step saves only 6.6 ms per prompt; on the real "
+        "device all prompts below 256 tokens take the same time, so batching them gains more than this profile "
+        "can show"
     )
     claims = [
         claimed(
@@ -142,9 +143,10 @@ def blocking(size: Size, progress: Progress) -> SectionPart:
     progress(f"Fig. 12: ratios {ratios}, operator means {means} ms")
     setting = "signals of the runs; operators composed from FLOP shares and the profile's attention term"
     reason = (
-        "the ratio follows from the operators' shares alone: projections by their work (checked against measured "
-        "kernels), all-reduces as measured, attention by the profile's quadratic term; norms and rotary embedding, "
-        "which make operators more alike, are not told apart, and the paper's includes what its runtime adds"
+        "the ratio follows from the operators' shares alone: projections by their work (checked against "
+        "measured kernels), all-reduces as measured, attention by the profile's quadratic term; norms and "
+        "rotary embedding, which make operators more alike, are not separated, and the paper's figure includes "
+        "what its runtime adds"
     )
     text = "layer over operator blocking time, {} of the models, x"
     claims = [
@@ -185,7 +187,7 @@ def prediction(bench: PrefillBench, size: Size, progress: Progress) -> SectionPa
     kept = min(value for factor, value in shares.items() if factor in (0.8, 1.25))
     claim = claimed("13", "goodput kept with predictions off by a fifth, share", None, kept, size, setting)
     shown = Claim(
-        PAPER, "13", "real against predicted TTFT, three models (the paper: a drawing, most are close)", None, None,
+        PAPER, "13", "real against predicted TTFT, three models (the paper: a plot, most are close)", None, None,
         None, "not reproduced", [], UNCOMPARED,
     )  # fmt: skip
     return SectionPart([shown, replace(claim, reached=None, reason=UNCOMPARED)], [table], [])

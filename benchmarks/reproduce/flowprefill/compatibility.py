@@ -33,8 +33,8 @@ from controller.simulator.workloads.mixes import PATIENT_S, Task
 LLAMA = MODELS["Llama3-8B"]
 FLOW, CP2K, TODAY = flowprefill(), chunked(2048), class_priority(2048)
 SAME = (
-    "within 3 % counts as the same. Past the knee a batch is only as large as its most urgent prompt's time allows, "
-    "and late prompts go last: more steps pay the constant, and the run drains later"
+    "within 3 % counts as the same. Past the knee a batch is only as large as the time of its most urgent "
+    "prompt allows, and late prompts go last: more steps pay the constant, and the run ends later"
 )
 NO_KNEE = "DistServe-CP2K holds 90 % at every rate run"
 CHAT = Task("chat", Targets(0.25, 1.0, None, PATIENT_S), Lengths(259.19, 324.88, 4, 2000, "lognormal"), qwen.ONE)
@@ -100,8 +100,8 @@ def with_chunks(bench: PrefillBench, size: Size, progress: Progress) -> SectionP
     middle = max(rates[2:4])
     setting = "Llama3-8B, operator boundaries"
     reason = (
-        "composed operators of prompts up to 22K tokens stay near 10 ms, so cutting them frees nothing and only its "
-        "cost is left; the paper's largest chunks lose by attention kernels that are long on its device"
+        "composed operators of prompts up to 22K tokens stay near 10 ms, so cutting them only adds cost; the "
+        "paper's largest chunks lose because of attention kernels that take long on its device"
     )
     claims = [
         claimed("15", "best of 4K and 8K chunks over 2K chunks, x", None, middle / rates[1], size, setting),
@@ -134,8 +134,9 @@ def collocated(size: Size, progress: Progress) -> SectionPart:
         progress(f"Fig. 16 at {rate}: {seen}")
     setting = "Llama3-8B on one device, 343 output tokens on average (assumed), TTFT x 3"
     reason = (
-        "ours shares one device in time: decode steps of all sequences between operators, at the last moment their "
-        "mean allows; the paper runs both at once on one device. Mean time per token, not each gap"
+        "ours shares one device in time: decode steps of all sequences run between operators, at the last "
+        "moment that their mean TBT allows; the paper runs both at the same time on one device. Mean time per "
+        "token, not each gap"
     )
     claims = [
         claimed("16", "TTFT attainment over vLLM-CP2K, most over rates, x", None, max(ttft), size, setting, reason),

@@ -9,22 +9,24 @@ from benchmarks.reproduce.flowprefill.end_to_end import end_to_end, experts
 from benchmarks.reproduce.flowprefill.setting import CV, MODELS, PAPER, PrefillBench, SectionPart, Size
 
 TEXT = """
-One prefill instance (the paper's 1P1D; its decode instance never delays a prefill) of {profiles}; kernel-composed
-profiles of A100-SXM-80GB for the paper's A800. {count} requests a run and seeds {seeds}: the stand-in for the Qwen
-trace (lengths of Table 1, SLOs of Table 2), gamma arrivals with CV {cv}, which is the same provider's published figure;
-the trace's own arrivals are not published, and the table on burstiness shows what depends on them. Attainment counts
-first tokens in time, the median over the seeds; goodput is the highest rate at 90 %. It may exceed what the device
-can sustain for a long time: a run lasts some two minutes, as in the paper, and S-EDF serves late requests last.
+One prefill instance (the paper's 1P1D; its decode instance never delays a prefill) of {profiles};
+kernel-composed profiles of A100-SXM-80GB for the paper's A800. {count} requests a run and seeds
+{seeds}: the stand-in for the Qwen trace (lengths of Table 1, SLOs of Table 2), gamma arrivals with CV
+{cv}, as published by the same provider; the trace's own arrivals are not published, and the table on
+burstiness shows their influence. Attainment counts first tokens in time, the median over the seeds;
+goodput is the highest rate at 90 %. It can exceed what the device could sustain for long, because a run
+lasts about two minutes, as in the paper, and S-EDF serves late requests last.
 
-FlowPrefill: rounds on arrival and completion, S-EDF, batches to 4,096 tokens, operator boundaries composed from FLOP
-shares, measured all-reduces and the profile's attention term. DistServe: first come, first served, whole prompts, the
-best of four settings of how many share a step. CP2K and CP8K: chunks in EDF order, begun prompts preempted between
-chunks, short ones sharing a chunk; each chunk pays the profile's constant and its attention over what came before. The
-baselines' sweep is below; "vLLM, class priority" is available to an operator today (with one SLO for all, Fig. 14,
-it is first come, first served).
+FlowPrefill: rounds on arrival and completion, S-EDF, batches to 4,096 tokens, operator boundaries
+composed from FLOP shares, measured all-reduces and the profile's attention term. DistServe: first come,
+first served, whole prompts, the best of four settings for the number of prompts per step. CP2K and
+CP8K: chunks in EDF order, where started prompts can be preempted between chunks and short ones share a
+chunk; each chunk costs the profile's constant and its attention over the earlier chunks. The baselines'
+sweep is below. "vLLM, class priority" is available today (with one SLO for all, Fig. 14, it is first
+come, first served).
 
-Fig. 10, 11 and 13 to 16 are of Llama3-8B alone; the table on burstiness is one seed. Fig. 13 (real against predicted
-TTFT of three models) has no counterpart: here the device is the polynomial that predicts it.
+Fig. 10, 11 and 13 to 16 use only Llama3-8B; the table on burstiness has one seed. Fig. 13 (real against predicted
+TTFT of three models) has no counterpart, because here the device is the polynomial that predicts it.
 """
 
 

@@ -93,14 +93,14 @@ COST = {
     (SCALING, BEHIND): {"2-task": 45.29},
 }
 STRONGER = (
-    "not the paper's setting: it put SCORPIO, a scheduler of one engine, behind round robin (sec. 7.4). Here it has "
-    "one queue for both workers, the true profile as its predictor and the best of its settings (see its sweep), "
-    "without the credits that lengthen answers; as published it also refuses, which ends runs early. The paper's form "
-    "is the line behind round robin"
+    "not the paper's setting, which has SCORPIO, a scheduler for one engine, behind round robin (sec. 7.4). "
+    "Here it has one queue for both workers, the true profile as its predictor and the best of its settings "
+    "(see its sweep), without the credits that lengthen answers. As published it also refuses requests, which "
+    'ends runs early. The paper\'s form is the line "behind round robin"'
 )
 APART = (
-    "engines take 32 sequences each here, and SCORPIO's guard keeps that batch well within its TPOT; the paper gives "
-    "neither what its engines take nor SCORPIO's settings"
+    "engines run 32 sequences each here, and SCORPIO's guard keeps that batch well within its TPOT; the paper "
+    "gives neither the number of sequences nor SCORPIO's settings"
 )
 ALIKE = 5.0  # per cent: taken for the "comparable cost" of its text
 LARGE = ("Qwen32B", "Llama70B")
@@ -111,13 +111,14 @@ SHORT_RUN = (
 
 
 PROVISIONED = (
-    "cost is provisioned time until the last answer: all schedulers have the same tokens to make, so equal fleets only "
-    "save idle and inefficient steps, and a grown fleet pays for the time its last answers keep it up. SCORPIO at its "
-    "best keeps its engines as full as we do"
+    "cost is provisioned time until the last answer: all schedulers generate the same tokens, so fleets of "
+    "equal size only save idle and inefficient steps, and a fleet that scaled out costs until its last answers "
+    "end. SCORPIO at its best keeps its engines as full as ours"
 )
 SAME_WORK = (
-    "both fleets make the same tokens, so what differs is when the last answer comes: putting off whoever costs most "
-    "leaves long answers for the end, where the batch is small and the fleet is paid for all the same"
+    "both fleets generate the same tokens, so the difference is the time of the last answer: postponing the "
+    "most expensive requests leaves long answers for the end, where the batch is small and the fleet costs "
+    "just as much"
 )
 REASONS = {ROUND_ROBIN: SHORT_RUN, SCORPIO: STRONGER, PUBLISHED: STRONGER, BEHIND: APART}
 
@@ -170,7 +171,7 @@ def _dearer(found: Mapping[str, Curves], label: str, setting: str, seeds: Sequen
     more = round(100 * (ratio - 1), 2)
     text = f"{label}, 4-task: most cost above round robin's, larger models, %; the paper: comparable"
     where = f"{model}, {factor:g} x the 90 % point; {setting}"
-    reason = f"{ALIKE:g} % is taken for comparable; " + SAME_WORK
+    reason = f"{ALIKE:g} % counts as comparable; " + SAME_WORK
     return [Claim("HyperFlexis", "Fig. 3", text, ALIKE, more, more <= ALIKE, where, seeds, reason)]
 
 
@@ -250,7 +251,7 @@ def thresholds(model: HyperFlexisModel, rates: Mapping[str, float], per_task: in
             ]
             shown = (f"{point.attainment:.3f}, {point.e2e_s:.1f} s, {point.cost:.0f}" for point in points)
             rows.append([mix, changes["upper"], changes["lower"], changes["sustain_s"], *shown])
-    columns = ["mix", "adds above", "gives back below", "for, s", *(f"{factor:g} x" for factor in times)]
+    columns = ["mix", "scales out above", "scales in below", "for, s", *(f"{factor:g} x" for factor in times)]
     return Table(
         f"Scaler's thresholds, slackline on 2 to 4: attainment, mean latency, cost; {model.name}", columns, rows
     )
@@ -281,7 +282,7 @@ def slots_table(model: HyperFlexisModel, per_task: int, seeds: Sequence[int], pr
         *OURS,
         *map(SCALING.format, OURS),
     ]
-    return Table(f"Attainment by what an engine takes at once: {model.name}, 4-task", columns, rows)
+    return Table(f"Attainment by the number of sequences per engine: {model.name}, 4-task", columns, rows)
 
 
 def tables(mix: str, model: str, at: float, found: Curves) -> Table:

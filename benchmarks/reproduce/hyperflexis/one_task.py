@@ -27,13 +27,13 @@ FIG7_QPS = {"Qwen7B": 40.0, "Qwen32B": 12.0}
 WIKISQL = replace(FOUR_TASKS[3], targets=Targets(0.7, 0.5, None, PATIENT_S))
 PRINTED, ROUND_ROBIN, BY_CLASS = "hyperflexis (as printed)", "round robin", "engine priority by class"
 ALADDIN, ANNEALING = "ALADDIN", "simulated annealing"
-BUILT = "ALADDIN and the annealer could only be built from abstracts, summaries and HyperFlexis' description"
+BUILT = "ALADDIN and the annealer could only be built from abstracts, summaries and HyperFlexis' description of them"
 WAITS = (
-    "the cause found is Alg. 1's maturity times: a worker that was given a batch is left alone until it is mature, "
-    "and whoever arrives in between waits in the gateway although the engine's next step would take it. With one task "
-    "there is no order to gain in return. The same policy that may send at every event is ahead of round robin (table "
-    "of parts). Of the rest, another routing changes nothing, admitting everybody makes it worse, and another order "
-    "helps Qwen7B alone"
+    "because of Alg. 1's maturity times: a worker that got a batch gets nothing more until it is mature, so "
+    "requests that arrive in between wait in the gateway although the engine's next step could take them. With "
+    "one task no better order makes up for that. The same policy, if it may send at every event, is ahead of "
+    "round robin (table of parts). Of the other parts, another routing changes nothing, admitting all requests "
+    "makes it worse, and another order helps only Qwen7B"
 )
 
 
@@ -161,13 +161,13 @@ def single_claims(name: str, knees: Mapping[str, float], seeds: Sequence[int]) -
             if other == BY_CLASS:
                 reason.append("with one class this is round robin")
             if ours == PRINTED and ratio < 1:
-                reason.append(f"not at least as effective: {WAITS}")
+                reason.append(f"not at least as effective, {WAITS}")
             elif ratio < 1:
                 reason.append("not at least as effective")
             why = ". ".join(reason)
             made.append(Claim("HyperFlexis", "Fig. 7", text, 1.0 if asked else None, ratio, None, setting, seeds, why))
     text = f"{PRINTED}: {name}, 90 % point on WikiSQL alone, requests/s"
-    why = "the profile's factor was chosen for this: it places our requests/s beside the paper's"
+    why = "the profile's factor was chosen for this, so that our requests/s can be compared with the paper's"
     found = round(knees[PRINTED], 2)
     made.append(Claim("HyperFlexis", "Fig. 7", text, FIG7_QPS.get(name), found, None, setting, seeds, why))
     return made

@@ -49,7 +49,7 @@ def figure_8(
                 spreads.append(100 * (max(met) - min(met)))
             text = f"{ours}: {what} interval, largest difference in attainment, points; the paper: minimal"
             worst = round(max(spreads), 2)
-            reason = "the paper gives no number; 5 points are taken for its 'minimal'"
+            reason = "the paper gives no number; 5 points count as its 'minimal'"
             setting = f"{name}, 4-task, {', '.join(label for label, _ in settings)}"
             claims.append(Claim("HyperFlexis", "Fig. 8", text, 5.0, worst, worst <= 5.0, setting, seeds, reason))
         progress(f"Fig. 8: {what} interval")
@@ -93,9 +93,9 @@ def table_2(
             )
         progress(f"Table 2: {name}")
     reason = (
-        "load times by source are inputs of the simulator (the paper's own); weight moves are measured on real memory "
-        "elsewhere, not here. The table shows what they are worth in attainment, and what a warm pool is worth and "
-        "costs (Fast Scaling: processes without weights stand by)"
+        "load times by source are inputs of the simulator (the paper's own); weight loads are measured on real "
+        "memory by `make bench-scaleout`. The table shows their effect on attainment, and the effect and cost "
+        "of a warm pool (Fast Scaling: spare processes without weights)"
     )
     setting = f"slackline, 2 to 4 workers, 4-task at {factor:g} x round robin's 90 % point"
     load_s = MODELS["Llama70B"].load_s

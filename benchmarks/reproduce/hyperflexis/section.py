@@ -18,29 +18,32 @@ from benchmarks.reproduce.hyperflexis.setting import MODELS
 
 Found = tuple[list[Claim], list[Table], list[Plot]]
 SETTINGS = """
-Models stand on the nearest profiles of `benchmarks/data/latency_profiles.json`: {profiles}. The factors slow them so
-that HyperFlexis' own knee on WikiSQL alone lies where its Fig. 7 has it (40 and 12 requests/s on its NPUs). Engines
-take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table shows 64 and 256) and 2,048 tokens a
-step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its Table 2.
+Models use the nearest profiles of `benchmarks/data/latency_profiles.json`: {profiles}. The factors slow
+them down so that HyperFlexis' own knee on WikiSQL alone is that of its Fig. 7 (40 and 12 requests/s on
+its NPUs). Engines take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table
+shows 64 and 256) and 2,048 tokens a step with vLLM's batching (`vllm_v1`), no prefix cache; weights
+load in the seconds of its Table 2.
 
-Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate, seeds {seeds};
-a client states its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same
-instances attains 90 %. Requests never give up: a late answer is a miss, not an error. Cost is provisioned instance time
-(eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
+Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate,
+seeds {seeds}; clients give their output length as `max_tokens`. Loads are multiples of the rate at
+which round robin on the same instances attains 90 %. Requests have no waiting time: a late answer is a
+miss, not an error. Cost is provisioned instance time (eq. 3) in units of 50 ms, from the start of the
+run to its last answer; latency is over answered requests.
 
-*hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
-stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. It appears in every
-figure; with one task alone (Fig. 7) it is the same as round robin. SCORPIO follows its public scheduler in three forms:
-*behind round robin* as in the paper (sec. 7.4: one on each worker, with its own queue; answers paced by credits;
-requests deferred rather than refused, since its latencies and costs in the paper are possible only if all are
-answered), and two stronger ones with one queue for both workers: *as published* (it refuses) and *at its best* of all
-settings, chosen for each mix by the sweep. ALADDIN and the annealer are built from abstracts, summaries and
-HyperFlexis' description, since their papers were available in excerpts only and no code of their authors was found:
-their claims are not judged. They too run at the best of their sweep.
+*hyperflexis (as printed)* is Alg. 1 with its unspecified branches filled in; *slackline* is the default
+policy set. Round robin stands for Llumnix with round robin; *engine priority by class* is what engines
+offer today, and appears in every figure; with a single task (Fig. 7) it equals round robin. SCORPIO
+follows its public scheduler in three forms: *behind round robin* as in the paper (sec. 7.4: one on each
+worker, with its own queue; answers paced by credits; requests deferred rather than refused, since the
+latencies and costs in the paper are possible only if all requests are answered), and two stronger ones
+with one queue for both workers: *as published* (it refuses) and *at its best* of all settings, chosen
+for each mix by the sweep. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis'
+description, since neither the full papers nor the authors' code was available, so their claims are not
+judged. They also run at the best of their sweep.
 
-Smaller than in the figures: SCORPIO's sweep and the scaler's thresholds use {swept} alone, the table of
-sequences per engine uses one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper
-has Qwen32B in Fig. 8 and does not name Fig. 6's).
+Smaller settings than in the figures: SCORPIO's sweep and the scaler's thresholds use {swept} alone, the
+table of sequences per engine uses one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two,
+Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8 and does not name Fig. 6's).
 """
 
 

@@ -31,9 +31,10 @@ SLIGHTLY = {
     "Qwen32B": (1.05, "roughly equivalent"),
 }  # what its words are taken for
 DEARER = (
-    "cost is provisioned time until the last answer. At 1 x four instances are enough for round robin, and the scaler "
-    "grows to eight all the same on a burst of waiting requests: what the added instances buy there is latency, not "
-    "attainment; past the knee the difference is smaller. The paper gives neither its thresholds nor its loads"
+    "cost is provisioned time until the last answer. At 1 x four instances are enough for round robin, and the "
+    "scaler still scales out to eight on a burst of waiting requests: the added instances reduce latency there "
+    "and do not raise attainment; past the knee the difference is smaller. The paper gives neither its "
+    "thresholds nor its loads"
 )
 SCALING = "{}, scaling"
 COLUMNS = [
@@ -41,9 +42,9 @@ COLUMNS = [
     "role changes",
 ]  # fmt: skip
 REASON = (
-    "with 32 sequences an instance decode is the bottleneck (30 s of it against 21 s of prefill for a run's "
-    "requests on Qwen32B). Alg. 1 on the decode stage places by TPOT, so that short answers of a looser pace wait "
-    "behind long ones of a tighter, and what waits lengthens the mean"
+    "with 32 sequences an instance decode is the bottleneck (30 s of decode against 21 s of prefill for the "
+    "requests of a run on Qwen32B). Alg. 1 places decode stages by TPOT, so short answers with a looser TPOT "
+    "wait behind long ones with a tighter TPOT, which raises the mean"
 )
 
 
@@ -170,7 +171,7 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
                 continue
             (ratio, where), (least, _) = max(found), min(found)
             text = f"{label}: P/D cost over round robin's, {name}, most over loads, times; the paper: {words}"
-            reason = f"{most:g} is taken for its words; least over loads {least:.2f}. " + DEARER
+            reason = f"{most:g} is our reading of its words; least over loads {least:.2f}. " + DEARER
             claims.append(
                 Claim(
                     "HyperFlexis", "Fig. 4", text, most, round(ratio, 3), ratio <= most, where + setting, seeds, reason

@@ -112,7 +112,7 @@ def _missed(curves: Curves, key: str, at: Mapping[str, float]) -> str:
     if key == "throughput":
         return _SMALLER[key]
     base = median(curves[DISTSERVE][at[key]], key)
-    left = f"here DistServe is still at {base:.1f} %: {100 - base:.1f} points are all there is to gain. "
+    left = f"our DistServe is still at {base:.1f} %: {100 - base:.1f} points are all that can be gained. "
     return left + (_fall(curves, at[key]) if key == "ttft" else _SMALLER[key])
 
 
@@ -121,24 +121,26 @@ def _fall(curves: Curves, at: float) -> str:
     above = min((rate for rate in curves[DISTSERVE] if rate >= 1.1 * at), default=at)
     points = median(curves[DISTSERVE][below], "ttft") - median(curves[DISTSERVE][above], "ttft")
     return (
-        "The paper's falls from 100 to 76.1 % within 7 % of load (QPS 2.8 to 3.0), ours by "
-        f"{points:.1f} points within {100 * (above / below - 1):.0f} % (QPS {below:g} to {above:g}): how steep it is "
-        "hangs on the trace's lengths and arrivals, which are not public"
+        f"The paper's falls from 100 to 76.1 % within 7 % of load (QPS 2.8 to 3.0), ours by {points:.1f} points "
+        f"within {100 * (above / below - 1):.0f} % (QPS {below:g} to {above:g}): the steepness depends on the "
+        "trace's lengths and arrivals, which are not public"
     )
 
 
 _SMALLER = {
     "tpot": (
-        "The paper's DistServe misses a quarter to two fifths of TPOTs at every load, ours few before its knee: output"
-        " lengths and the cost of a sequence are not published, and those tried do not make it so (table)"
+        "The paper's DistServe misses a quarter to two fifths of TPOTs at every load, ours few before its "
+        "knee: output lengths and the cost of a sequence are not published, and none of those tried gives that "
+        "(table)"
     ),
-    "e2e": "The sum of the two causes above: our DistServe holds more of TTFT and of TPOT at this load",
+    "e2e": ("The sum of the two causes above: our DistServe attains more of the TTFT and TPOT targets at this load"),
     "throughput": "",
 }
 _LARGEST = {
     "ttft": (
-        "The sign-aware order keeps what the printed one gives back once slack is negative (table of mechanisms)."
-        " The longest prompts pay for it: their TTFT grows to ten times the target, where the age bound ends it"
+        "The sign-aware order keeps the gain that the printed one loses once slack is negative (table of "
+        "mechanisms), at the expense of the longest prompts: their TTFT grows to ten times the target, where "
+        "the age limit applies"
     ),
     "tpot": (
         "Most of it comes through prefill: long prompts reach decode later; slack-guided decode itself changes mean"
@@ -146,8 +148,8 @@ _LARGEST = {
     ),
     "e2e": "Far past the knee, where DistServe serves few in time",
     "throughput": (
-        "Past the knee it grows because the order of prefill leaves the longest prompts for the end, not because of"
-        " decode alone"
+        "Past the knee it grows because the prefill order leaves the longest prompts for the end, and not only "
+        "because of decode"
     ),
 }
 

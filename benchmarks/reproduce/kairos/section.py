@@ -118,7 +118,7 @@ def calibration(bed: Testbed, seeds: Sequence[int], calls: Callable[[float, int]
         )
     rows.append(["paper", 73.7, 62.5, "60-74", 23.6, 20.9])
     columns = ["cost of a sequence", "TPOT % at 2", "at 3", "at 5", "tokens/s at 2", "at 5"]
-    return Table("DistServe by the cost of a sequence: 0.18 ms was taken", columns, rows)
+    return Table("DistServe by the cost of a sequence: 0.18 ms was chosen", columns, rows)
 
 
 def other_cost(
@@ -142,7 +142,7 @@ def other_cost(
                     ]
                 )
     columns = ["a decode step costs by its", "policies", "QPS", "TTFT %", "TPOT %", "both %", "tokens/s"]
-    return Table("How much hangs on the pace of the longest sequence", columns, rows)
+    return Table("Influence of the pace of the longest sequence", columns, rows)
 
 
 def on_mooncake(beds: Mapping[str, Testbed], seeds: Sequence[int], count: int) -> Table:
@@ -176,25 +176,28 @@ def plots(curves: Curves) -> list[Plot]:
 
 
 SETTINGS = """
-Paper: MiniMax-M2.5 (229B, FP8) on 8 H200: four GPUs for prefill and four for decode, each one tensor-parallel group, so
-one prefill engine and one decode engine; here two engine schedulers on virtual time (`stages.py`), KV over a
-link of two million tokens a second. Latency from the paper's anchors (worked example K8). A decode step costs 9.05 ms,
-0.238 us for each token of its *longest* sequence, as the paper has it, and 0.18 ms a sequence.
+Paper: MiniMax-M2.5 (229B, FP8) on 8 H200: four GPUs for prefill and four for decode, each one
+tensor-parallel group, so one prefill engine and one decode engine; here two engine schedulers on
+virtual time (`stages.py`), with KV over a link of two million tokens/s. Latency from the paper's
+anchors (worked example K8). A decode step costs 9.05 ms, 0.238 us for each token of its *longest*
+sequence, as the paper has it, and 0.18 ms a sequence.
 
-The online trace is not public. Lengths: 1,000 quantiles of a lognormal law (median 1,950, sigma 1.45, clipped to 32 to
-131,072: mean about 5,500), outputs 240 x (prompt / 2,200)^0.7 with lognormal noise (sigma 0.8), Poisson arrivals; the
-seed draws order and arrivals. What the paper does not give (those outputs, the cost of a sequence, a KV cache of two
-million tokens) was set so that *DistServe* comes near the paper's DistServe; a table shows what was tried for the cost.
+The online trace is not public. Lengths: 1,000 quantiles of a lognormal law (median 1,950, sigma 1.45,
+clipped to 32 to 131,072: mean about 5,500), outputs 240 x (prompt / 2,200)^0.7 with lognormal noise
+(sigma 0.8), Poisson arrivals; the seed draws order and arrivals. Values that the paper does not give
+(these outputs, the cost of a sequence, a KV cache of two million tokens) were chosen so that
+*DistServe* comes near the paper's DistServe; a table shows the costs that were tried.
 
-*As read* is `kairos_urgency` and `kairos_decode` reserving a step of the active set; *as printed* is
-`kairos_urgency_printed` reserving a solo step. All requests are of one class, so an engine's own priority by class, or
-by deadline, is first come, first served: today's baseline is the same as DistServe's order here. S-EDF is shown as the
-strongest other order.
+*As read* is `kairos_urgency`, and `kairos_decode` that reserves a step of the active set; *as printed*
+is `kairos_urgency_printed`, with a solo step reserved. All requests are of one class, so an engine's
+own priority by class, or by deadline, is first come, first served, which is DistServe's order. S-EDF is
+shown as the strongest other order.
 
-The paper's largest gains are at QPS 3.0 (Figure 6: 2.0), which is {over:.2f} ({under:.2f}) times the load at which its
-DistServe holds 90 % of TTFTs. Claims are judged at that multiple of our DistServe's own 90 % TTFT point; the same QPS
-and the largest gain at any load are shown beside it. This paper runs in an event loop of its own around the engine
-schedulers that serve, since its decode step takes as long as its longest sequence needs.
+The paper's largest gains are at QPS 3.0 (Figure 6: 2.0), which is {over:.2f} ({under:.2f}) times the load at
+which its DistServe holds 90 % of TTFTs. Claims are judged at that multiple of our DistServe's own 90 %
+TTFT point; the same QPS and the largest gain at any load are shown beside it. This paper runs in an
+event loop of its own around the engine schedulers that serve, since its decode step takes as long as
+its longest sequence needs.
 """
 
 
