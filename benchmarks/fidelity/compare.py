@@ -1,4 +1,4 @@
-"""How far a simulation is from what was measured: attainment in points, TTFT percentiles in per cent."""
+"""The difference between a simulation and a measurement: attainment in points, TTFT percentiles in per cent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ POINTS_AIM, P50_AIM_PCT, P95_AIM_PCT = 5.0, 10.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """One run, real or simulated: attainment (0..1) by class and of all, and TTFTs in seconds, one a request. Who had
-    no first token when the run was cut off counts with the time it had waited by then, in both."""
+    """One run, real or simulated: attainment (0..1) by class and of all, and the TTFT of each request in seconds.
+
+    In both, a request without a first token when the run was cut counts with the time that it had waited by then.
+    """
 
     attainment: float
     by_class: Mapping[str, float]
@@ -32,8 +34,11 @@ class SeenRun:
 
 
 def compare(real: Sequence[SeenRun], simulated: Sequence[SeenRun]) -> dict[str, Any]:
-    """Medians of the simulated runs against the medians of the real ones. `reached`: attainment within 5 points or
-    within the spread of the real runs where that is larger, TTFT p50 within 10 %, p95 within 20 %."""
+    """Medians of the simulated runs against the medians of the real ones.
+
+    `reached`: attainment within 5 points, or within the spread of the real runs if that is larger; TTFT p50 within 10
+    %, p95 within 20 %.
+    """
     attained, expected = [run.attainment for run in real], [run.attainment for run in simulated]
     spread = 100 * (max(attained) - min(attained))
     points = 100 * (statistics.median(expected) - statistics.median(attained))
@@ -77,7 +82,7 @@ def worst(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """`what` of an entry, then real and simulated side by side."""
+    """One row per entry: `what`, then real and simulated side by side."""
     lines = [
         f"{'':44}{'attainment':>17}{'spread':>8}{'error':>8}{'TTFT p50':>19}{'error':>8}{'TTFT p95':>19}{'error':>8}"
     ]

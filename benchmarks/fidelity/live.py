@@ -22,7 +22,7 @@ from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 from controller.simulator.workloads.demand import Demand
 
-VLLM_CPU_BATCH_TOKENS = 2048  # max_num_batched_tokens of its OpenAI server on a CPU, which our servers leave as it is
+VLLM_CPU_BATCH_TOKENS = 2048  # default max_num_batched_tokens of vLLM's OpenAI server on a CPU
 GATEWAY_PROGRESS_S = 0.05  # api.openai.runtime.PROGRESS_S
 GATEWAY_TELEMETRY_S = 1.0  # TELEMETRY_PERIOD_S
 PROBE_TOKENS, PROBES, PROBE_GAP_S = 64, 24, 0.4
@@ -31,19 +31,22 @@ NOBODY_WAITS = 3600.0  # the seeded classes' waiting_time
 
 @dataclass(frozen=True, slots=True)
 class RealRun:
-    """`requests`: one [first, last, finished, instance] a request of the plan in its order; seconds after the start,
-    `first` and `last` None where no token came. `ended`: when the run was cut or ended."""
+    """One real run.
+
+    `requests`: [first, last, finished, instance] of each request of the plan, in its order; seconds after the start,
+    `first` and `last` None if no token came. `ended`: when the run was cut or ended.
+    """
 
     requests: Sequence[Sequence[Any]]
     ended: float
     largest_gap_s: float = 0.0
-    way_s: float = 0.0  # of a run that only measured the way
+    way_s: float = 0.0  # for a run that only measured the time between gateway and engine
     refused: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
 
 
 def measured(bench: Bench, policy: str, plan: Sequence[PlannedArrival]) -> RealRun:
-    """Through a fresh gateway with this policy set, repeated while the machine stalls."""
+    """A run through a new gateway with this policy set, repeated if the machine stalled."""
 
     def once() -> RealRun:
         wait_idle(bench.stack.fleet.urls)
@@ -62,7 +65,7 @@ def _time(at: float) -> float | None:
 
 
 def seen(run: RealRun, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> SeenRun:
-    """Attainment as bench-vllm judges it. Raises ValueError where run and plan do not belong together."""
+    """Attainment as bench-vllm judges it. Raises ValueError if run and plan do not belong together."""
     met: dict[str, list[bool]] = {task.name: [] for task in tasks}
     waited = ttfts(run, plan)
     for arrival, ttft, (first, last, finished, _) in zip(plan, waited, run.requests, strict=True):
@@ -76,7 +79,7 @@ def seen(run: RealRun, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) ->
 
 
 def ttfts(run: RealRun, plan: Sequence[PlannedArrival]) -> list[float]:
-    """Seconds, one a request; of one without a token the time it had waited at the end. Errors as of `seen`."""
+    """Seconds, one per request; without a token, the time it had waited at the end. Errors as `seen`."""
     return [
         (run.ended if first is None else first) - arrival.at
         for arrival, (first, *_) in zip(plan, run.requests, strict=True)
@@ -84,7 +87,7 @@ def ttfts(run: RealRun, plan: Sequence[PlannedArrival]) -> list[float]:
 
 
 def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
-    """One way between gateway and engine (`way_s`): single short requests to idle engines, one after the other."""
+    """One way between gateway and engine (`way_s`), from single short requests to idle engines, one after the other."""
     task = FOUR_TASKS[0]
     plan = [
         PlannedArrival(PROBE_GAP_S * i, task, tuple(3 + (7 * i + k) % 1000 for k in range(PROBE_TOKENS)), 2)
@@ -98,8 +101,11 @@ def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
 
 
 def read_at_once(run: RealRun, plan: Sequence[PlannedArrival]) -> float:
-    """Share of the answers of several tokens whose tokens were all read at one moment: the load generator, or the
-    gateway, was late by a whole answer, and first tokens say little of the engines. 0..1."""
+    """Share (0..1) of the answers of several tokens whose tokens were all read at one moment.
+
+    For these the load generator or the gateway was late by a whole answer, so first tokens say little about the
+    engines.
+    """
     ended = [
         (first, last)
         for arrival, (first, last, ok, _) in zip(plan, run.requests, strict=True)
@@ -116,7 +122,10 @@ def simulated(
     way_s: float,
     speed: MachineSpeed | None = None,
 ) -> RealRun:
-    """The same arrivals in the simulator, in the form of a real run. `speed` None: every step as `truth` has it."""
+    """The same arrivals in the simulator, in the form of a real run.
+
+    `speed` None: every step takes the time of `truth`.
+    """
     engine = InstanceSettings(
         truth,
         kv_tokens=profiled.kv_capacity_tokens or 131_072,

@@ -1,4 +1,6 @@
-"""The machine that runs were measured on, as their own records show it: step times, scatter, the way to an engine."""
+"""The machine of the measured runs, as their records show it: step times, scatter, and the time to an engine and
+back.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from controller.predict.latency_refit import refit_profile
 from controller.predict.latency_speed import Interval, speed_over_time
 from controller.simulator.fleet.machine_speed import MachineSpeed
 
-SPEED_PERIOD_S = 0.25  # shorter ones hold too few ends of intervals to tell them apart
-NOT_QUEUED_S = 0.5  # a first token later than that says more of the queue than of the way
-FEWEST = 50  # requests that did not queue, to tell the way from
+SPEED_PERIOD_S = 0.25  # shorter periods contain too few ends of intervals
+NOT_QUEUED_S = 0.5  # a later first token depends more on the queue than on the time between gateway and engine
+FEWEST = 50  # least number of requests that did not queue, for an estimate
 PREFILL_FACTORS = (1.0, 1.2, 1.4, 1.6, 2.0)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 AMPLITUDES = (1.0, 0.75, 0.5, 0.25)
@@ -30,7 +32,7 @@ LEFT_OUT_SEEDS = (1, 2, 3, 4, 5)
 
 
 class KnownMachine(NamedTuple):
-    """A run that the machine is known from."""
+    """A run from which the machine is known."""
 
     run: RealRun
     plan: Sequence[PlannedArrival]
@@ -38,8 +40,11 @@ class KnownMachine(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """`speed`: over the runs it is known from, one behind the other (None: always as `latency` says), its logarithm
-    `amplitude` times as large as measured; `way_s`: from the gateway to an engine, and back."""
+    """Step times, speed and distance of one machine.
+
+    `speed`: over the runs from which it is known, one after the other (None: always as `latency` says), with its
+    logarithm scaled by `amplitude`. `way_s`: one way between gateway and engine.
+    """
 
     latency: LatencyCoefficients
     speed: MachineSpeed | None
@@ -48,15 +53,13 @@ class Machine(NamedTuple):
 
 
 def machine_of(known: Sequence[KnownMachine], profiled: Profiled, way_s: float) -> Machine:
-    """`way_s`: that of idle engines. Raises ConfigError where the records are too few.
+    """The machine of these runs. `way_s`: that of idle engines. Raises ConfigError if there are too few records.
 
-    Decode intervals tell prompts and steps apart badly where a machine pauses (`latency_refit`), and then take their
-    proportion from the profile. First tokens tell it: of PREFILL_FACTORS on the profile's prefill the one counts whose
-    simulation of the same runs has the nearest quantiles of TTFT.
-
-    A speed over time explains the run it is from, what the model has wrong of it included; at other moments of other
-    runs that is noise on top. Of AMPLITUDES the one counts with which the other runs' speeds, begun at drawn moments,
-    tell the quantiles of TTFT of each run best. One run alone keeps what was measured.
+    On a machine that pauses, decode intervals do not separate prompts from steps well (`latency_refit`) and keep the
+    profile's proportion. First tokens do: of PREFILL_FACTORS on the profile's prefill, the one is used whose simulation
+    of the same runs has the nearest quantiles of TTFT. A speed over time explains its own run, including the errors of
+    the model, which are noise in other runs. Of AMPLITUDES, the one is used with which the other runs' speeds, begun at
+    random moments, best predict the quantiles of TTFT of each run. A single run keeps its measured speed.
     """
     fits = [_with_prefill(factor, known, profiled, way_s) for factor in PREFILL_FACTORS]
     _, latency, speeds, busy_s = min(fits, key=lambda fit: fit[0])
@@ -69,7 +72,9 @@ def machine_of(known: Sequence[KnownMachine], profiled: Profiled, way_s: float) 
 def _with_prefill(
     factor: float, known: Sequence[KnownMachine], profiled: Profiled, way_s: float
 ) -> tuple[float, LatencyCoefficients, list[MachineSpeed], float]:
-    """How far the quantiles of TTFT are from the real ones; step times, speeds by run, and the way to busy engines."""
+    """The distance of the quantiles of TTFT from the real ones; step times, speeds by run, and the time to busy
+    engines.
+    """
     profile = LatencyCoefficients(**profiled.coefficients)
     shape = profile._replace(prefill_b=factor * profile.prefill_b, prefill_c=factor * profile.prefill_c)
     latency, speeds = refitted(known, shape)
@@ -94,7 +99,7 @@ def _left_out(
     way_s: float,
     amplitude: float,
 ) -> float:
-    """How far the quantiles of TTFT of each run are from what the other runs' speeds tell."""
+    """How far the quantiles of TTFT of each run are from the prediction by the other runs' speeds."""
     far = []
     for at, each in enumerate(known):
         others = _damped(_joined([speed for other, speed in enumerate(speeds) if other != at]), amplitude)
@@ -106,13 +111,13 @@ def _left_out(
 
 
 def _joined(speeds: Sequence[MachineSpeed]) -> MachineSpeed:
-    """An engine's series of one run behind that of the other."""
+    """An engine's series of one run followed by that of the other."""
     series = zip(*(speed.series for speed in speeds), strict=True)
     return MachineSpeed(tuple(tuple(chain.from_iterable(of)) for of in series), SPEED_PERIOD_S)
 
 
 def _damped(speed: MachineSpeed, amplitude: float) -> MachineSpeed:
-    """Each speed to the power of `amplitude`; as much work is done in all as before."""
+    """Each speed to the power of `amplitude`; the total work stays the same."""
     series = []
     for measured in speed.series:
         powers = [value**amplitude for value in measured]
@@ -122,7 +127,7 @@ def _damped(speed: MachineSpeed, amplitude: float) -> MachineSpeed:
 
 
 def apart(known: KnownMachine, told: Sequence[RealRun]) -> float:
-    """Mean over QUANTILES of the size of ln(told / real) of TTFT, at the median of several simulations."""
+    """Mean over QUANTILES of |ln(predicted / real)| of TTFT, with the median of several simulations."""
     real, *ours = (ttfts(run, known.plan) for run in (known.run, *told))
     return statistics.fmean(
         abs(statistics.median(math.log(percentile(of, q) / percentile(real, q)) for of in ours)) for q in QUANTILES
@@ -130,12 +135,12 @@ def apart(known: KnownMachine, told: Sequence[RealRun]) -> float:
 
 
 def busy_way_s(known: Sequence[KnownMachine], told: Sequence[RealRun], way_s: float) -> float:
-    """One way between gateway and engine while both work; `told`: the runs as simulated with `way_s`, that of idle
+    """One way between gateway and engine while both work. `told`: the runs simulated with `way_s`, that of idle
     engines.
 
-    An engine's HTTP server reads a request and writes its tokens on the cores that compute its steps, so the way is
-    longer then. Half of what first tokens took longer than told, at the median of requests that hardly queued, is
-    added; nothing where fewer than FEWEST of them are.
+    An engine's HTTP server uses the cores that compute its steps, so requests and tokens take longer then. Half of the
+    additional time of first tokens, at the median of requests that hardly queued, is added; nothing if there are fewer
+    than FEWEST of them.
     """
     late: list[float] = []
     for each, simulation in zip(known, told, strict=True):
@@ -146,7 +151,9 @@ def busy_way_s(known: Sequence[KnownMachine], told: Sequence[RealRun], way_s: fl
 
 
 def _decoded(run: RealRun, plan: Sequence[PlannedArrival]) -> dict[str, list[tuple[Served, Row]]]:
-    """By engine: finished requests whose tokens came one after the other, with what was done between first and last."""
+    """By engine: finished requests whose tokens came one after the other, with the work between first and last
+    token.
+    """
     by_engine: dict[str, list[Served]] = {}
     for arrival, (first, last, finished, instance) in zip(plan, run.requests, strict=True):
         if finished and arrival.output_tokens > 1 and last > first:
@@ -161,8 +168,10 @@ def _decoded(run: RealRun, plan: Sequence[PlannedArrival]) -> dict[str, list[tup
 def refitted(
     known: Sequence[KnownMachine], profile: LatencyCoefficients
 ) -> tuple[LatencyCoefficients, list[MachineSpeed]]:
-    """Step times while everything runs, from the records of runs, and how the machine's speed varied around them in
-    each run, from its start. Raises ConfigError where the records are too few."""
+    """Step times under load, from the records of runs, and the speed of the machine over each run from its start.
+
+    Raises ConfigError if there are too few records.
+    """
     decoded = [_decoded(each.run, each.plan) for each in known]
     rows = [(row, each.last_at - each.first_at) for of in decoded for pairs in of.values() for each, row in pairs]
     fit = refit_profile(rows, profile)
@@ -171,7 +180,7 @@ def refitted(
 
 
 def _speeds(of: dict[str, list[tuple[Served, Row]]], names: Sequence[str], fit: LatencyCoefficients) -> MachineSpeed:
-    """A series each, of the same moments; an engine that the records say nothing of runs as fitted."""
+    """One series per engine, of the same moments; engines without records run as fitted."""
     speeds = {name: speed_over_time(_work(pairs, fit), SPEED_PERIOD_S) for name, pairs in of.items()}
     longest = max(map(len, speeds.values()))
     series = [speeds.get(name, []) for name in names]
@@ -183,6 +192,6 @@ def _work(pairs: Sequence[tuple[Served, Row]], fit: LatencyCoefficients) -> list
 
 
 def work_s(fit: LatencyCoefficients, row: Row) -> float:
-    """Seconds that the steps of one decode interval take by the model."""
+    """Seconds of the steps of one decode interval, by the model."""
     factors = (fit.decode_a, fit.decode_b, fit.decode_c, fit.prefill_b, fit.prefill_c)
     return sum(value * factor for value, factor in zip(row, factors, strict=True))

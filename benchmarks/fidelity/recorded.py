@@ -2,15 +2,13 @@
 
     python -m benchmarks.fidelity --recorded
 
-300 ShareGPT requests at 10 a second, far past what one engine bears. The recordings have no profile, so the first third
-of the requests to *end* calibrates the latency model (`controller/predict/latency_records.py`) and the other two
-thirds, none of which it has seen, are compared; the simulation always runs all 300. Slots, budget and the size of the
-KV cache are those of the recording programme's published engine settings (ENGINES). Scheduling is one step ahead, as
-GPUs have it by default: without it requests that never queue have a first token 28 % too early. There are no SLOs in
-the recordings: attainment is the share with a TTFT within the median of the recorded ones.
-
-Not compared: the fourth recording (Qwen3-30B-A3B) ran on two data-parallel ranks that wait for each other in every
-step, which the simulator does not have.
+300 ShareGPT requests at 10 a second, far above the capacity of one engine. The recordings have no profile, so the first
+third of the requests to *end* calibrates the latency model (`controller/predict/latency_records.py`), and the other two
+thirds, which it has not seen, are compared; the simulation always runs all 300. Slots, budget and the size of the KV
+cache are those of the published engine settings (ENGINES). Scheduling is one step ahead, as is the default on GPUs:
+without it, first tokens of requests that never queue are 28 % too early. The recordings have no SLOs: attainment is the
+share with a TTFT within the median of the recorded ones. Not compared: the fourth recording (Qwen3-30B-A3B) used two
+data-parallel ranks that wait for each other in every step, which the simulator does not have.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from controller.simulator.workloads.demand import Demand
 RECORDINGS = Path(__file__).resolve().parents[1] / "data" / "vllm_recorded_requests.csv.gz"
 CALIBRATION_SHARE = 1 / 3
 BLOCK = 16
-TARGETS = Targets(10.0, 1.0, None, 1e9)  # nobody acts on them under round robin on one engine
+TARGETS = Targets(10.0, 1.0, None, 1e9)  # not used by round robin on one engine
 
 
 class Recording(NamedTuple):
-    """What the programme that made a recording set or reported: `max_num_seqs`, tokens in the KV cache."""
+    """Settings and figures of a recording: `max_num_seqs`, and tokens in the KV cache."""
 
     gpu: str
     model: str
@@ -63,7 +61,7 @@ class RecordedRow(NamedTuple):
 
 
 def read(path: Path, recording: Recording) -> list[RecordedRow]:
-    """By arrival. Raises FileNotFoundError, ValueError for a file without such a recording."""
+    """By arrival. Raises FileNotFoundError, or ValueError for a file without such a recording."""
     with gzip.open(path, "rt", newline="") as file:
         rows = [_row(raw) for raw in csv.DictReader(file) if (raw["gpu"], raw["model"]) == recording[:2]]
     if not rows:
@@ -79,7 +77,7 @@ def _row(raw: Mapping[str, str]) -> RecordedRow:
 
 
 def calibrate(rows: Sequence[RecordedRow]) -> tuple[LatencyCoefficients, set[int]]:
-    """The fit, and which requests (by position) it has seen."""
+    """The fit, and the positions of the requests that it used."""
     by_end = sorted(range(len(rows)), key=lambda index: rows[index].served.last_at)
     seen = by_end[: round(len(rows) * CALIBRATION_SHARE)]
     everyone = [row.served for row in rows]
@@ -114,7 +112,7 @@ def seen(ttfts: Sequence[float], target_s: float) -> SeenRun:
 
 
 def recorded(path: Path = RECORDINGS) -> list[dict[str, Any]]:
-    """One entry a recording."""
+    """One entry per recording."""
     entries = []
     for recording in ENGINES:
         rows = read(path, recording)

@@ -1,1 +1,1 @@
-"""`make reproduce`: each paper's figures in its own setting, the paper's headline beside ours."""
+"""`make reproduce`: each paper's figures in its own setting, with the paper's headline beside ours."""

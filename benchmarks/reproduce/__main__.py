@@ -1,6 +1,6 @@
-"""`make reproduce`: every paper, or those named by --paper; then docs/reproduction from everything that is stored.
+"""`make reproduce`: all papers, or those named by --paper; then writes docs/reproduction from all stored results.
 
-Papers run side by side, one process each, `--jobs` at a time. The last line of output is one JSON list of claims.
+Papers run in parallel, one process each, `--jobs` at a time. The last line of output is one JSON list of claims.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
 
 
 def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
-    """One paper's section (of `parts` alone, if any), with what it took. Progress goes to standard error, prefixed by
-    the paper."""
+    """One paper's section (only `parts`, if given), with its duration.
+
+    Progress goes to standard error, prefixed by the paper.
+    """
     began = time.monotonic()
     module = importlib.import_module(f"benchmarks.reproduce.{name}.section")
     chosen = {"parts": parts} if parts else {}
@@ -53,13 +55,13 @@ def _commit() -> str:
 
 
 def stored(folder: Path) -> list[Section]:
-    """Sections in the order of PAPERS; papers never run are absent."""
+    """Sections in the order of PAPERS, without papers that were never run."""
     files = [folder / f"{name}.json" for name in PAPERS]
     return [Section.from_json(json.loads(file.read_text())) for file in files if file.exists()]
 
 
 def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
-    """The parts of the one paper of which some are asked for; exits where there are none of that name."""
+    """The parts of the one paper to run; exits if there are none of that name."""
     if not parts:
         return ()
     if len(names) != 1:

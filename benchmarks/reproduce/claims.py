@@ -1,4 +1,4 @@
-"""What a reproduction reports. A paper's module gives one Section; it is stored as JSON and shown as a page."""
+"""The results of a reproduction. A paper's module returns one Section, stored as JSON and shown as a page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Value = float | int | str | None
 class Claim:
     """One headline. `theirs` and `ours` are in the unit that `claim` names.
 
-    `reached`: None where the baseline could only be built from a seed's description, or nothing comparable exists.
-    `reason`: why they differ, wherever they differ noticeably.
+    `reached`: None if the baseline could only be built from a description, or nothing comparable exists. `reason`: why
+    they differ, wherever they differ noticeably.
     """
 
     paper: str
@@ -27,12 +27,12 @@ class Claim:
     setting: str
     seeds: Sequence[int]
     reason: str = ""
-    part: str = ""  # of a paper whose parts are run one by one
+    part: str = ""  # for papers whose parts can be run separately
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines by label. `level`: a horizontal line worth seeing (the 90 % of goodput)."""
+    """Lines by label. `level`: a horizontal reference line (the 90 % of goodput)."""
 
     name: str  # file name without suffix
     title: str
@@ -57,17 +57,23 @@ Part = TypeVar("Part", Claim, Table, Plot)
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`settings_text`: Markdown: hardware profile, workload, sizes, seeds, what stands for what."""
+    """All results of one paper.
+
+    `settings_text`: Markdown about hardware profile, workload, sizes, seeds and stand-ins.
+    """
 
     paper: str
     settings_text: str
     claims: Sequence[Claim]
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)  # seconds it took, commit, machine; filled in by the command
+    meta: Mapping[str, Any] = field(default_factory=dict)  # duration, commit and machine; filled in by the command
 
     def updated(self, fresh: Section, parts: Sequence[str], order: Sequence[str]) -> Section:
-        """This one with `parts` replaced by those of `fresh`; all parts in `order`. Each part's run is in the meta."""
+        """This section with `parts` replaced by those of `fresh`, all parts in `order`.
+
+        The meta holds each part's run.
+        """
 
         def merged(old: Sequence[Part], new: Sequence[Part]) -> list[Part]:
             kept = [each for each in old if each.part not in parts] + [each for each in new if each.part in parts]

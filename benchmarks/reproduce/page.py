@@ -1,4 +1,6 @@
-"""docs/reproduction: a summary, one page a paper, its plots, and its tables as CSV, from the stored sections alone."""
+"""Writes docs/reproduction from the stored sections: a summary, one page per paper, its plots, and its tables as
+CSV.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ paper's description, or if the paper gives nothing to compare with.
 MARKS = {True: "yes", False: "no", None: "not judged"}
 SUMMARY = ("paper", "figure", "reached", "not judged", "first claim", "paper's", "ours")
 CLAIMS = ("figure", "claim", "paper's", "ours", "reached", "setting", "seeds", "reason")
-CLAIMS_NAMED = 2  # of those that one reason explains
+CLAIMS_NAMED = 2  # claims named per reason
 LONGEST_NAME = 60  # characters of a table's file name
-TITLES = {"flowprefill": "FlowPrefill", "concord": "Concord"}  # papers whose stored results have another spelling
+TITLES = {"flowprefill": "FlowPrefill", "concord": "Concord"}  # papers that stored results spell differently
 
 
 def write(sections: Sequence[Section], folder: Path) -> None:
-    """README.md, PAPER.md and tables/PAPER/*.csv in `folder`, and one SVG a plot."""
+    """README.md, PAPER.md and tables/PAPER/*.csv in `folder`, and one SVG per plot."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text(HEAD + _summary(sections))
     for section in sections:
@@ -62,7 +64,7 @@ def _summary(sections: Sequence[Section]) -> str:
 
 
 def _by_figure(claims: Sequence[Claim]) -> Iterator[tuple[tuple[str, str], list[Claim]]]:
-    """In the order in which figures first appear; parts that were run again may have scattered them."""
+    """In the order in which figures first appear, since parts that were run again may be out of order."""
     keys = list(dict.fromkeys((claim.paper, claim.figure) for claim in claims))
     ordered = sorted(claims, key=lambda claim: keys.index((claim.paper, claim.figure)))
     return ((key, list(found)) for key, found in groupby(ordered, key=lambda claim: (claim.paper, claim.figure)))
@@ -100,7 +102,7 @@ def _run(meta: Mapping[str, Any]) -> str:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
-    """Each reason once, with the claims that it explains; every claim's own is in the table of all claims."""
+    """Each reason once, with the claims that it explains; the table of all claims has the reason of each."""
     given: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if claim.reason:
@@ -116,7 +118,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _tables(section: Section, folder: Path) -> str:
-    """Writes every claim and every table as CSV; returns the list of links."""
+    """Write all claims and every table as CSV; returns the list of links."""
     rows = [
         [c.figure, c.claim, c.theirs, c.ours, MARKS[c.reached], c.setting, " ".join(map(str, c.seeds)), c.reason]
         for c in section.claims
@@ -161,14 +163,14 @@ def _cell(value: Value) -> str:
 
 
 def draw(plot: Plot, path: Path) -> None:
-    """One SVG, without a date in it: equal data give an equal file."""
+    """One SVG without a date, so that equal data give an equal file."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "slackline"
-    plt.rcParams["svg.fonttype"] = "none"  # text as text: files of a third of the size
+    plt.rcParams["svg.fonttype"] = "none"  # text as text, which makes files a third of the size
     figure, axes = plt.subplots(figsize=(7, 4))
     for index, (label, points) in enumerate(plot.series.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())

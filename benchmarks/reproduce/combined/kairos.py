@@ -1,4 +1,4 @@
-"""The combined set in Kairos' setting: dispatcher, prefill engine, migrator, link, decode engine, simulated whole."""
+"""The combined set in Kairos' setting: dispatcher, prefill engine, migrator, link and decode engine, all simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationResult, SimulationSettings
 from controller.simulator.fleet.network import LinkSettings
 
-KV_BYTES = 131_072  # a token; only its ratio to the link's speed matters
+KV_BYTES = 131_072  # per token; only its ratio to the link's speed matters
 LINK = LinkSettings(bandwidth_gb_s=lab.TESTBED.link_tokens_per_s * KV_BYTES / 1e9, latency_s=0.0)
 PATIENT_S = 1e9
 OWN = (lab.KAIROS, lab.KAIROS_PRINTED)
@@ -35,10 +35,10 @@ MIGRATOR = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prefill and a decode engine, and who is in front. A policy of None: as with `--scheduler slackline`."""
+    """A prefill and a decode engine, and the dispatcher. A policy of None: as with `--scheduler slackline`."""
 
     policies: tuple[StagePolicy | None, StagePolicy | None] = (None, None)
-    policy_set: str = "least_outstanding"  # with one engine a stage: everything at once
+    policy_set: str = "least_outstanding"  # with one engine per stage: everything at once
     overrides: Mapping[str, Any] = field(default_factory=dict)
     decode_settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ AT_ONCE = {"migration": {"name": "least_outstanding"}}
 
 
 def engines(pair: Pair, believed: LatencyCoefficients | None) -> tuple[InstanceSettings, InstanceSettings]:
-    """Of the testbed's sizes (kairos_stages)."""
+    """With the testbed's sizes (kairos.stages)."""
     bed = lab.TESTBED
     prefill = InstanceSettings(
         bed.latency,
@@ -61,7 +61,7 @@ def engines(pair: Pair, believed: LatencyCoefficients | None) -> tuple[InstanceS
         kv_bytes_per_token=KV_BYTES,
         role="prefill",
         decode_by=bed.decode_by,
-        model_shape="qwen3-30b-a3b",  # a mixture of experts too: where its operators end matters by milliseconds
+        model_shape="qwen3-30b-a3b",  # a mixture of experts too; the ends of its operators matter only by milliseconds
         believed=believed,
     )
     decode = replace(
@@ -93,7 +93,7 @@ def simulation(pair: Pair, calls: Sequence[StageCall], believed: LatencyCoeffici
 
 
 def attained(result: SimulationResult) -> float:
-    """Of both promises, per cent; a single token keeps any TPOT."""
+    """Share that meets both targets, per cent; a single token meets any TPOT."""
     return 100 * statistics.fmean(record.attained for record in result.records)
 
 
@@ -120,7 +120,7 @@ def _own(name: str) -> Pair:
 
 
 def kairos(progress: Progress, quick: bool) -> Iterator[Claim]:
-    """At each load beside the better of the paper's two readings."""
+    """At each load, beside the better of the paper's two readings."""
     seeds, count = (1,) if quick else (1, 2, 3), 200 if quick else 1000
     believed = calibrated(count)
     for rate in (3.0,) if quick else (2.0, 3.0, 4.0, 5.0):
@@ -134,7 +134,7 @@ def kairos(progress: Progress, quick: bool) -> Iterator[Claim]:
 
 
 def parts(quick: bool) -> Table:
-    """What each part of the set does in Kairos' setting."""
+    """The effect of each part of the set in Kairos' setting."""
     seeds, count = (1,) if quick else (1, 2, 3), 200 if quick else 1000
     believed = calibrated(count)
     at_once = replace(SET, overrides=AT_ONCE)

@@ -1,4 +1,4 @@
-"""Two runs of the same arrivals, seed by seed: is the second at least as good?"""
+"""Compares two runs of the same arrivals, seed by seed: is the second at least as good?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.reproduce.claims import Claim
 
-FIGURES = 4  # that a printed number keeps
+FIGURES = 4  # of a printed number
 
 
 def compare(
@@ -19,7 +19,7 @@ def compare(
     seeds: Sequence[int],
     reason: str = "",
 ) -> Claim:
-    """Paired by seed; `reason` is told where ours is behind."""
+    """Paired by seed; `reason` is given if ours is behind."""
     differences = [here - there for here, there in zip(ours, theirs, strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
     lost = statistics.fmean(differences) < -error

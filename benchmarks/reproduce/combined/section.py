@@ -1,7 +1,7 @@
-"""The combined policy set `slackline` on each paper's home workload, beside the best of that paper's own.
+"""The combined policy set `slackline` on each paper's home workload, beside the best of that paper.
 
-One set, by what a stage of the fleet is (`controller/policies/by_stage.py`): dispatcher and migrator `slackline`
-everywhere, inside the engines what an engine started with `--scheduler slackline` runs, with the same options.
+There is one set, by role (`controller/policies/by_stage.py`): dispatcher and migrator `slackline` everywhere, and in
+the engines the scheduler of `--scheduler slackline`, with the same options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step 
 needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
 migrator use a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
 """
-BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never holds a prefill up, as in FlowPrefill's section
+BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, as in FlowPrefill's section
 
 
 def reproduce(progress: Progress, quick: bool) -> Section:
@@ -84,7 +84,7 @@ MAPPED = (
 
 
 def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
-    """Fig. 3, on two workers and on two that grow to four."""
+    """Fig. 3, on two workers, and on two that scale out to four."""
     lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
     for name in ("Qwen32B",) if quick else MODELS:
         for mix in ("4-task",) if quick else ("4-task", "2-task"):
@@ -129,12 +129,12 @@ def by_stage(settings: SimulationSettings) -> SimulationSettings:
 
 
 def _reported(progress: Progress, quick: bool) -> Iterable[Claim]:
-    """Fig. 5, 6 and 7 as HyperFlexis' section has them: collocated engines, which are the set's."""
+    """Fig. 5, 6 and 7 from HyperFlexis' section, whose collocated engines are those of the set."""
     return () if quick else from_the_report(progress, MAPPED)
 
 
 def _parts_of_the_order(quick: bool) -> Table:
-    """Which part makes the difference while a fleet grows: the order's lookahead, the order, the pacing."""
+    """Which part makes the difference while a fleet scales out: the lookahead, the order or the pacing."""
     lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
     named = {"ordering": {"name": "tpot_then_arrival"}}
     cases: Mapping[str, Contender] = {
@@ -178,7 +178,7 @@ def _in_time(load: flowprefill_setting.OfferedLoad, rate: float) -> bool:
     """Whether the set's prefill engine gives enough first tokens in time."""
     lab = flowprefill_setting
     engine = lab.instance(load.model, lab.EngineContender("set", {"engine_kind": BY_STAGE, "role": "prefill"}))
-    engine = replace(engine, max_num_batched_tokens=4096)  # tokens of a batch: the paper's G
+    engine = replace(engine, max_num_batched_tokens=4096)  # tokens per batch: the paper's G
     decode = replace(engine, role="decode", kv_tokens=BIG_KV, max_num_seqs=MANY)
     result = simulated((engine, decode), load.demands(rate, load.seeds[0]))
     share: float = sum(record.ttft_met for record in result.records) / len(result.records)
@@ -186,7 +186,7 @@ def _in_time(load: flowprefill_setting.OfferedLoad, rate: float) -> bool:
 
 
 def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) -> SimulationResult:
-    """A run of the set over instances with roles."""
+    """A run of the set on instances with roles."""
     settings = SimulationSettings(instances, sample_s=1e6, progress_s=1e6, telemetry_period_s=1e6)
     return Simulation(settings, build_dispatcher(BY_STAGE), demands, migrator=build_migrator(BY_STAGE)).run()
 
@@ -222,13 +222,13 @@ def _concord(progress: Progress, quick: bool) -> Iterable[Claim]:
 
 
 def collocated() -> InstanceSettings:
-    """Concord's engine as one started with `--scheduler slackline --deadlines`."""
+    """Concord's engine, as started with `--scheduler slackline --deadlines`."""
     own = concord_lab.instance(concord_lab.CONCORD)
     return replace(own, batching=None, batching_settings={}, engine_kind=BY_STAGE, deadlines=True)
 
 
 def learned_too(quick: bool) -> Table:
-    """Concord's policy and the set where both learn how long stages take."""
+    """Concord's policy and the set, where both learn the time of stages."""
     lab, seeds, programs = concord_lab, (1,) if quick else (2, 3, 4), 60 if quick else 1000
     rows: list[list[str | float | int | None]] = []
     for rate in (3.0,) if quick else (2.0, 3.0, 4.0):

@@ -1,4 +1,4 @@
-"""What the combined set's section takes from the figures that other sections have stored."""
+"""Figures of other sections that the combined set's section uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stored(paper: str, folder: Path = STORE) -> Section | None:
 
 
 def from_the_report(progress: Progress, reason: str, folder: Path = STORE) -> Iterator[Claim]:
-    """HyperFlexis' Fig. 5 to 7: nothing where its section was not run."""
+    """HyperFlexis' Fig. 5 to 7; empty if its section was not run."""
     section = stored("hyperflexis", folder)
     if section is None:
         progress("HyperFlexis' section is not stored: its Figures 5 to 7 are left out")
@@ -93,7 +93,7 @@ def _beside(what: str, setting: str, theirs: Any, ours: Any, reason: str) -> Cla
 def calm_at_its_best(folder: Path = STORE) -> list[System]:
     """Packed and whole slots, each with the settings that earned most in the stored sweep of Concord's section.
 
-    Raises RuntimeError where that was not run with the candidates of today.
+    Raises RuntimeError if that was not run with the current candidates.
     """
     section = stored("concord", folder)
     tables = () if section is None else section.tables

@@ -29,23 +29,26 @@ ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "workers/engine/profiles.json"
 PROFILE_ID = "llama-3.1-8b-a100"
 TRACE = ROOT / "benchmarks/data/azure2023_conv.csv.gz"
-KV_TOKENS = 426_784  # an 80 GB A100's, as estimated with the profile
-PATIENCE_S = 120.0  # after the last arrival: longer than any deadline
-PAUSED = 4  # sequences that may hold KV for each slot, for policies that pause
-MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call, and of a program: what is believed without an analyser
+KV_TOKENS = 426_784  # of an 80 GB A100, as estimated with the profile
+PATIENCE_S = 120.0  # after the last arrival; longer than any deadline
+PAUSED = 4  # sequences per slot that may hold KV, for policies that pause
+MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call and of a program: assumed without a predictor
 
 
 NEVER = 10**9  # steps
-FULL_BATCH = 96  # sequences, of 1,000 tokens each: the pace against which that of stages is measured
+FULL_BATCH = 96  # sequences of 1,000 tokens each: the pace to which that of stages is compared
 MIX = ConcordMix()
-PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where goodput is counted in requests
+PER_REQUEST = 1e-3  # requests per token: scales CALM's starvation constant if goodput is counted in requests
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`policy` is the dispatcher's set; `foresight` what is believed of lengths and graphs: "noisy", "oracle" or
-    "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch
-    (None: learned as the run goes on)."""
+    """One of the compared systems.
+
+    `policy`: the dispatcher's set. `foresight`: predictions of lengths and graphs: "noisy", "oracle" or "blind".
+    `history`: how many times longer stages took in the past, under load, than their tokens take in a full batch (None:
+    learned during the run).
+    """
 
     name: str
     batching: str
@@ -84,7 +87,7 @@ BY_CLASS = System("engine priority by class", "chunked_prefill", 256, policy="en
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. `rate`: programs/s of all engines; `count`: what goodput is counted in; `cv` None: the trace's gaps."""
+    """One run. `rate`: programs/s of all engines. `count`: what goodput is counted in. `cv` None: the trace's gaps."""
 
     rate: float
     programs: int
@@ -98,8 +101,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class LabFigures:
-    """What a run earned. Goodput per second of arrivals; throughput: generated tokens per second of the run,
-    processed: prompt tokens too."""
+    """The figures of a run.
+
+    Goodput per second of arrivals; throughput: generated tokens per second of the run; processed: with prompt tokens.
+    """
 
     tokens_per_s: float
     requests_per_s: float
@@ -129,7 +134,9 @@ def _trace() -> tuple[float, ...]:
 
 
 def arrivals(case: Case) -> list[float]:
-    """The trace from an offset of the seed's on, end to end as often as needed, its clock scaled to the rate."""
+    """The trace from an offset that depends on the seed, repeated as often as needed, with its clock scaled to the
+    rate.
+    """
     if case.cv is not None:
         rng = np.random.default_rng([case.seed, 5])
         return renewal_times(rng, case.rate, count=case.programs, cv=case.cv)
@@ -171,7 +178,7 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
 
 
 def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
-    """Stages are believed to take what they took lately, or `history` times what they take in a full batch."""
+    """Stages are predicted to take what they took lately, or `history` times what they take in a full batch."""
     prefill_s = coefficients().prefill_b
     full_s = LatencyModel(coefficients()).decode(FULL_BATCH, FULL_BATCH * 1000)
     return Programs(

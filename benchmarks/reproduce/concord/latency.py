@@ -9,7 +9,7 @@ from benchmarks.reproduce.claims import Claim
 from benchmarks.reproduce.concord.lab import CONCORD, LTR, SARATHI, LabFigures
 from benchmarks.reproduce.concord.sweep import finite
 
-WHAT = {  # and the least ratio that bears the paper's words out: shorter, or for TBT "without excessive"
+WHAT = {  # and the least ratio that agrees with the paper's words: shorter, or for TBT "without excessive"
     "ttft": ("TTFT of latency-sensitive requests", 1.0),
     "tbt": ("time between tokens of latency-sensitive requests", 0.9),
     "deadline_e2e": ("end-to-end latency of deadline-sensitive requests", 1.0),
@@ -26,7 +26,7 @@ NEVER = (
 
 
 def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], setting: str) -> list[Claim]:
-    """Median and p95 of a baseline's over Concord's, as the table rounds them; no figure where one never came."""
+    """Median and p95 of a baseline's over Concord's, rounded as in the table; no figure if one never came."""
     made: list[Claim] = []
     for name in (SARATHI.name, LTR.name):
         for key, (what, least) in WHAT.items():
@@ -39,7 +39,7 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
 
 
 def over(theirs: float, ours: float, least: float = 1.0) -> tuple[float | None, bool, str]:
-    """Ratio of the rounded seconds, whether it is at least `least`, and why."""
+    """Ratio of the rounded seconds, whether it is at least `least`, and the reason."""
     if math.isinf(ours):
         return None, False, NEVER + (". The baseline's never come either" if math.isinf(theirs) else "")
     if math.isinf(theirs):

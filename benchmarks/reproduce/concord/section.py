@@ -30,7 +30,7 @@ from benchmarks.reproduce.concord.sensitivity import sensitivity
 from benchmarks.reproduce.concord.sweep import best, finite
 
 RATES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
-HEADLINE = 4.0  # programs/s: where the baselines stand to each other as in the paper (text)
+HEADLINE = 4.0  # programs/s at which the baselines compare with each other as in the paper's text
 SEEDS = (1, 2, 3)
 HOUR_S = 3600.0
 DESCRIBED = (AUTELLIX.name,)
@@ -192,7 +192,7 @@ def _fives(minutes: Sequence[float]) -> list[Sequence[float]]:
 
 
 def _requests(lab: Lab, seeds: Sequence[int]) -> list[Claim]:
-    """Goodput counted in requests: CALM is told so; the others do not look at goodput."""
+    """Goodput counted in requests, which only CALM is told; the others do not use goodput."""
     programs = 80 if lab.quick else 2400
     own = [lab.figures(CONCORD.name, Case(HEADLINE, programs, seed, count="requests")) for seed in seeds[:2]]
     ltr = [lab.figures(LTR.name, Case(HEADLINE, programs, seed)) for seed in seeds[:2]]
@@ -252,9 +252,10 @@ SAVED = (
 
 
 def savings(grid: Runs, name: str) -> list[float]:
-    """Engines saved, per cent: with Concord at a rate an engine, the baseline needs more engines, each at a lower rate.
+    """Engines saved, per cent.
 
-    Its own goodput per program at the lower rate must equal Concord's; rates between those run are interpolated.
+    At Concord's rate per engine, the baseline needs more engines, each at the lower rate at which its goodput per
+    program equals Concord's. Rates between those that were run are interpolated.
     """
     rates = sorted(grid[name])
     each = {rate: grid[name][rate][0].tokens_per_s / rate for rate in rates}

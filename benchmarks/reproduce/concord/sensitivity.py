@@ -24,7 +24,7 @@ MIXES = {
     "no latency": (0.0, 1.0, 1.0),
     "2 latency : 1 compound": (2.0, 0.0, 1.0),
 }
-# Programs/s at which a mix asks for as much engine time as 1:1:1 at RATE: singles are a ninth of a compound's work.
+# Programs/s at which a mix needs as much engine time as 1:1:1 at RATE: a single is a ninth of a compound's work.
 MIX_RATES = {"1:1:1": 4.0, "latency only": 16.0, "1 latency : 2 deadline": 16.0, "no latency": 2.8,
              "2 latency : 1 compound": 4.0}  # fmt: skip
 
@@ -99,7 +99,7 @@ def _errors(lab: Runner, base: Case) -> Table:
 
 
 def _claims(lab: Runner, base: Case) -> list[Claim]:
-    """From runs that the tables made already."""
+    """From the runs of the tables."""
 
     def times(case: Case, others: Sequence[str], key: str = "tokens_per_s") -> float:
         own = getattr(lab.figures(CONCORD.name, case), key)
@@ -111,7 +111,7 @@ def _claims(lab: Runner, base: Case) -> list[Claim]:
     }
 
     def undecided(cases: Sequence[Case]) -> bool:
-        """Whether the best baseline of any is Autellix, which is built from a description."""
+        """Whether the best baseline of any case is Autellix, which is built from a description."""
         return any(
             max(OTHERS, key=lambda name: lab.figures(name, case).tokens_per_s) == AUTELLIX.name for case in cases
         )
@@ -143,5 +143,5 @@ def _claims(lab: Runner, base: Case) -> list[Claim]:
 
 
 def _most(values: Iterable[float]) -> float:
-    """Never 0: it is divided by."""
+    """Never 0, because others are divided by it."""
     return max(1e-9, *values)

@@ -1,4 +1,4 @@
-"""Each system's own settings, swept at a moderate and a high load: what is compared later is each one's best."""
+"""A sweep of each system's own settings, at a moderate and a high load; comparisons use each system's best."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from benchmarks.reproduce.concord.lab import (
 )
 
 LOADS = (2.0, 4.0)
-SECONDS, SEED = 300.0, 77  # of arrivals: in half of it a queue that only grows has not shown what it costs
+SECONDS, SEED = (
+    300.0,
+    77,
+)  # seconds of arrivals; half of it would be too short to show the cost of a queue that only grows
 
 
 def choices() -> dict[str, list[System]]:
-    """Candidates by system. The seeds of later runs are others than the sweep's."""
+    """Candidates by system. The comparison uses seeds that the sweep does not."""
     return {
         CONCORD.name: [
             *(CONCORD.variant(slots=slots) for slots in (80, 96, 112, 128)),
@@ -63,7 +66,7 @@ def choices() -> dict[str, list[System]]:
 
 
 def best(quick: bool, progress: Progress) -> tuple[Mapping[str, System], Table]:
-    """The best of each by token goodput over both loads, and the whole sweep."""
+    """The best settings of each by token goodput over both loads, and the whole sweep."""
     found: dict[str, System] = {}
     rows: list[Sequence[Value]] = []
     for name, candidates in choices().items():
@@ -81,5 +84,5 @@ def best(quick: bool, progress: Progress) -> tuple[Mapping[str, System], Table]:
 
 
 def finite(value: float) -> float | None:
-    """For tables: what never came has no figure."""
+    """For tables: no figure for what never came."""
     return round(value, 2) if math.isfinite(value) else None

@@ -35,7 +35,7 @@ BUDGETS = (2048, 4096, 8192, 16_384)
 
 
 def orders(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
-    """Fig. 10: S-EDF against D-EDF and EDF, batching and preemption alike."""
+    """Fig. 10: S-EDF against D-EDF and EDF, with the same batching and preemption."""
     load = OfferedLoad(LLAMA, size.count, size.seeds)
     rates = {each.label: bench.goodput(each, load, 6.0) for each in ORDERS}
     rate = 0.5 * rates[FLOW.label]
@@ -67,7 +67,7 @@ def orders(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
 
 
 def batching(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
-    """Fig. 11: token budgets and none; attainment and, past saturation, throughput."""
+    """Fig. 11: token budgets, and no batching; attainment and, above saturation, throughput."""
     load = OfferedLoad(LLAMA, size.count, size.seeds)
     top = bench.goodput(FLOW, load, 6.0)
     contenders = [flowprefill(f"budget {budget}", batch_tokens=budget) for budget in BUDGETS] + [ALONE]
@@ -112,7 +112,7 @@ def _throughput(contender: EngineContender, load: OfferedLoad, rate: float) -> f
 
 
 def blocking(size: Size, progress: Progress) -> SectionPart:
-    """Fig. 12 and sec. 6.4's scheduling cost: measured in the runs, not from the formula."""
+    """Fig. 12 and sec. 6.4's scheduling cost, measured in the runs and not from the formula."""
     rows: Rows = []
     ratios: list[float] = []
     means: list[float] = []
@@ -169,7 +169,10 @@ def blocking(size: Size, progress: Progress) -> SectionPart:
 
 
 def prediction(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
-    """Fig. 13 asks how well a polynomial predicts; here the device *is* one, so: what if the prediction is wrong?"""
+    """Fig. 13 asks how well a polynomial predicts.
+
+    Here the device *is* one, so this asks for the effect of a wrong prediction.
+    """
     load = OfferedLoad(LLAMA, size.count, size.seeds)
     right = bench.goodput(FLOW, load, 6.0)
     rows: Rows = [[1.0, right, 1.0]]

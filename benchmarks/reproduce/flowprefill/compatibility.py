@@ -41,12 +41,12 @@ CHAT = Task("chat", Targets(0.25, 1.0, None, PATIENT_S), Lengths(259.19, 324.88,
 
 
 def past_knee(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Points of attainment that the first of each pair is ahead, at the rates where the second is below LEVEL."""
+    """Points of attainment by which the first of each pair is ahead, at rates where the second is below LEVEL."""
     return [round(100 * (ours - theirs), 2) for ours, theirs in pairs if theirs < LEVEL]
 
 
 def single_slo(size: Size, progress: Progress) -> SectionPart:
-    """Fig. 14: 500 ShareGPT prompts below 2K tokens, Poisson, the chatbot's TTFT, up to where neither keeps up."""
+    """Fig. 14: 500 ShareGPT prompts below 2K tokens, Poisson, the chatbot's TTFT, up to rates that neither sustains."""
     rows: Rows = []
     ratios: list[float] = []
     pairs: list[tuple[float, float]] = []
@@ -86,7 +86,7 @@ def single_slo(size: Size, progress: Progress) -> SectionPart:
 
 
 def with_chunks(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
-    """Fig. 15: operators as boundaries, long prompts cut besides."""
+    """Fig. 15: operator boundaries, with long prompts also cut into chunks."""
     load = OfferedLoad(LLAMA, size.count, size.seeds)
     contenders = [
         flowprefill(f"FlowPrefill, chunks of {tokens // 1024}K", {"chunk_tokens": tokens})

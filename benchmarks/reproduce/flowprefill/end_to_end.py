@@ -28,8 +28,8 @@ FLOW, CP2K, CP8K, TODAY = flowprefill(), chunked(2048), chunked(8192), class_pri
 BUDGETS = tuple(map(distserve, (256, 2048, 4096, 8192)))
 CHUNKS = (chunked(512), chunked(1024), chunked(4096), chunked(16_384))
 SLACK_CHUNKS = (chunked(1024, "s_edf", "CP1K, S-EDF"), chunked(2048, "s_edf", "CP2K, S-EDF"))
-FIRST = {"Llama3-8B": 4.0, "Qwen2.5-14B": 4.0, "Llama3-70B": 2.0}  # requests/s: where searches begin
-AT = 0.5  # of FlowPrefill's goodput: the fixed rate of the second row of Fig. 9
+FIRST = {"Llama3-8B": 4.0, "Qwen2.5-14B": 4.0, "Llama3-70B": 2.0}  # requests/s at which searches begin
+AT = 0.5  # share of FlowPrefill's goodput: the fixed rate in the second row of Fig. 9
 
 
 def end_to_end(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
@@ -139,7 +139,7 @@ def _scale_plot(
 
 
 def _sweep(bench: PrefillBench, size: Size, progress: Progress) -> tuple[list[Claim], list[Table]]:
-    """Every baseline's own settings, so that none is shown at a bad one; and chunks in FlowPrefill's own order."""
+    """Every baseline's own settings, so that each is shown at its best; and chunks in FlowPrefill's own order."""
     in_order = (*CHUNKS[:2], CP2K, CHUNKS[2], CP8K, CHUNKS[3])
     tables: list[Table] = []
     edf: dict[str, float] = {}
@@ -172,8 +172,11 @@ def _sweep(bench: PrefillBench, size: Size, progress: Progress) -> tuple[list[Cl
 
 
 def _sensitivity(bench: PrefillBench, size: Size, progress: Progress) -> Table:
-    """How the headline depends on burstiness, which the paper's trace has and this stand-in assumes, and on the length
-    of the run: past saturation S-EDF keeps the hopeless for later, which a longer run leaves less room for."""
+    """How the headline depends on burstiness and on the length of the run.
+
+    The paper's trace is bursty, and this stand-in assumes a value. Above saturation S-EDF postpones hopeless requests,
+    which a longer run leaves less room for.
+    """
     rows: Rows = []
     cases = [(model, cv, size.count) for model in MODELS.values() for cv in (1.0, 1.6)]
     for model, cv, count in [*cases, (MODELS["Llama3-8B"], CV, 4 * size.count)]:
@@ -210,7 +213,7 @@ def experts(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
             setting,
         ),
     ]
-    # Neither its latency nor its SLOs are known: a figure of a made-up device is no verdict.
+    # Neither its latency nor its SLOs are known, so figures of this assumed device are not judged.
     reason = "its profile is composed, its SLOs are assumed"
     undecided = [replace(claim, reached=None, reason=reason) for claim in claims]
     rows: Rows = [

@@ -1,4 +1,4 @@
-"""FlowPrefill (paper 001) in the simulator: Fig. 9 to 17, each headline beside ours."""
+"""FlowPrefill in the simulator: Fig. 9 to 17, with each headline beside ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TTFT of three models) has no counterpart, because here the device is the polynom
 
 
 def reproduce(progress: Progress, quick: bool) -> Section:
-    """`quick`: one model and seed, 150 requests a run, seconds; else some ten minutes on one core."""
+    """`quick`: one model and seed, 150 requests per run, seconds; otherwise about ten minutes on one core."""
     size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
     bench = PrefillBench()
     parts: list[SectionPart] = [end_to_end(bench, size, progress), orders(bench, size, progress)]

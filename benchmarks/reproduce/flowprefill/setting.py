@@ -1,9 +1,9 @@
-"""FlowPrefill's setting in the simulator: models, engines under comparison, and the two searches every figure needs.
+"""FlowPrefill's setting in the simulator: models, compared engines, and the two searches that every figure needs.
 
-One prefill instance, whose time to first token is the paper's metric; its decode instance never holds a prefill up. The
-same requests at every rate, their arrivals stretched (a trace replayed at several speeds). Arrivals of each kind are a
-gamma renewal process with CV 1.3, that of the same provider's published pools (ServeGen, multimodal pool 1.31), since
-the trace's own are not to be had.
+There is one prefill instance, whose time to first token is the paper's metric; its decode instance never delays a
+prefill. The requests are the same at every rate, with their arrivals stretched (a trace replayed at several speeds).
+Arrivals of each kind are a gamma renewal process with CV 1.3, as published by the same provider (ServeGen, multimodal
+pool 1.31), since the trace's own are not available.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller.simulator.report.results import SimulationResult
 from controller.simulator.workloads import qwen
 
 LEVEL = 0.9
-FINEST = 0.03  # of a rate or a scale: where a search ends
+FINEST = 0.03  # of a rate or a scale, at which a search ends
 CV = 1.3
 PAPER = "flowprefill"
 Rows = list[list[Value]]
@@ -37,7 +37,7 @@ class SectionPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`count` requests a run (the paper's code replays two minutes of the trace), one run a seed."""
+    """`count`: requests per run (the paper's code replays two minutes of the trace). One run per seed."""
 
     count: int
     seeds: tuple[int, ...]
@@ -46,9 +46,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class FlowPrefillModel:
-    """`slo`: whose targets of Table 2; `shape`: whose operators. Kernel-composed profiles of A100-SXM-80GB stand for
-    the paper's A800 (the same device with slower links). `all_reduce_share`: two all-reduces a layer at the rate that
-    vidur measured for 67 MB on A100 (TP 2: 156 GB/s, TP 4: 111 GB/s), of the profile's linear time.
+    """`slo`: whose targets of Table 2. `shape`: whose operators.
+
+    Kernel-composed profiles of A100-SXM-80GB stand for the paper's A800 (the same device with slower links).
+    `all_reduce_share`: share of the profile's linear time in two all-reduces per layer, at the rate that vidur measured
+    for 67 MB on A100 (TP 2: 156 GB/s, TP 4: 111 GB/s).
     """
 
     name: str
@@ -102,7 +104,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class EngineContender:
-    """A policy set in front and changes of the prefill instance."""
+    """A dispatcher's policy and changes of the prefill instance."""
 
     label: str
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -124,7 +126,7 @@ def flowprefill(
 
 
 def distserve(budget: int) -> EngineContender:
-    """First come, first served, whole prompts; several in a step while they fit the budget."""
+    """First come, first served, whole prompts; several per step if they fit the budget."""
     engine = {"batching": "iteration_level", "scheduling_policy": "fcfs", "max_num_batched_tokens": budget}
     return EngineContender(
         f"DistServe, {budget} tokens a step" if budget > 256 else "DistServe, one prompt a step", engine
@@ -141,14 +143,14 @@ def chunked(tokens: int, ordering: str = "edf", label: str = "") -> EngineConten
 
 
 def class_priority(tokens: int = 2048) -> EngineContender:
-    """What an operator has today: vLLM's scheduler with a priority for each class, tightest first."""
+    """What is available today: vLLM's scheduler with a priority for each class, tightest first."""
     engine = {"batching": "vllm_v1", "max_num_batched_tokens": tokens}
     return EngineContender(f"vLLM, class priority, {tokens // 1024}K", engine, "engine_priority_class")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """What is replayed: `slo_scale` times Table 2, `count` requests, one run a seed."""
+    """What is replayed: `slo_scale` times Table 2, `count` requests, one run per seed."""
 
     model: FlowPrefillModel
     count: int
@@ -183,7 +185,7 @@ def run(
 
 
 class PrefillBench:
-    """Runs each (contender, load, rate) once; what the searches tried is there for the curves."""
+    """Runs each (contender, load, rate) once; all rates that the searches tried are available for the curves."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, OfferedLoad, float], list[float]] = {}
@@ -191,7 +193,7 @@ class PrefillBench:
     def _shares(
         self, contender: EngineContender, load: OfferedLoad, rate: float, enough: Callable[[list[float]], bool]
     ) -> list[float]:
-        """By seed, as many as it takes: share of requests whose first token was in time."""
+        """Share of requests with their first token in time, by seed, for as many seeds as needed."""
         shares = self._seen.setdefault((contender.label, load, rate), [])
         while len(shares) < len(load.seeds) and not enough(shares):
             result, _ = run(contender, load.model, load.demands(rate, load.seeds[len(shares)]))
@@ -240,7 +242,7 @@ class PrefillBench:
 
 
 def highest(holds: Callable[[float], bool], first: float) -> float:
-    """The highest value at which it still holds, to FINEST; it holds at small ones and not at large ones."""
+    """The highest value at which it still holds, to FINEST; it holds at small values and not at large ones."""
     low = high = first
     if holds(first):
         while holds(high := low * 1.5):
@@ -257,6 +259,6 @@ def highest(holds: Callable[[float], bool], first: float) -> float:
 def claimed(
     figure: str, text: str, theirs: float | None, ours: float, size: Size, setting: str, reason: str = ""
 ) -> Claim:
-    """Reached where ours is at least theirs, or more than 1 where the paper gives a direction only (a tie is none)."""
+    """Reached if ours is at least theirs, or more than 1 if the paper gives only a direction (a tie is no gain)."""
     reached = ours >= theirs if theirs is not None else round(ours, 3) > 1.0
     return Claim(PAPER, figure, text, theirs, round(ours, 3), reached, setting, list(size.seeds), reason)

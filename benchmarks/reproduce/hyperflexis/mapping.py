@@ -1,4 +1,4 @@
-"""HyperFlexis Fig. 5 and 6: priorities instead of targets, and clients that join one after the other."""
+"""HyperFlexis Fig. 5 and 6: priorities instead of targets, and clients that join one after another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUND_ROBIN, BY_CLASS = "round robin", "engine priority by class"
 
 
 def mapping_of(tasks: Sequence[Task]) -> MappingConfig:
-    """One priority a task, each within 25 % of its Table 1 targets (sec. 7.3)."""
+    """One priority per task, each within 25 % of its Table 1 targets (sec. 7.3)."""
     return around([(task.targets.ttft_s, task.targets.tpot_s) for task in tasks], SPREAD)
 
 
@@ -63,7 +63,9 @@ class Mapped(NamedTuple):
 def figure_5(
     progress: Progress, models: Sequence[str], times: Sequence[float], per_task: int, seeds: Sequence[int]
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
-    """Both schedulers on requests that say a priority alone; both are judged by what the mapping assigned."""
+    """Both schedulers on requests that only have a priority; both are judged by the targets that the mapping
+    assigned.
+    """
     rows: list[list[Value]] = []
     found: list[Mapped] = []
     series: dict[str, list[tuple[float, float]]] = {}
@@ -109,7 +111,7 @@ def figure_5(
 
 
 def _claims_of_5(label: str, found: Sequence[Mapped], setting: str, seeds: Sequence[int]) -> list[Claim]:
-    """The largest gains over round robin and over today's engines, and the price in latency, of one scheduler."""
+    """The largest gains over round robin and over today's engines, and the latency cost, of one scheduler."""
     best = max(found, key=lambda one: one.over(label, ROUND_ROBIN))
     today = max(found, key=lambda one: one.over(label, BY_CLASS))
     tabled = max(one.table[label] / max(one.table[ROUND_ROBIN], 1e-9) for one in found)
@@ -135,8 +137,8 @@ def figure_6(
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
     """Four clients of 15 requests/s, the lowest priority first, each 20 s after the other, all until the end.
 
-    One worker: the paper does not say, and this is where 15 requests/s of WikiSQL are below and 60 of all above what
-    the model bears, as its text has it.
+    One worker: the paper does not say, and with one worker 15 requests/s of WikiSQL are below and 60 of all above the
+    capacity of the model, as its text describes.
     """
     tasks = MIXES["4-task"]
     settings = SimulationSettings((instance(MODELS[model]),), mapping=mapping_of(tasks))
@@ -186,7 +188,7 @@ def figure_6(
 
 
 def _seconds(result: SimulationResult, tasks: Sequence[Task], begin: float, end: float) -> float:
-    """Share of (second, priority above the lowest) whose mean TTFT keeps the target of Table 1."""
+    """Share of (second, priority above the lowest) whose mean TTFT meets the target of Table 1."""
     promised = {task.name: task.targets.ttft_s for task in tasks[:-1]}
     seen: dict[tuple[int, str], list[float]] = defaultdict(list)
     for record in result.records:
@@ -209,7 +211,7 @@ def _phases(results: Sequence[SimulationResult], task: Task, gap: float, end: fl
 
 
 def _plot(label: str, result: SimulationResult, tasks: Sequence[Task]) -> Plot:
-    """TTFT by second of arrival, and what was assigned."""
+    """TTFT by second of arrival, and the assigned target."""
     series: dict[str, list[tuple[float, float]]] = {}
     for level, task in enumerate(tasks):
         measured: dict[int, list[float]] = defaultdict(list)

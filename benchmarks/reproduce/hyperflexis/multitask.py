@@ -1,4 +1,4 @@
-"""HyperFlexis Fig. 3: four and two tasks on two workers, and on two growing to four."""
+"""HyperFlexis Fig. 3: four and two tasks on two workers, and on two that scale out to four."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
-TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)  # of round robin's 90 % point
+TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)  # multiples of round robin's 90 % point
 SCALING = "{} on 2 to 4"
 ROUND_ROBIN, SCORPIO, PUBLISHED = "round robin", "SCORPIO at its best", "SCORPIO as published"
 BEHIND, BY_CLASS = "SCORPIO behind round robin", "engine priority by class"
@@ -38,7 +38,7 @@ def curves(
     progress: Progress,
     contenders: Mapping[str, Contender] = CONTENDERS,
 ) -> tuple[float, Curves]:
-    """Round robin's 90 % point, and every contender at multiples of it; ours also on a growing fleet."""
+    """Round robin's 90 % point, and every contender at multiples of it; ours also on a fleet that scales out."""
     tasks, fixed = MIXES[mix], fleet(model)
     at = round_robin_knee(model.name, mix, per_task, tuple(seeds))
     progress(f"{model.name}, {mix}: round robin holds 90 % up to {at:.1f} requests/s")
@@ -102,7 +102,7 @@ APART = (
     "engines run 32 sequences each here, and SCORPIO's guard keeps that batch well within its TPOT; the paper "
     "gives neither the number of sequences nor SCORPIO's settings"
 )
-ALIKE = 5.0  # per cent: taken for the "comparable cost" of its text
+ALIKE = 5.0  # per cent that count as the "comparable cost" of its text
 LARGE = ("Qwen32B", "Llama70B")
 SHORT_RUN = (
     "round robin never falls far below a fifth: a quarter of the requests (WikiSQL) have 20 s, and with 300 a task the "
@@ -191,9 +191,10 @@ def _over_today(
 def best_scorpio(
     model: HyperFlexisModel, mix: str, rate: float, per_task: int, seeds: Sequence[int]
 ) -> tuple[Contender, Table]:
-    """SCORPIO's own settings at one load: the whole sweep, and of those that answer everybody the one with the highest
-    attainment. Refusing attains at most a point more (the table shows it), but its latency and cost are those of fewer
-    requests."""
+    """A sweep of SCORPIO's own settings at one load, and the best of those that answer all requests.
+
+    Refusing attains at most a point more (see the table), but its latency and cost are those of fewer requests.
+    """
     cases: list[tuple[str, Contender]] = []
     for credits in (False, True):
         base = CONTENDERS[PUBLISHED] if credits else replace(CONTENDERS[PUBLISHED], engine={})
@@ -239,7 +240,7 @@ THRESHOLDS: tuple[dict[str, float], ...] = (
 
 
 def thresholds(model: HyperFlexisModel, rates: Mapping[str, float], per_task: int, seeds: Sequence[int]) -> Table:
-    """When to add and to give back: what the scaler's settings were taken from. `rates`: 90 % points by mix."""
+    """When to scale out and in: the basis of the scaler's settings. `rates`: 90 % points by mix."""
     times = (1.0, 2.0, 4.5)
     rows: list[list[Value]] = []
     for mix, rate in rates.items():
@@ -258,7 +259,7 @@ def thresholds(model: HyperFlexisModel, rates: Mapping[str, float], per_task: in
 
 
 def slots_table(model: HyperFlexisModel, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
-    """What the paper leaves open and matters most: how many sequences an engine takes at once."""
+    """What the paper leaves open and matters most: the number of sequences per engine."""
     rows: list[list[Value]] = []
     tasks = MIXES["4-task"]
     for slots in (32, 64, 256):

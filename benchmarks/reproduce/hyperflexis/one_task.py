@@ -1,4 +1,4 @@
-"""HyperFlexis Fig. 7: one task alone against single-task schedulers, each at the best of its own settings."""
+"""HyperFlexis Fig. 7: one task against single-task schedulers, each at the best of its own settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from controller.core.types import Targets
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import FOUR_TASKS, PATIENT_S
 
-FIG7_TIMES = (0.8, 1.0, 1.2, 1.5, 2.0)  # of hyperflexis' own 90 % point, which the paper gives in requests/s
-SWEPT = (1.15, 2.0)  # of the paper's rate
+FIG7_TIMES = (0.8, 1.0, 1.2, 1.5, 2.0)  # multiples of hyperflexis' own 90 % point, which the paper gives in requests/s
+SWEPT = (1.15, 2.0)  # multiples of the paper's rate
 FIG7_QPS = {"Qwen7B": 40.0, "Qwen32B": 12.0}
 WIKISQL = replace(FOUR_TASKS[3], targets=Targets(0.7, 0.5, None, PATIENT_S))
 PRINTED, ROUND_ROBIN, BY_CLASS = "hyperflexis (as printed)", "round robin", "engine priority by class"
@@ -38,7 +38,7 @@ WAITS = (
 
 
 def annealing(model: HyperFlexisModel, **settings: float) -> Contender:
-    """The annealed order in each engine, told the profile; requests go to the instance with the fewest."""
+    """The annealed order in each engine, with the profile; requests go to the instance with the fewest."""
     known = instance(model).latency
     told = {
         "prefill_a": known.prefill_a,
@@ -50,7 +50,7 @@ def annealing(model: HyperFlexisModel, **settings: float) -> Contender:
 
 
 def candidates(model: HyperFlexisModel) -> dict[str, list[tuple[str, Contender]]]:
-    """By system: its settings, named."""
+    """The settings of each system, by name."""
     fits: list[tuple[str, Contender]] = []
     for fit in ("worst", "best"):
         for ttft in (1.0, 0.5):
@@ -64,8 +64,10 @@ def candidates(model: HyperFlexisModel) -> dict[str, list[tuple[str, Contender]]
 
 
 def best_single(model: HyperFlexisModel, count: int, seeds: Sequence[int]) -> tuple[dict[str, Contender], Table]:
-    """Every setting just past the knee, where the 90 % points are decided, and at twice the paper's rate. Best: the
-    most attained just past the knee, then the most at twice the rate."""
+    """Every setting just above the knee, where the 90 % points are decided, and at twice the paper's rate.
+
+    The best attains most just above the knee, then at twice the rate.
+    """
     rates = tuple(factor * FIG7_QPS[model.name] for factor in SWEPT)
     rows: list[list[Value]] = []
     found: dict[str, Contender] = {}
@@ -84,7 +86,7 @@ def best_single(model: HyperFlexisModel, count: int, seeds: Sequence[int]) -> tu
 
 
 def parts(model: HyperFlexisModel, rate: float, count: int, seeds: Sequence[int]) -> Table:
-    """What the printed policy loses to round robin by: it with one part of it exchanged at a time."""
+    """Where the printed policy falls behind round robin: the policy with one part exchanged at a time."""
     printed = CONTENDERS[PRINTED]
     cases: Mapping[str, Contender] = {
         ROUND_ROBIN: CONTENDERS[ROUND_ROBIN],

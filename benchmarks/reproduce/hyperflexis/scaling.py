@@ -23,13 +23,16 @@ from controller.simulator.workloads.mixes import MIXES
 BY_CLASS = "engine priority by class"
 TELEMETRY_S = (0.05, 1.0, 5.0)
 SCALING_S = (0.5, 1.0, 2.0)
-START_S, WARM = 15.0, 2  # a process without weights takes so long (assumed, the paper has no figure), so many stand by
+START_S, WARM = (
+    15.0,
+    2,
+)  # start of a process without weights (assumed, the paper has no figure), and number of warm spares
 
 
 def figure_8(
     progress: Progress, name: str, times: Sequence[float], per_task: int, seeds: Sequence[int]
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
-    """How little the telemetry's and the scaler's periods matter."""
+    """How little the periods of telemetry and scaler matter."""
     model, tasks = MODELS[name], MIXES["4-task"]
     at = round_robin_knee(name, "4-task", per_task, tuple(seeds))
     claims: list[Claim] = []
@@ -53,7 +56,7 @@ def figure_8(
             setting = f"{name}, 4-task, {', '.join(label for label, _ in settings)}"
             claims.append(Claim("HyperFlexis", "Fig. 8", text, 5.0, worst, worst <= 5.0, setting, seeds, reason))
         progress(f"Fig. 8: {what} interval")
-    for factor in times:  # it has neither interval: where it stands
+    for factor in times:  # it has neither interval and is shown for comparison
         p = measure(fleet(model), CONTENDERS[BY_CLASS], of_mix(tasks, at * factor, per_task), seeds)
         rows.append(["none", None, BY_CLASS, factor, p.attainment, p.e2e_s, p.cost])
     columns = ["interval of", "value", "scheduler", "load, x", "attainment", "mean latency, s", "cost, units"]
@@ -63,7 +66,7 @@ def figure_8(
 def table_2(
     progress: Progress, models: Sequence[str], factor: float, per_task: int, seeds: Sequence[int]
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
-    """What the measured load times are worth; the times themselves are inputs, not results."""
+    """The effect of the measured load times; the times themselves are inputs, not results."""
     rows: list[list[Value]] = []
     tasks = MIXES["4-task"]
     for name in models:

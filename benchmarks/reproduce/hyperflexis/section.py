@@ -1,7 +1,4 @@
-"""HyperFlexis: Figures 3 to 8 and Table 2.
-
-Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one seed and a quarter of the requests.
-"""
+"""HyperFlexis: Figures 3 to 8 and Table 2. The loads of Fig. 3 that scale out are the slowest part."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ PARTS = ("fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "table2")
 
 
 def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
-    """Every figure in turn, or `parts` of them. `quick`: one model and seed, 80 requests a task, two loads."""
+    """All figures in turn, or `parts` of them. `quick`: one model and seed, 80 requests per task, two loads."""
     seeds = (1,) if quick else (1, 2, 3)
     per_task = 80 if quick else 300
     two = ("Qwen7B",) if quick else ("Qwen7B", "Qwen32B")

@@ -1,4 +1,4 @@
-"""HyperFlexis' setting: models as latency profiles, its mixes, who is compared, and one measured point."""
+"""HyperFlexis' setting: models as latency profiles, its mixes, the compared schedulers, and one measured point."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ PROFILES = Path(__file__).resolve().parents[2] / "data" / "latency_profiles.json
 UNIT_S = 0.05  # one unit of cost: one instance for 50 ms (sec. 7.5)
 LEVEL = 0.9
 HIGHEST_RATE = 4096.0
-SLOTS = 32  # sequences an engine takes: as in `make bench-vllm`; the paper gives none
+SLOTS = 32  # sequences per engine, as in `make bench-vllm`; the paper gives none
 
 
 @dataclass(frozen=True, slots=True)
 class HyperFlexisModel:
-    """`slowed`: factor on the profile, so that HyperFlexis' knee on WikiSQL alone lies where its Fig. 7 has it (40 and
-    12 requests/s); `load_s`: its Table 2."""
+    """One of its models.
+
+    `slowed`: factor on the profile, so that HyperFlexis' knee on WikiSQL alone is that of its Fig. 7 (40 and 12
+    requests/s). `load_s`: its Table 2.
+    """
 
     name: str
     profile: str
@@ -63,8 +66,9 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Apart(Contender):
-    """A scheduler of one engine on each, behind round robin: every n-th request is its own, and nobody sees another
-    engine's queue."""
+    """A scheduler for one engine on each engine, behind round robin: every n-th request belongs to it, and it does not
+    see the other engines' queues.
+    """
 
 
 CREDITS = {"batching": "credit_based"}
@@ -91,7 +95,9 @@ def coefficients(profile: str) -> LatencyCoefficients:
 
 
 def instance(model: HyperFlexisModel, **changes: Any) -> InstanceSettings:
-    """SLOTS sequences and 2,048 tokens a step, vLLM's batching, no prefix cache (prompts of the mixes share none)."""
+    """SLOTS sequences and 2,048 tokens per step, vLLM's batching, no prefix cache (prompts of the mixes share no
+    prefixes).
+    """
     latency = LatencyCoefficients(*(value * model.slowed for value in coefficients(model.profile)))
     settings = InstanceSettings(
         latency,
@@ -110,8 +116,11 @@ def fleet(model: HyperFlexisModel, *, slots: int = SLOTS, **settings: Any) -> Si
 
 
 def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> ElasticSettings:
-    """Two workers to four. The paper gives no thresholds; these are swept (`hyperflexis_multitask.thresholds`): as much
-    attained as any, for less than those that add sooner and keep longer."""
+    """Two workers that scale out to four.
+
+    The paper gives no thresholds. These are the best of a sweep (`multitask.thresholds`): they attain as much as any,
+    at a lower cost than those that scale out sooner and in later.
+    """
     config = ScalingConfig(
         "model", min_instances=2, max_instances=4, upper=1.0, lower=0.5, sustain_s=2.0, cooldown_s=1.0
     )
@@ -120,7 +129,7 @@ def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests; `answered` their share."""
+    """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests; `answered`: their share."""
 
     attainment: float
     spread: float  # standard deviation over seeds
@@ -192,9 +201,9 @@ def knee(
     seeds: Sequence[int],
     first: float = 1.0,
 ) -> float:
-    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %; searched from `first` on.
+    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %, searched from `first`.
 
-    Raises ValueError where there is none: at any rate, or at no rate.
+    Raises ValueError if it holds at any rate, or at none.
     """
 
     def holds(rate: float) -> bool:
@@ -218,5 +227,7 @@ def knee(
 
 @cache
 def round_robin_knee(model: str, mix: str, per_task: int, seeds: tuple[int, ...]) -> float:
-    """Round robin's 90 % point on two workers, requests/s: what loads of Fig. 3, 5, 8 and Table 2 are multiples of."""
+    """Round robin's 90 % point on two workers, requests/s; the loads of Fig. 3, 5, 8 and Table 2 are multiples of
+    it.
+    """
     return knee(fleet(MODELS[model]), CONTENDERS["round robin"], MIXES[mix], per_task, seeds)

@@ -1,4 +1,4 @@
-"""HyperFlexis Fig. 4: prefill and decode on instances of their own, 2 + 2, and growing to 8."""
+"""HyperFlexis Fig. 4: disaggregated prefill and decode, 2 + 2 instances, and scaled out to 8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUND_ROBIN, BY_CLASS = "round robin", "engine priority by class"
 SLIGHTLY = {
     "Qwen7B": (1.10, "slightly higher"),
     "Qwen32B": (1.05, "roughly equivalent"),
-}  # what its words are taken for
+}  # our reading of its words
 DEARER = (
     "cost is provisioned time until the last answer. At 1 x four instances are enough for round robin, and the "
     "scaler still scales out to eight on a burst of waiting requests: the added instances reduce latency there "
@@ -62,7 +62,7 @@ def stages(model: HyperFlexisModel, *, scaling: bool = False, **settings: object
 
 
 class Run(NamedTuple):
-    """One scheduler at `factor` times the rate at which round robin (`base`) holds 90 %."""
+    """One scheduler at `factor` times the rate at which round robin (`base`) attains 90 %."""
 
     model: str
     factor: float
@@ -116,7 +116,7 @@ def figure_4(
 
 
 def _runs(name: str, at: float, factor: float, per_task: int, seeds: Sequence[int]) -> list[Run]:
-    """Round robin, the engines' own priority by class and ours on fixed stages, then ours where they grow."""
+    """Round robin, the engines' own priority by class and ours on fixed stages, then ours on stages that scale."""
     fixed, elastic = stages(MODELS[name]), stages(MODELS[name], scaling=True)
     requests = of_mix(MIXES["4-task"], at * factor, per_task)
     points = {label: measure(fixed, CONTENDERS[label], requests, seeds) for label in (ROUND_ROBIN, BY_CLASS, *OURS)}
@@ -140,7 +140,7 @@ def _plot(name: str, at: float, runs: Sequence[Run]) -> Plot:
 
 
 def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Claim]:
-    """Of each scheduler the best load."""
+    """The best load of each scheduler."""
     labels = [label for label in dict.fromkeys(run.label for run in runs) if label not in (ROUND_ROBIN, BY_CLASS)]
     made = []
     for label in labels:
@@ -161,7 +161,7 @@ def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Clai
 
 
 def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Claim]:
-    """With scaling: cost over round robin's, the load where it is most."""
+    """With scaling: cost over round robin's, at the load where it is highest."""
     claims = []
     for name, (most, words) in SLIGHTLY.items():
         for ours in OURS:

@@ -1,4 +1,4 @@
-"""Kairos' gains over DistServe at the paper's normalised load: the figures its text gives, and ours beside them."""
+"""Kairos' gains over DistServe at the paper's normalised load: the figures that its text gives, and ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.reproduce.claims import Claim, Table
 from benchmarks.reproduce.kairos.setting import DISTSERVE, KAIROS, Figures
 
 LEVEL = 90.0
-# The paper's curves at QPS: Figures 4, 5, 3, 6 as its text gives them.
+# The paper's curves by QPS: Figures 4, 5, 3, 6 as its text gives them.
 PAPER = {
     "ttft": {DISTSERVE: {2.8: 100.0, 3.0: 76.1, 3.4: 60.5, 5.0: 15.5}, KAIROS: {3.0: 100.0, 3.4: 76.9, 5.0: 16.1}},
     "tpot": {DISTSERVE: {2.0: 73.7, 3.0: 62.5}, KAIROS: {2.0: 96.6, 3.0: 89.6}},
@@ -18,7 +18,7 @@ PAPER = {
     "throughput": {DISTSERVE: {2.0: 23.6, 5.0: 20.9}, KAIROS: {2.0: 28.1, 5.0: 22.6}},
 }
 FIGURES = {"ttft": "Figure 4", "tpot": "Figure 5", "e2e": "Figure 3", "throughput": "Figure 6"}
-# The largest gains over DistServe, and the QPS at which the paper has them. Figure 6's is in per cent.
+# The largest gains over DistServe, and the paper's QPS for them. Figure 6's is in per cent.
 GAINS = {"ttft": (23.9, 3.0), "tpot": (27.1, 3.0), "e2e": (33.8, 3.0), "throughput": (19.3, 2.0)}
 NAMES = {
     "ttft": "TTFT attainment, per cent",
@@ -26,7 +26,7 @@ NAMES = {
     "e2e": "attainment of both, per cent",
     "throughput": "median decode tokens/s of a request",
 }
-Curves = dict[str, dict[float, list[Figures]]]  # by policy and rate, one a seed
+Curves = dict[str, dict[float, list[Figures]]]  # by policy and rate, one per seed
 
 
 def median(figures: Sequence[Figures], key: str) -> float:
@@ -34,7 +34,7 @@ def median(figures: Sequence[Figures], key: str) -> float:
 
 
 def crossing(points: Mapping[float, float], level: float = LEVEL) -> float | None:
-    """The rate where a curve first falls to `level`, interpolated; None where it never does (or always is below)."""
+    """The rate at which a curve first falls to `level`, interpolated; None if it never does (or is always below)."""
     for low, high in pairwise(sorted(points)):
         above, below = points[low], points[high]
         if above >= level > below:
@@ -43,7 +43,7 @@ def crossing(points: Mapping[float, float], level: float = LEVEL) -> float | Non
 
 
 def knee(of: dict[float, list[Figures]], key: str = "ttft") -> float | None:
-    """Where the median over seeds falls to LEVEL."""
+    """The rate at which the median over seeds falls to LEVEL."""
     return crossing({rate: median(figures, key) for rate, figures in of.items()})
 
 
@@ -56,17 +56,17 @@ def times_knee(qps: float) -> float:
 
 
 def equal_loads(curves: Curves) -> dict[str, float]:
-    """By figure: the QPS that is the same multiple of our DistServe's 90 % TTFT point as the paper's is of its own.
+    """By figure: the QPS that is the same multiple of our DistServe's 90 % TTFT point as the paper's of its own.
 
-    Empty where ours never crosses. TTFT's point, since DistServe's other attainments are below 90 % at every load of
-    the paper.
+    Empty if ours never falls to it. The TTFT point is used, since DistServe's other attainments in the paper are below
+    90 % at every load.
     """
     point = knee(curves[DISTSERVE])
     return {} if point is None else {key: round(times_knee(qps) * point, 3) for key, (_, qps) in GAINS.items()}
 
 
 def gains(curves: Curves, key: str) -> dict[float, float]:
-    """By rate: points over DistServe, or per cent where the figure is a throughput. Medians over seeds of each side."""
+    """By rate: points over DistServe, or per cent for a throughput. Medians over the seeds of each side."""
     found = {}
     for rate in curves[DISTSERVE]:
         ours, theirs = median(curves[KAIROS][rate], key), median(curves[DISTSERVE][rate], key)
@@ -75,8 +75,7 @@ def gains(curves: Curves, key: str) -> dict[float, float]:
 
 
 def claims(curves: Curves, at: Mapping[str, float], seeds: Sequence[int]) -> list[Claim]:
-    """Judged at the paper's normalised load (`at`, see `equal_loads`); the largest gain at any load is a row without a
-    result."""
+    """Judged at the paper's normalised load (`at`, see `equal_loads`); the largest gain at any load is not judged."""
     made = []
     for key, (theirs, qps) in GAINS.items():
         by_rate = gains(curves, key)
@@ -155,7 +154,9 @@ _LARGEST = {
 
 
 def table_of_gains(curves: Curves, at: Mapping[str, float]) -> Table:
-    """One row a figure: the paper's gain and ours at the same normalised load, at the same QPS, and at its largest."""
+    """One row per figure: the paper's gain and ours at the same normalised load, at the same QPS, and at its
+    largest.
+    """
     rows: list[list[str | float | None]] = []
     for key, (theirs, qps) in GAINS.items():
         by_rate = gains(curves, key)

@@ -1,4 +1,4 @@
-"""Kairos (Figures 3 to 6): urgency-ordered prefill and slack-guided decode against DistServe, QPS 2 to 5."""
+"""Kairos (Figures 3 to 6): urgency-based prefill and slack-guided decode against DistServe, QPS 2 to 5."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RATES = (2.0, 2.4, 2.8, 3.0, 3.2, 3.4, 4.0, 5.0)
 ABLATION_RATES = (2.0, 3.0, 3.4)
 SEEDS = (1, 2, 3)
 MAIN = (DISTSERVE, KAIROS, KAIROS_PRINTED)
-BASELINES = (  # prefill tokens a step, decode slots
+BASELINES = (  # prefill tokens per step, decode slots
     (1_024, 128), (2_048, 128), (4_096, 128), (8_192, 128), (16_384, 128), (131_072, 128), (8_192, 32), (8_192, 64),
     (8_192, 256),
 )  # fmt: skip
@@ -53,7 +53,7 @@ def curve(
 
 
 def table_of_paper(curves: Curves, point: float | None) -> Table:
-    """`point`: DistServe's 90 % TTFT point, from the rates that the paper's loads were normalised by."""
+    """`point`: DistServe's 90 % TTFT point, from the rates that normalise the paper's loads."""
     rows: list[list[str | float | None]] = []
     for key, by_policy in PAPER.items():
         for policy, points in by_policy.items():
@@ -91,8 +91,10 @@ def table_of_curves(curves: Curves, point: float | None) -> Table:
 def best_baseline(
     rate: float, seeds: Sequence[int], calls: Callable[[float, int], list[StageCall]]
 ) -> tuple[Testbed, Table]:
-    """DistServe at settings of its own (size of a prefill batch, sequences a decode batch): the one that meets both
-    targets most often, then TTFT, and the whole sweep."""
+    """DistServe with settings of its own (size of a prefill batch, sequences per decode batch), and the whole sweep.
+
+    The best meets both targets most often, then TTFT.
+    """
     rows: list[list[str | float | None]] = []
     scored: list[tuple[float, float, Testbed]] = []
     for chunk, slots in BASELINES:
@@ -107,7 +109,7 @@ def best_baseline(
 
 
 def calibration(bed: Testbed, seeds: Sequence[int], calls: Callable[[float, int], list[StageCall]]) -> Table:
-    """DistServe under several costs of a sequence in a decode batch, which the paper does not give."""
+    """DistServe with several costs of a sequence in a decode batch, which the paper does not give."""
     rows: list[list[str | float | None]] = []
     for cost_s in (1.5e-4, 1.8e-4, 2.2e-4):
         costed = replace(bed, latency=bed.latency._replace(decode_c=cost_s))
@@ -127,7 +129,7 @@ def other_cost(
     seeds: Sequence[int],
     calls: Callable[[float, int], list[StageCall]],
 ) -> Table:
-    """The same where a decode step costs a sum over its sequences instead of its longest one."""
+    """The same with the cost of a decode step as a sum over its sequences instead of its longest one."""
     rows: list[list[str | float | None]] = []
     for decode_by in ("longest", "sum"):
         for name in (DISTSERVE, KAIROS):
@@ -202,7 +204,7 @@ its longest sequence needs.
 
 
 def reproduce(progress: Progress, quick: bool) -> Section:
-    """About ten minutes; `quick` a few seconds on a fifth of the requests, at three loads and one seed."""
+    """About ten minutes; with `quick` a few seconds on a fifth of the requests, at three loads and one seed."""
     seeds = SEEDS[:1] if quick else SEEDS
     rates = ABLATION_RATES if quick else RATES
     count = 200 if quick else 1000

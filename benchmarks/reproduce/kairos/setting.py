@@ -1,4 +1,4 @@
-"""Kairos' setting: its hardware anchors, its long-tailed workload, and the policies compared (paper sec. 4.1)."""
+"""Kairos' setting: its hardware anchors, its long-tailed workload, and the compared policies (paper sec. 4.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TTFT_S, TPOT_S = 8.0, 0.05
 REQUESTS = 1000
 MEDIAN, SIGMA, SHORTEST, LONGEST = 1_950, 1.45, 32, 131_072
 OUTPUT_MEAN, OUTPUT_POWER, OUTPUT_SIGMA, LONGEST_OUTPUT = 240, 0.7, 0.8, 8_000
-PER_SEQUENCE_S = 1.8e-4  # of those tried in kairos.calibration, the nearest to the paper's DistServe
+PER_SEQUENCE_S = 1.8e-4  # the value of kairos.calibration that is nearest to the paper's DistServe
 # 8K and 128K tokens prefill in 0.4004 and 8.8 s, decode at batch 1 in 11.0 and 40.3 ms (sec. 2.2; worked example K8).
 ANCHORS = LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, PER_SEQUENCE_S)
 TESTBED = Testbed(ANCHORS, chunk=8_192, kv_tokens=2_000_000, decode_slots=128, ttft_s=TTFT_S, tpot_s=TPOT_S)
@@ -28,10 +28,11 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range
 
 
 def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[StageCall]:
-    """A trace of fixed lengths in an order of the seed, Poisson arrivals at `rate` a second.
+    """A trace of fixed lengths in an order that depends on the seed, with Poisson arrivals at `rate`/s.
 
-    Prompts are the 1,000 quantiles of a lognormal law, clipped; outputs grow with the prompt (an agent's long contexts
-    go with long answers) with lognormal noise. Fixed quantiles rather than draws: the tail is a handful of requests.
+    Prompts are the 1,000 quantiles of a lognormal distribution, clipped. Outputs grow with the prompt (an agent's long
+    contexts have long answers), with lognormal noise. Quantiles are used in place of draws, because the tail is a
+    handful of requests.
     """
     rng = np.random.default_rng(seed)
     prompts = np.clip(MEDIAN * np.exp(SIGMA * rng.permutation(_QUANTILES)), SHORTEST, LONGEST)
@@ -89,7 +90,7 @@ PAIRS: Mapping[str, tuple[StagePolicy, StagePolicy]] = {
 
 
 class Figures:
-    """Of one run: attainment in per cent, median tokens/s of a request's decode, longest TTFT in seconds."""
+    """Figures of one run: attainment in per cent, median decode tokens/s of a request, longest TTFT in seconds."""
 
     __slots__ = ("e2e", "longest_ttft_s", "throughput", "tpot", "ttft")
 

@@ -1,9 +1,9 @@
-"""Kairos' testbed in virtual time: one prefill engine and one decode engine, each a tensor-parallel group of four GPUs.
+"""Kairos' testbed on virtual time: one prefill and one decode engine, each a tensor-parallel group of four GPUs.
 
-The engines are `EngineScheduler`s with the batching policies that serve; KV goes over as in P/D disaggregation (blocks
-are reserved before it is sent, kept until it has landed). What is the testbed's own is the cost of a decode step: the
-paper has the longest sequence of a batch set its pace (sec. 2.2), which the fitted latency model of the simulator, a
-sum over sequences, does not say. Both can be asked for.
+The engines are `EngineScheduler`s with the batching policies that serve. KV is transferred as in disaggregated serving
+(blocks are reserved before, and kept until it has arrived). Only the cost of a decode step is the testbed's own: in the
+paper the longest sequence of a batch sets its pace (sec. 2.2), which the fitted latency model of the simulator, a sum
+over sequences, cannot express. Both are available.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from controller.predict.latency import LatencyModel
 
 MAX_MODEL_LEN = 160_000
 BLOCK = 16
-PREFILL_BLOCKS = 1 << 18  # the prefill engine's KV is never what is short
+PREFILL_BLOCKS = 1 << 18  # the prefill engine never runs out of KV
 
 
 class StageCall(NamedTuple):
@@ -55,7 +55,7 @@ class StageOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagePolicy:
-    """A batching policy by name with its settings."""
+    """A batching policy by name, with its settings."""
 
     batching: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -67,8 +67,11 @@ class StagePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Testbed:
-    """`decode_by`: "longest" (the paper) or "sum" (of all lengths). `kv_tokens` bounds the decode engine, `chunk` is
-    the prefill chunk, `link_tokens_per_s` what NVLink moves of the model's KV."""
+    """Sizes and costs.
+
+    `decode_by`: "longest" (the paper) or "sum" (of all lengths). `kv_tokens`: capacity of the decode engine. `chunk`:
+    the prefill chunk. `link_tokens_per_s`: tokens of the model's KV that NVLink moves.
+    """
 
     latency: LatencyCoefficients
     chunk: int = 8_192
@@ -110,7 +113,7 @@ class _Engine:
 
 
 class Stages:
-    """One run: `prefill` and `decode` policies over the calls of a workload, until all are answered."""
+    """One run: `prefill` and `decode` policies on the calls of a workload, until all are answered."""
 
     def __init__(self, bed: Testbed, prefill: StagePolicy, decode: StagePolicy) -> None:
         self.bed = bed
@@ -150,7 +153,7 @@ class Stages:
         heapq.heappush(self._heap, (at, self._serial, kind, subject))
 
     def _prompt(self, name: str) -> Seq:
-        """The request's prefill: it ends with the first token."""
+        """The prefill of the request, which ends with the first token."""
         call = self.wanted[name]
         due = call.at + self.bed.ttft_s
         return Seq(name, call.at, call.prompt_tokens, 1, ignore_eos=True, due=due, ttft_s=self.bed.ttft_s)
@@ -200,7 +203,7 @@ class Stages:
         return self.model.step(tokens, squares, len(step.decodes), step.context_sum)
 
     def _cost_of_decode(self, step: Step) -> float:
-        """Chunks only where an evicted sequence is computed again."""
+        """Includes chunks only if an evicted sequence is computed again."""
         if self.bed.decode_by == "sum" or not step.decodes:
             return self._cost_of_prefill(step)
         tokens = sum(chunk.length for chunk in step.chunks)
