@@ -29,9 +29,8 @@ from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
 from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.traced_engine import Tracer
-from controller.core.records import RequestRecord
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
-from controller.core.types import InstanceSpec, Role
+from controller.core.types import InstanceSpec, RequestRecord, Role
 
 MODEL = "walked"
 KEY = "sk-walks-on-this-machine-only"

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib.auth.models import Group, User
 
-from controller.core.records import RequestRecord
+from controller.core.types import RequestRecord
 from controller.models import Host, Instance, PriorityMapping, ScalingPolicy, ServedModel, SLOClass, Tenant
 from controller.services.actors import Actor
 from controller.services.api_keys import NewKey, api_key_create

@@ -9,9 +9,8 @@ from api.openai.estimates import PromptEstimates
 from api.openai.in_flight import InFlightRequest
 from api.openai.quotas import Quotas
 from api.openai.state.instruments import Instruments
-from controller.core.records import RequestRecord
 from controller.core.snapshot import ModelConfig
-from controller.core.types import Outcome, Outlook
+from controller.core.types import Outcome, Outlook, RequestRecord
 from controller.predict.output_length import OutputLengthModel
 from controller.slo.attainment import AttainmentWindows, judge
 from controller.slo.classes import ClassBook

@@ -29,8 +29,7 @@ from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.records import ENGINE_REJECTED
-from controller.core.types import Outcome, Part
+from controller.core.types import ENGINE_REJECTED, Outcome, Part
 from controller.dispatch import Scheduler
 from controller.dispatch.lifecycle import State
 from controller.wording.refusals import refusal

@@ -15,7 +15,7 @@ from api.openai.state import status
 from api.openai.state.publisher import Audit, Publisher
 from api.openai.state.recorder import Recorder, Spool
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
-from controller.core.records import RequestRecord
+from controller.core.types import RequestRecord
 from workers.live import LiveState, LiveUnavailable, follow
 
 log = logging.getLogger(__name__)

@@ -137,7 +137,7 @@ def demands_of_an_hour() -> Iterator[Any]:
 
 
 def _record(done: Any, start: float, sources: dict[str, Any]) -> Any:
-    from controller.core.records import RequestRecord
+    from controller.core.types import RequestRecord
 
     source = "priority" if done.slo_class.startswith("priority-") else "class"
     return RequestRecord(

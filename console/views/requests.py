@@ -17,7 +17,7 @@ from console.panels.history import NO_CLASS
 from console.panels.timeline import span_s, timeline
 from console.views.paging import page_of
 from console.wording.verdict import APART
-from controller.core.records import ENGINE_REJECTED
+from controller.core.types import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records

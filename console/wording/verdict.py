@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from django.db.models import Q
 
-from controller.core.records import ENGINE_REJECTED
-from controller.core.types import Outcome
+from controller.core.types import ENGINE_REJECTED, Outcome
 from controller.models import RequestRecord
 
-# As `core.records.RequestRecord.counted_as` has it: what a client gave up, and what the engine itself refused.
+# As `core.types.RequestRecord.counted_as` has it: what a client gave up, and what the engine itself refused.
 APART = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
 
 

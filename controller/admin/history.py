@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from controller.admin.base import ReadOnlyAdmin
 from controller.admin.export import ExportAdmin
 from controller.admin.filters import by_value, within
-from controller.core.records import FIELDS
+from controller.core.types import RECORD_FIELDS
 from controller.models import Action, AttainmentMinute, Decision, RequestRecord, Transfer
 
 
@@ -70,7 +70,7 @@ class RequestRecordAdmin(ExportAdmin):
     search_help_text = "A whole request id, instance, workflow or error code."
     ordering = ("-arrived_at", "-id")
     newest_by = "arrived_at"
-    export_fields = FIELDS
+    export_fields = RECORD_FIELDS
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[RequestRecord]:
         match = request.resolver_match

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Targets(NamedTuple):
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     """How a request ended. Only OK can be attained.
 
     CANCELLED (by its client) is counted separately, and so is a request that the engine itself refused (REFUSED with
-    records.ENGINE_REJECTED). All others are misses.
+    ENGINE_REJECTED). All others are misses.
     """
 
     OK = "ok"
@@ -49,6 +49,9 @@ class Outcome(StrEnum):
     FAILED = "failed"  # engine failed and no retry was possible
     CUT = "cut"  # engine died after the first token: the stream ended with an error event
     CANCELLED = "cancelled"  # client hung up
+
+
+ENGINE_REJECTED = "engine_rejected"  # error code of a request that the engine refused with a 4xx
 
 
 @dataclass(slots=True)
@@ -137,3 +140,61 @@ class Outlook(NamedTuple):
     deadline_met: bool
     attained: bool  # ttft, tpot and (if set) the deadline
     goodput_tokens: int
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """All about one request, as it is stored. Times of day are epoch seconds, durations seconds.
+
+    `decisions` is compact: kind, reason and figures of each step. The fields are in the order of the COPY columns.
+    """
+
+    id: str  # x-slackline-request-id, unique
+    arrived_at: float
+    tenant: str
+    slo_class: str
+    model: str
+    priority: int | None
+    instance: str
+    outcome: str  # an Outcome's value
+    error_code: str
+    http_status: int
+    streamed: bool
+    judged_by: str  # "tokens" (streamed) or "e2e" (non-streamed, TTFT + (n-1) x TPOT)
+    prompt_tokens: int
+    output_tokens: int
+    target_ttft_s: float
+    target_tpot_s: float
+    target_deadline_s: float | None
+    waiting_time_s: float | None
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    ttft_met: bool
+    tpot_met: bool
+    deadline_met: bool
+    attained: bool
+    goodput_tokens: int
+    attempts: int
+    workflow: str
+    stage: str
+    decisions: list[dict[str, Any]]
+    token_times: list[float]  # seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
+    prefill_instance: str = ""  # prefill instance, if `instance` only decoded it
+    may_defer: bool = False  # its class serves it late instead of refusing it
+
+    @property
+    def counted_as(self) -> str:
+        """The outcome for windows and roll-ups.
+
+        A request that the engine refused counts like a cancelled one: it is no miss.
+        """
+        return Outcome.CANCELLED.value if self.error_code == ENGINE_REJECTED else self.outcome
+
+
+RECORD_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(RequestRecord))
+
+
+def record_as_dict(record: RequestRecord) -> dict[str, Any]:
+    return asdict(record)

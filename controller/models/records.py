@@ -16,7 +16,7 @@ OUTCOMES = [(outcome.value, outcome.value) for outcome in Outcome]
 
 
 class RequestRecord(models.Model):
-    """core.records.RequestRecord as stored, with columns in the order of its FIELDS. It has names instead of foreign
+    """core.types.RequestRecord as stored, with columns in the order of RECORD_FIELDS. It has names instead of foreign
     keys, since it is history."""
 
     id = models.CharField(primary_key=True, max_length=64)

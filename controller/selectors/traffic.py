@@ -16,8 +16,7 @@ from typing import Any
 
 from django.db.models import F, Q, QuerySet, Sum
 
-from controller.core.records import ENGINE_REJECTED
-from controller.core.types import Outcome, Targets
+from controller.core.types import ENGINE_REJECTED, Outcome, Targets
 from controller.models import AttainmentMinute, RequestRecord
 from controller.selectors.edits import SLODecision
 

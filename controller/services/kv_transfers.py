@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from controller.core.records import RequestRecord
+from controller.core.types import RequestRecord
 from controller.models.links import OUTCOMES, REACHED
 
 COLUMNS = (

@@ -16,8 +16,7 @@ import orjson
 import psycopg
 from psycopg import sql
 
-from controller.core.records import FIELDS, RequestRecord
-from controller.core.types import Outcome
+from controller.core.types import RECORD_FIELDS, Outcome, RequestRecord
 from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
@@ -26,7 +25,7 @@ from controller.services.kv_transfers import kv_transfers_write
 
 _INT_MAX = 2**31 - 1
 _TEXT_LENGTHS = {field.attname: field.max_length for field in RecordTable._meta.concrete_fields if field.max_length}
-_COLUMNS = sql.SQL(", ").join(map(sql.Identifier, FIELDS))
+_COLUMNS = sql.SQL(", ").join(map(sql.Identifier, RECORD_FIELDS))
 _CREATE = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming (LIKE request_record) ON COMMIT DELETE ROWS"
 _COPY = sql.SQL("COPY incoming ({}) FROM STDIN").format(_COLUMNS)
 _INSERT = sql.SQL(
@@ -94,7 +93,7 @@ def _at(epoch_s: float) -> datetime:
 def _row(record: RequestRecord) -> list[Any]:
     """Columns in order. A value that PostgreSQL cannot store is cut to fit, so that it does not fail the whole
     batch."""
-    values = {name: getattr(record, name) for name in FIELDS}
+    values = {name: getattr(record, name) for name in RECORD_FIELDS}
     values["arrived_at"] = _at(record.arrived_at)
     for name, length in _TEXT_LENGTHS.items():
         values[name] = _text(values[name])[:length]

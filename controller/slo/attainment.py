@@ -8,8 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from controller.core.messages import ClassWindow
-from controller.core.records import RequestRecord
-from controller.core.types import Outcome, Outlook, Targets
+from controller.core.types import Outcome, Outlook, RequestRecord, Targets
 
 # Tolerance of comparisons with deadlines, since clocks are read a few microseconds late.
 EPSILON_S = 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.core.records import ENGINE_REJECTED
+from controller.core.types import ENGINE_REJECTED
 from controller.wording.measures import count, ms
 from controller.wording.request_steps import RecordedRequest, due_s, is_given_up, never_decoded_s
 from controller.wording.vocabulary import named, reason_in_words

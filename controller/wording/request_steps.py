@@ -25,7 +25,7 @@ PLACED, AGAIN, GIVEN_UP = "Placed on a decode instance", "Sent back to prefill",
 
 
 class RecordedRequest(Protocol):
-    """What is read of a request's record, of the gateway's (core.records.RequestRecord) or of the stored row."""
+    """What is read of a request's record, of the gateway's (core.types.RequestRecord) or of the stored row."""
 
     @property
     def model(self) -> str: ...

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from api.openai.state.offloop import Busy, OffLoop
-from controller.core.records import RequestRecord, record_as_dict
+from controller.core.types import RequestRecord, record_as_dict
 
 log = logging.getLogger(__name__)
 

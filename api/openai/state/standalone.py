@@ -10,8 +10,8 @@ import orjson
 
 from controller.core.decisions import DecisionMessage
 from controller.core.errors import SlacklineError
-from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
+from controller.core.types import RequestRecord
 
 
 class NoDatabase(SlacklineError):

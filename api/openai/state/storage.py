@@ -12,8 +12,8 @@ import psycopg
 
 from api.openai.state.recorder import Unstorable
 from controller.core.decisions import DecisionMessage
-from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot
+from controller.core.types import RequestRecord
 
 PATIENCE_S = 6.0  # less than the recorder's own limit, so that a hanging server ends as an error
 

@@ -12,7 +12,7 @@ from controller.core.types import Outcome, Targets
 
 @dataclass(slots=True)
 class SimRecord:
-    """One request and how it ended: the fields of core.records.RequestRecord that a simulation knows.
+    """One request and how it ended: the fields of core.types.RequestRecord that a simulation knows.
 
     `at`: seconds after the start; durations are seconds after `at`. `token_times`: of every token, if kept. With
     disaggregation `instance` is the one that decoded, and `kv_transfer_s` the time from the first token until its KV

@@ -10,9 +10,8 @@ from typing import Any
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
-from controller.core.records import RequestRecord
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, RequestRecord
 from workers.backends.fake import FakeBackend, Script
 
 KEY = "sk-test-key"

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 import pytest
 from django.db import connection
 
-from controller.core.records import FIELDS
+from controller.core.types import RECORD_FIELDS
 from controller.models import AttainmentMinute, RequestRecord, histogram
 from controller.selectors.partitions import partitions
 from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
@@ -27,8 +27,8 @@ def write(*records) -> int:
 def test_the_columns_are_the_contracts_fields_in_order():
     with connection.cursor() as cursor:
         cursor.execute("SELECT * FROM request_record LIMIT 0")
-        assert tuple(column.name for column in cursor.description) == FIELDS
-    assert tuple(field.column for field in RequestRecord._meta.concrete_fields) == FIELDS
+        assert tuple(column.name for column in cursor.description) == RECORD_FIELDS
+    assert tuple(field.column for field in RequestRecord._meta.concrete_fields) == RECORD_FIELDS
 
 
 def test_a_batch_is_stored_as_it_was():
@@ -38,7 +38,7 @@ def test_a_batch_is_stored_as_it_was():
 
     stored = RequestRecord.objects.get(id=record.id)
     assert stored.arrived_at == datetime.fromtimestamp(record.arrived_at, UTC)
-    for name in set(FIELDS) - {"arrived_at"}:
+    for name in set(RECORD_FIELDS) - {"arrived_at"}:
         assert getattr(stored, name) == getattr(record, name), name
 
 

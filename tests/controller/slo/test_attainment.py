@@ -2,8 +2,7 @@
 
 import pytest
 
-from controller.core.records import RequestRecord
-from controller.core.types import Outcome, Targets
+from controller.core.types import Outcome, RequestRecord, Targets
 from controller.slo.attainment import AttainmentWindows, deadline_goodput, judge, quantile, token_goodput
 
 TARGETS = Targets(0.7, 0.5)

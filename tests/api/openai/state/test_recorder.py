@@ -13,7 +13,7 @@ import pytest
 from api.openai.state import recorder as module
 from api.openai.state.offloop import Busy
 from api.openai.state.recorder import Recorder, Spool, Unstorable
-from controller.core.records import RequestRecord, record_as_dict
+from controller.core.types import RequestRecord, record_as_dict
 
 
 def record(name: str) -> RequestRecord:
