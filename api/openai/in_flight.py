@@ -7,11 +7,11 @@ from array import array
 from typing import Any, Protocol
 
 from api.openai.asgi import Header, Send
-from api.openai.estimates import NO_TEXT, PromptText
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
 from controller.dispatch.lifecycle import State
+from controller.predict.lengths import NO_TEXT, PromptText
 from workers.backends.base import EngineError, Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"

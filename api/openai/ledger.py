@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Protocol
 
-from api.openai.estimates import PromptEstimates
 from api.openai.in_flight import InFlightRequest
 from api.openai.quotas import Quotas
 from api.openai.state.instruments import Instruments
 from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome, Outlook, RequestRecord
-from controller.predict.output_length import OutputLengthModel
+from controller.predict.lengths import OutputLengthModel, PromptEstimates
 from controller.slo.attainment import AttainmentWindows, judge
 from controller.slo.classes import ClassBook
 

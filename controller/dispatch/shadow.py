@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
-from controller.predict.latency import UNPROFILED, LatencyModel
-from controller.predict.online_fit import OnlineFit
+from controller.predict.latency import UNPROFILED, LatencyModel, OnlineFit
 
 OBSERVE_EVERY_S = 0.1  # intervals closer together say nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine

@@ -1,7 +1,7 @@
 """Latency coefficients from the records of served requests alone, without a profiler or engine log.
 
 While one request decodes from its first to its last token, the engine runs one step for each of its output tokens, and
-the work of these steps adds up (`controller/predict/online_fit.py` does the same from progress events):
+the work of these steps adds up (`controller/predict/latency.py` does the same from progress events):
 
     elapsed = steps x (a' + b' x mean context + c' x mean batch) + b x prefilled tokens + c x their squares
 

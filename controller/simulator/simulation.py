@@ -18,7 +18,7 @@ from controller.core.errors import ConfigError
 from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reject, Seq
 from controller.core.types import Outcome, Part, Request, Role
 from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migrator
-from controller.predict.output_length import OutputLengthModel
+from controller.predict.lengths import OutputLengthModel
 from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from api.openai.estimates import HIGHEST, MESSAGE_TOKENS, PromptText
 from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import ModelConfig
+from controller.predict.lengths import HIGHEST, MESSAGE_TOKENS, PromptText
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
 OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from api.openai.estimates import MESSAGE_TOKENS, PromptEstimates, PromptText, TemplateTokens
 from api.openai.state.status import gauges, health
 from api.openai.tokenizers import HuggingFace, Tokenizers, Unusable
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
@@ -198,30 +197,3 @@ async def test_a_tokenizer_that_fails_on_a_prompt_leaves_the_estimate() -> None:
     await tokenizers.settle()
     assert tokenizers.states() == {"demo": "ready"}
     assert tokenizers.count(model("/any"), ["one"], special=True) is None
-
-
-def test_a_template_is_found_from_conversations_of_several_lengths() -> None:
-    template = TemplateTokens()
-    assert template.predict(3) == pytest.approx(3 * MESSAGE_TOKENS)
-    for turn in range(100):
-        messages = 1 + turn % 7
-        template.observe(messages, 12 + 5 * messages)
-    assert template.predict(1) == pytest.approx(17, abs=0.2)
-    assert template.predict(40) == pytest.approx(212, abs=2)
-
-
-def test_what_no_template_adds_is_not_learned() -> None:
-    estimates, demo = PromptEstimates(), ModelConfig("demo")
-    text = PromptText(chars=40, counted=10, messages=1)
-    before = estimates.tokens(demo, text)
-    estimates.observe(demo, text, before, 10 + 5_000)  # an image
-    estimates.observe(demo, text, before, 4)  # a cached prefix left out
-    assert estimates.tokens(demo, text) == before
-
-
-def test_the_error_of_predictions_is_kept() -> None:
-    estimates, demo = PromptEstimates(), ModelConfig("demo")
-    estimates.observe(demo, PromptText(chars=40), 10, 20)
-    assert estimates.errors() == {"demo": 0.5}
-    estimates.observe(demo, PromptText(chars=40), 20, 20)
-    assert 0.4 < estimates.errors()["demo"] < 0.5

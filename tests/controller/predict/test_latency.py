@@ -7,9 +7,8 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients
-from controller.predict.latency import LatencyModel
+from controller.predict.latency import LatencyModel, OnlineFit
 from controller.predict.latency_fit import DecodeSample, PrefillSample, fit, relative_least_squares, solve_nonnegative
-from controller.predict.online_fit import OnlineFit
 
 H1 = LatencyModel(LatencyCoefficients(0.01, 1e-4, 1e-8, 0.02, 1e-7, 1e-4))
 H3 = LatencyModel(LatencyCoefficients(0.01, 1e-4, 0.0, 0.02, 0.0, 0.001))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from api.openai.estimates import PromptText
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.schemas import parse_request
 from controller.core.snapshot import ModelConfig
+from controller.predict.lengths import PromptText
 
 MODEL = ModelConfig("demo", ("gpt",), context_tokens=1000)
 MODELS = {"demo": MODEL, "gpt": MODEL}

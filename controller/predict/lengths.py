@@ -1,9 +1,14 @@
-"""Prompt lengths before an engine has counted them: by the model's tokenizer where there is one, else estimated.
+"""Lengths of prompts and answers, in tokens, before an engine has counted them.
 
-Without a tokenizer: characters per token, learned for each model from what engines report, a decaying mean started from
-the model's configured value; off by a few per cent for one kind of text. What a chat template adds no tokenizer tells
-(templates are programs of their own): so many tokens a conversation and so many a message, learned likewise. The
-engine's own count replaces either in the record.
+A prompt that came as text is counted by the model's tokenizer where there is one, else estimated: characters per token,
+learned for each model from what engines report, as a decaying mean that starts from the configured value; off by a few
+per cent for one kind of text. No tokenizer knows what a chat template adds, since templates are programs of their own:
+so many tokens for a conversation and for each message, learned likewise. The engine's own count replaces both in the
+record.
+
+The length of an answer is what its kind of traffic produced lately, at most `max_tokens`: a decaying mean for each
+(tenant, class, model), then (class, model), then model. The upper bound that Concord learns (a quantile forest) is
+another prediction, under a name of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +18,16 @@ from typing import NamedTuple
 
 from controller.core.snapshot import ModelConfig
 
-DECAY = 0.02  # weight of the newest request
+DECAY = 0.02  # weight of the newest prompt
 LOWEST, HIGHEST = 0.5, 20.0  # characters per token that any text can have
 MESSAGE_TOKENS = 4.0  # a template's own tokens around each message, about, before any was seen
-ODD_TOKENS = 64  # more than this and as much a message: images or a hidden system prompt, no template
+ODD_TOKENS = 64  # more than this, and as much for each message: images or a hidden system prompt, no template
+DEFAULT_TOKENS = 128  # before any answer has ended: between the shortest and longest mean of HyperFlexis' Table 1
+ANSWER_DECAY = 0.05  # weight of the newest answer
 
 
 class PromptText(NamedTuple):
-    """Of a prompt that came as text. `counted`: its tokens without the template's, None where nobody counted."""
+    """A prompt that came as text. `counted`: its tokens without the template's; None without a tokenizer."""
 
     chars: int = 0
     counted: int | None = None
@@ -52,6 +59,8 @@ class TemplateTokens:
 
 
 class PromptEstimates:
+    """Tokens of prompts that came as text, by model."""
+
     def __init__(self) -> None:
         self._ratios: dict[str, float] = {}
         self._templates: dict[str, TemplateTokens] = {}
@@ -85,3 +94,30 @@ class PromptEstimates:
     def errors(self) -> dict[str, float]:
         """By model: mean of |predicted - counted| / counted over the last requests whose prompt was text."""
         return dict(self._errors)
+
+
+class OutputLengthModel:
+    """Memory is bounded: one pair of numbers for each kind of traffic."""
+
+    def __init__(self, default: int = DEFAULT_TOKENS, decay: float = ANSWER_DECAY) -> None:
+        self._default = default
+        self._decay = decay
+        self._means: dict[tuple[str, ...], tuple[int, float]] = {}
+
+    def predict(self, tenant: str, slo_class: str, model: str, max_tokens: int | None) -> int:
+        """Expected output tokens, from 1 to `max_tokens`."""
+        expected = float(self._default)
+        for key in ((tenant, slo_class, model), (slo_class, model), (model,)):
+            known = self._means.get(key)
+            if known is not None and known[0] >= 3:
+                expected = known[1]
+                break
+        bound = max_tokens if max_tokens is not None and max_tokens > 0 else expected
+        return max(1, round(min(expected, bound)))
+
+    def observe(self, tenant: str, slo_class: str, model: str, output_tokens: int) -> None:
+        """Learn from a request that ended normally with this many tokens."""
+        for key in ((tenant, slo_class, model), (slo_class, model), (model,)):
+            count, mean = self._means.get(key, (0, 0.0))
+            weight = max(self._decay, 1.0 / (count + 1))
+            self._means[key] = (count + 1, mean + weight * (output_tokens - mean))
