@@ -15,7 +15,7 @@ import pytest
 import controller.policies.admission
 import controller.policies.ordering
 import controller.policies.routing  # noqa: F401  (importing registers the policies)
-from api.openai.state.instruments import Instruments
+from api.openai.ledger import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.process_spec import SAYABLE

@@ -14,26 +14,25 @@ from typing import Any
 import aiohttp
 
 from api.openai.asgi import Send
-from api.openai.auth import KeyRing
 from api.openai.in_flight import InFlightRequest
-from api.openai.ledger import Ledger, ModelRates, RecordSink
+from api.openai.ledger import Instruments, Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
 from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
-from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import GatewayFleet
-from api.openai.state.instruments import Instruments
 from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
+from api.openai.tenants import KeyRing, Quotas
 from api.openai.tokenizers import Tokenizers
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
-from controller.core.types import Outcome, Request
+from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
-from controller.slo.classes import Applied, SloError
+from controller.predict.lengths import OutputLengthModel, PromptEstimates
+from controller.slo.classes import Applied, ClassBook, SloError
 from workers.backends.base import Limits
 from workers.backends.events import delivers_token
 
@@ -64,7 +63,10 @@ class Gateway:
         self.clock = time.monotonic
         self.quotas = Quotas()
         self.instruments = Instruments()
-        self.ledger = Ledger(sink, self.quotas, self.instruments)
+        self.ledger = Ledger(sink, self.quotas, self.instruments, self._learn)
+        self.book = ClassBook((), ())
+        self.prompt_lengths = PromptEstimates()
+        self.output_lengths = OutputLengthModel()
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.fleet = GatewayFleet(session, options.limits, self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock)
@@ -83,7 +85,8 @@ class Gateway:
         self.arrivals = ModelRates()
         self.snapshot: GatewaySnapshot | None = None
         self.keys = KeyRing(GatewaySnapshot(version=0))
-        self.models: dict[str, ModelConfig] = {}
+        self.models: dict[str, ModelConfig] = {}  # by name and by alias
+        self.named_models: dict[str, ModelConfig] = {}  # by name alone
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.used_keys: set[int] = set()  # since the database was last told
@@ -94,12 +97,11 @@ class Gateway:
         """A new configuration, effective for the next request. What is learned and counted stays."""
         self.snapshot = snapshot
         self.keys = KeyRing(snapshot)
-        names = {model.name: model for model in snapshot.models}
+        self.named_models = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
-        self.models = aliases | names
+        self.models = aliases | self.named_models
         self.tokenizers.configure(snapshot.models)
-        self.ledger.models = names
-        self.ledger.book = self.ledger.book.renewed(snapshot.classes, snapshot.mappings)
+        self.book = self.book.renewed(snapshot.classes, snapshot.mappings)
         self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
         self.fleet.apply(snapshot)
         for instance_id, seat in self.fleet.seats.items():
@@ -151,11 +153,11 @@ class Gateway:
     def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
         model = parsed.model
         try:
-            applied = self.ledger.book.resolve(parsed.asked, tenant, self.scheduler.pending_above, arrival)
+            applied = self.book.resolve(parsed.asked, tenant, self.scheduler.pending_above, arrival)
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
-        prompt = parsed.prompt_tokens or self.ledger.estimates.tokens(model, parsed.text)
-        expected = self.ledger.lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
+        prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)
+        expected = self.output_lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
         request = Request(
             id=f"req-{self._ids.getrandbits(96):024x}",
             arrival=arrival,
@@ -186,3 +188,14 @@ class Gateway:
             in_flight.quota = self.quotas.headers(tenant.name)
             error.about = in_flight.headers()
             raise
+
+    def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
+        """A request ended well: the next ones of its kind are predicted from it."""
+        request = in_flight.request
+        self.output_lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
+        model = self.named_models.get(request.model)
+        if in_flight.text.chars and in_flight.usage is not None and model is not None:
+            self.prompt_lengths.observe(model, in_flight.text, request.prompt_tokens, in_flight.usage.prompt_tokens)
+        if request.level is not None:
+            queue_s = record.queue_s or 0.0
+            self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)

@@ -1,86 +1,67 @@
-"""What every ended request leaves behind: a verdict, a record, learned lengths, quota given back, counters."""
+"""What a gateway counts of its requests: records, attainment windows, rates, Prometheus metrics.
+
+The Ledger is told of every request that ended, exactly once, and keeps all of it up to date. Instruments are the
+Prometheus metrics; their labels are bounded: tenants and classes of the configuration, codes, outcomes. Rates are
+requests per second over the last ten seconds, which the scaler sizes a fleet by.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from typing import Protocol
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import prometheus_client as prometheus
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from api.openai.in_flight import InFlightRequest
-from api.openai.quotas import Quotas
-from api.openai.state.instruments import Instruments
-from controller.core.snapshot import ModelConfig
+from api.openai.tenants import Quotas
+from controller.core.messages import StageTraffic
 from controller.core.types import Outcome, Outlook, RequestRecord
-from controller.predict.lengths import OutputLengthModel, PromptEstimates
 from controller.slo.attainment import AttainmentWindows, judge
-from controller.slo.classes import ClassBook
 
 RATE_WINDOW_S = 10.0
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
+_PER_TOKEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+
+Waiting = tuple[int, float]  # how many, and the longest wait over its SLO
+Learn = Callable[[InFlightRequest, RequestRecord, float], None]
 
 
 class RecordSink(Protocol):
     def add(self, record: RequestRecord) -> None: ...
 
 
-class RateMeter:
-    """Events per second over the last ten."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque()
-
-    def tick(self, now: float) -> None:
-        self._times.append(now)
-        self._forget(now)
-
-    def rate(self, now: float) -> float:
-        self._forget(now)
-        return len(self._times) / RATE_WINDOW_S
-
-    def _forget(self, now: float) -> None:
-        while self._times and self._times[0] < now - RATE_WINDOW_S:
-            self._times.popleft()
-
-
-class ModelRates:
-    """A RateMeter for each model; those of the configuration are few."""
-
-    def __init__(self) -> None:
-        self._meters: dict[str, RateMeter] = {}
-
-    def tick(self, model: str, now: float) -> None:
-        self._meters.setdefault(model, RateMeter()).tick(now)
-
-    def rates(self, now: float) -> dict[str, float]:
-        """Requests/s by model, of models with any."""
-        found = {model: meter.rate(now) for model, meter in self._meters.items()}
-        return {model: rate for model, rate in found.items() if rate}
-
-
 class Ledger:
-    """`book` and `models` are replaced when the configuration changes."""
+    """`learn`: told of every request that ended well, for the predictions made at arrival."""
 
-    def __init__(self, sink: RecordSink, quotas: Quotas, instruments: Instruments) -> None:
+    def __init__(
+        self,
+        sink: RecordSink,
+        quotas: Quotas,
+        instruments: Instruments,
+        learn: Learn = lambda in_flight, record, now: None,
+    ) -> None:
         self.windows = AttainmentWindows()
-        self.lengths = OutputLengthModel()
-        self.estimates = PromptEstimates()
-        self.book = ClassBook((), ())
-        self.models: dict[str, ModelConfig] = {}
         self.finished = ModelRates()
         self.refusals: Counter[tuple[str, str, str]] = Counter()  # (tenant, class, code) since the last decision
         self._sink = sink
         self._quotas = quotas
         self._instruments = instruments
+        self._learn = learn
 
     def ended(
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
     ) -> None:
-        """Exactly once for each request that was let in."""
+        """A request that was let in has ended."""
         self._quotas.release(in_flight.request.tenant, in_flight.charged_tokens, _tokens(in_flight))
         self.note(in_flight, outcome, now, code=code, status=status)
 
     def note(
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
     ) -> None:
-        """The same for one refused by its quota, which was never let in."""
+        """The same for a request that its quota refused, which was never let in."""
         record, cause = _record(in_flight, outcome, now, code, status)
         if outcome is Outcome.OK:
             self.finished.tick(in_flight.request.model, now)
@@ -91,18 +72,12 @@ class Ledger:
         self._instruments.ended(record)
         self._sink.add(record)
 
-    def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
-        request = in_flight.request
-        self.lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
-        model = self.models.get(request.model)
-        if in_flight.text.chars and in_flight.usage is not None and model is not None:
-            self.estimates.observe(model, in_flight.text, request.prompt_tokens, in_flight.usage.prompt_tokens)
-        if request.level is not None:
-            queue_s = record.queue_s or 0.0
-            self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
+
+# ---- the record -----------------------------------------------------------------------------------------------------
 
 
 def _tokens(in_flight: InFlightRequest) -> int:
+    """What the tokens-a-minute quota is charged in the end: nothing if it never reached an engine."""
     prompt = in_flight.usage.prompt_tokens if in_flight.usage else in_flight.request.prompt_tokens
     return prompt + in_flight.output_tokens if in_flight.sends else 0
 
@@ -170,7 +145,7 @@ def _record(
 
 
 def summary(times: list[float]) -> list[float]:
-    """The 1st, 2nd, 4th, 8th ... and last time, in microseconds' precision."""
+    """The 1st, 2nd, 4th, 8th ... and last time, rounded to microseconds."""
     kept, index = [], 1
     while index < len(times):
         kept.append(round(times[index - 1], 6))
@@ -195,7 +170,7 @@ def _cause(in_flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code:
 
 
 def _decided(in_flight: InFlightRequest) -> str:
-    """What the decision that ended it says, which is more than the code its client got; "" if none ended it."""
+    """The reason of the decision that ended it, which says more than the code its client got; "" if none ended it."""
     if not in_flight.decisions:
         return ""
     last = in_flight.decisions[-1]
@@ -210,3 +185,165 @@ def _decided(in_flight: InFlightRequest) -> str:
         if figures.get("hopeless"):
             return "expired_hopeless"
     return str(last["reason"])
+
+
+# ---- rates of the last ten seconds ----------------------------------------------------------------------------------
+
+
+class RateMeter:
+    """Events per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+
+    def tick(self, now: float) -> None:
+        self._times.append(now)
+        self._forget(now)
+
+    def rate(self, now: float) -> float:
+        self._forget(now)
+        return len(self._times) / RATE_WINDOW_S
+
+    def _forget(self, now: float) -> None:
+        while self._times and self._times[0] < now - RATE_WINDOW_S:
+            self._times.popleft()
+
+
+class ModelRates:
+    """A RateMeter for each configured model."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, RateMeter] = {}
+
+    def tick(self, model: str, now: float) -> None:
+        self._meters.setdefault(model, RateMeter()).tick(now)
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Requests/s by model; models without any are left out."""
+        found = {model: meter.rate(now) for model, meter in self._meters.items()}
+        return {model: rate for model, rate in found.items() if rate}
+
+
+class StageRates:
+    """What prefill and decode see of a model's traffic, each for itself, since the scaler sizes each stage by its own:
+    prompts sent to prefill instances and elsewhere, prompts prefilled, answers decoded."""
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[bool, ModelRates] = defaultdict(ModelRates)  # to prefill instances, or elsewhere
+        self._prefilled = ModelRates()
+        self._decoded = ModelRates()
+
+    def sent(self, model: str, now: float, *, prefill: bool) -> None:
+        self._sent[prefill].tick(model, now)
+
+    def prefilled(self, model: str, now: float) -> None:
+        self._prefilled.tick(model, now)
+
+    def decoded(self, model: str, now: float) -> None:
+        self._decoded.tick(model, now)
+
+    def traffic(
+        self, now: float, arrived: dict[str, float], waiting: dict[str, Waiting], moving: dict[str, Waiting]
+    ) -> dict[str, dict[str, StageTraffic]]:
+        """By model with recent disaggregated requests, then by stage.
+
+        Prefill gets the share of arrivals that it has of the sends; the rest goes to collocated instances. A prefilled
+        request is an arrival for decode, whatever the model's arrivals do meanwhile.
+        """
+        there, elsewhere = self._sent[True].rates(now), self._sent[False].rates(now)
+        prefilled, decoded = self._prefilled.rates(now), self._decoded.rates(now)
+        found = {}
+        for model in there.keys() | prefilled.keys() | decoded.keys() | moving.keys():
+            sends = there.get(model, 0.0) + elsewhere.get(model, 0.0)
+            share = there.get(model, 0.0) / sends if sends else 1.0
+            found[model] = {
+                "prefill": _stage(share * arrived.get(model, 0.0), prefilled, model, waiting),
+                "decode": _stage(prefilled.get(model, 0.0), decoded, model, moving),
+            }
+        return found
+
+
+def _stage(arrival_rate: float, finished: dict[str, float], model: str, waiting: dict[str, Waiting]) -> StageTraffic:
+    queued, wait = waiting.get(model, (0, 0.0))
+    return StageTraffic(
+        arrival_rate=arrival_rate, service_rate=finished.get(model, 0.0), queued=queued, wait_over_slo=wait
+    )
+
+
+# ---- Prometheus -----------------------------------------------------------------------------------------------------
+
+
+class Instruments:
+    """Prometheus metrics. Children of labelled metrics are kept: looking one up costs more than counting."""
+
+    def __init__(self) -> None:
+        prometheus.disable_created_metrics()  # a second series for each counter, which nobody reads
+        self.registry = prometheus.CollectorRegistry()
+        labels = ("tenant", "slo_class")
+        self._requests = self._counter("requests", "Requests by outcome.", (*labels, "outcome", "code"))
+        self._attained = self._counter("attained", "Requests that met TTFT and TPOT (and their deadline).", labels)
+        self._errors = self._counter("api_errors", "Requests refused before they got a class.", ("code",))
+        self._tokens = self._counter("tokens", "Tokens of finished requests.", (*labels, "kind"))
+        self._ttft = self._histogram("ttft_seconds", "Arrival to first token.", labels, _SECONDS)
+        self._tpot = self._histogram("tpot_seconds", "Mean time per output token after the first.", labels, _PER_TOKEN)
+        self._queue = self._histogram("queue_seconds", "Arrival to the last send to an engine.", labels, _SECONDS)
+        self._e2e = self._histogram("e2e_seconds", "Arrival to last token.", labels, _SECONDS)
+        self._children: dict[tuple[str, ...], Any] = {}
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> prometheus.Counter:
+        return prometheus.Counter(f"slackline_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> prometheus.Histogram:
+        return prometheus.Histogram(f"slackline_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def _child(self, metric: prometheus.Counter | prometheus.Histogram, *labels: str) -> Any:
+        key = (metric._name, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
+
+    def ended(self, record: RequestRecord) -> None:
+        who = (record.tenant, record.slo_class)
+        self._child(self._requests, *who, record.outcome, record.error_code).inc()
+        if record.attained:
+            self._child(self._attained, *who).inc()
+        if record.output_tokens:
+            self._child(self._tokens, *who, "prompt").inc(record.prompt_tokens)
+            self._child(self._tokens, *who, "output").inc(record.output_tokens)
+        times = ((self._queue, record.queue_s), (self._ttft, record.ttft_s), (self._tpot, record.tpot_s))
+        for metric, seconds in times:
+            if seconds is not None:
+                self._child(metric, *who).observe(seconds)
+        if record.outcome == "ok" and record.e2e_s is not None:
+            self._child(self._e2e, *who).observe(record.e2e_s)
+
+    def refused(self, code: str) -> None:
+        self._child(self._errors, code).inc()
+
+    def page(self) -> bytes:
+        return prometheus.generate_latest(self.registry)
+
+    def watch(self, read: Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]) -> None:
+        """Gauges read at scrape time: (name, help, labels, value) each."""
+        self.registry.register(_Gauges(read))
+
+
+class _Gauges(Collector):
+    def __init__(self, read: Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Any]:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        families: dict[str, Any] = {}
+        for name, text, labels, value in self._read():
+            family = families.get(name)
+            if family is None:
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                family = families[name] = kind(f"slackline_{name}", text, labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+        yield from families.values()

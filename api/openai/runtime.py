@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 from api.openai.disaggregation.decode_leg import DecodeLeg
 from api.openai.disaggregation.kv_transfers import Transfers, asks_wrong, reason_of, told_migrator
-from api.openai.disaggregation.stage_rates import StageRates
 from api.openai.in_flight import InFlightRequest, UnreadableAnswer
+from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev

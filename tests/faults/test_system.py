@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.openai.state.instruments import Instruments
+from api.openai.ledger import Instruments
 from tests.faults.system import total_of
 
 

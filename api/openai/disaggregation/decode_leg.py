@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from api.openai.disaggregation.kv_transfers import Transfers
-from api.openai.disaggregation.stage_rates import StageRates
 from api.openai.in_flight import InFlightRequest
+from api.openai.ledger import StageRates
 from api.openai.relay import RelayListener
 from controller.core import events as ev
 from workers.backends.base import Capabilities, EngineError

@@ -47,7 +47,7 @@ def windows(gateway: Gateway, now: float) -> list[ClassWindow]:
     ledger = gateway.ledger
     queued = gateway.scheduler.queue().by_class()
     kinds = ledger.windows.kinds() | queued.keys()
-    targets = {(tenant, name): ledger.book.attainment_target(tenant, name) for tenant, name in kinds}
+    targets = {(tenant, name): gateway.book.attainment_target(tenant, name) for tenant, name in kinds}
     return ledger.windows.view(now, queued, targets)
 
 
@@ -102,7 +102,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         policy=gateway.scheduler.name,
         links=links(gateway, now),
         decisions=decisions(gateway),
-        capacity=capacity(gateway.ledger.models, known, gateway.fleet.coming),
+        capacity=capacity(gateway.named_models, known, gateway.fleet.coming),
     )
 
 
@@ -212,7 +212,7 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
             {"model": model},
             float(state == READY),
         )
-    for model, error in gateway.ledger.estimates.errors().items():
+    for model, error in gateway.prompt_lengths.errors().items():
         yield "prompt_error_ratio", "Mean error of prompt lengths taken from text.", {"model": model}, error
     left = gateway.runtime.transfers.left_to_lease
     yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from api.openai.in_flight import InFlightRequest
-from api.openai.ledger import Ledger
-from api.openai.quotas import Quotas
-from api.openai.state.instruments import Instruments
+from api.openai.ledger import Instruments, Ledger
+from api.openai.tenants import Quotas
 from controller.core.decisions import Decision
 from controller.core.types import Outcome, Request, Targets
 from controller.slo.attainment import deadline_goodput

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from api.openai.state.status import gauges, health
 from api.openai.tokenizers import HuggingFace, Tokenizers, Unusable
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
+from controller.predict.lengths import MESSAGE_TOKENS
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot
 from workers.backends.fake import Script
 

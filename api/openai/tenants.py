@@ -1,23 +1,51 @@
-"""Quotas of a tenant: requests a minute, tokens a minute, requests at once. Time is an argument.
+"""Tenants at the gateway: whose an API key is, and what a tenant's quotas let in. Time is an argument.
 
-Token buckets that hold one minute's worth and start full, so a burst of a whole minute passes. Each gateway counts
-for itself: with N gateways a tenant may reach N times its quota. Token counts are reserved as expected at arrival
-and corrected when the engine tells the truth.
+Keys are kept and looked up as SHA-256 only, in memory.
+
+Quotas are requests a minute, tokens a minute and requests at once. The first two are token buckets that hold one
+minute's worth and start full, so a burst of a whole minute passes. Each gateway counts for itself: with N gateways a
+tenant may reach N times its quota. Tokens are reserved at arrival as expected, and corrected by the engine's own count.
 """
 
 from __future__ import annotations
 
 import math
+from hashlib import sha256
 
 from api.openai.asgi import Header
 from api.openai.protocol.errors import ApiError
-from controller.core.snapshot import TenantConfig
+from controller.core.snapshot import GatewaySnapshot, KeyConfig, TenantConfig
 
+SCOPE = "inference"
 MINUTE_S = 60.0
 
 
+class KeyRing:
+    """The keys of one configuration. Expiry is checked at each use; a revoked key is not in the snapshot."""
+
+    def __init__(self, snapshot: GatewaySnapshot) -> None:
+        self._keys: dict[str, KeyConfig] = {key.sha256: key for key in snapshot.keys}
+        self._tenants: dict[str, TenantConfig] = {tenant.name: tenant for tenant in snapshot.tenants}
+
+    def tenant(self, authorization: bytes | None, wall: float) -> tuple[TenantConfig, KeyConfig]:
+        """Raises ApiError. `wall` is epoch seconds."""
+        if authorization is None or authorization[:7].lower() != b"bearer ":
+            raise ApiError("invalid_api_key", "Send an API key: `Authorization: Bearer sk-...`.")
+        key = self._keys.get(sha256(authorization[7:].strip()).hexdigest())
+        if key is None:
+            raise ApiError("invalid_api_key", "The API key is unknown or revoked.")
+        if key.expires_at is not None and key.expires_at <= wall:
+            raise ApiError("invalid_api_key", "The API key has expired.")
+        tenant = self._tenants.get(key.tenant)
+        if tenant is None or not tenant.active:
+            raise ApiError("invalid_api_key", "The tenant of this API key is not active.")
+        if SCOPE not in key.scopes:
+            raise ApiError("permission_denied", f"This API key lacks the scope {SCOPE!r}.")
+        return tenant, key
+
+
 class Bucket:
-    """`limit` a minute."""
+    """A token bucket that refills by `limit` a minute."""
 
     __slots__ = ("_at", "level", "limit")
 
@@ -31,20 +59,20 @@ class Bucket:
         self._at = now
 
     def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` fits; 0 when it fits now. A limit of zero is asked about again in a minute."""
+        """Seconds until `amount` fits; 0 when it fits now. With a limit of zero: a minute, when it may have changed."""
         if self.limit <= 0:
             return MINUTE_S
         return max(0.0, (amount - self.level) * MINUTE_S / self.limit)
 
     def headers(self, what: str) -> list[Header]:
-        """Limit, what is left of it, and the seconds until it is whole again."""
+        """The limit, what is left of it, and the seconds until all of it is available again."""
         left = max(0, math.floor(self.level))
         whole_in_s = (self.limit - self.level) * MINUTE_S / self.limit if self.limit > 0 else MINUTE_S
         told = {"limit": f"{self.limit:.0f}", "remaining": str(left), "reset": f"{max(0.0, whole_in_s):.3f}s"}
         return [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in told.items()]
 
     def resized(self, limit: float, now: float) -> Bucket:
-        """The same bucket under a new limit: what was used stays used."""
+        """The bucket under a new limit: what was used stays used."""
         if limit == self.limit:
             return self
         self.refill(now)
@@ -64,13 +92,13 @@ class _Usage:
 
 
 class Quotas:
-    """One usage a tenant; tenants without limits cost a dictionary lookup."""
+    """The usage of each tenant; a tenant without limits costs a dictionary lookup."""
 
     def __init__(self) -> None:
         self._usage: dict[str, _Usage] = {}
 
     def admit(self, tenant: TenantConfig, tokens: int, now: float) -> None:
-        """Take the request into account, or raise ApiError and count nothing."""
+        """Count the request. Raises ApiError, and counts nothing, where a quota is reached."""
         usage = self._usage.setdefault(tenant.name, _Usage())
         usage.requests = _bucket(usage.requests, tenant.rpm, now)
         usage.tokens = _bucket(usage.tokens, tenant.tpm, now)
@@ -95,7 +123,7 @@ class Quotas:
         return tuple(pair for what, bucket in buckets if bucket is not None for pair in bucket.headers(what))
 
     def release(self, tenant: str, expected: int, actual: int) -> None:
-        """The request ended; give back, or take, the difference to what was expected."""
+        """The request ended: the difference between `expected` and `actual` tokens is given back, or taken."""
         usage = self._usage[tenant]
         usage.active -= 1
         if usage.tokens is not None:
@@ -106,7 +134,7 @@ class Quotas:
         return usage.active if usage else 0
 
     def open(self) -> dict[str, int]:
-        """Requests at once, of each tenant with any."""
+        """Open requests by tenant; tenants without any are left out."""
         return {tenant: usage.active for tenant, usage in self._usage.items() if usage.active}
 
 
