@@ -1,18 +1,28 @@
-"""One request on its way through the gateway: little enough that ten thousand may wait at once."""
+"""One request in flight through the gateway: what is kept of it, and the relay of its answer from engine to client.
+
+What is kept is little enough that ten thousand requests may wait at once.
+
+The relay passes bytes on as they come and takes first-token and inter-token times, once, for everybody. Nothing reaches
+the client before the first token (the opening event of a chat stream waits for it), so that a request whose engine dies
+early can run elsewhere. After it, a failure ends the stream with one error event in OpenAI's shape and without
+`[DONE]`: clients that look for `[DONE]` see an incomplete answer, those that parse events see why.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from contextlib import aclosing
 from typing import Any, Protocol
 
-from api.openai.asgi import Header, Send
+from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
+from api.openai.protocol.errors import ApiError
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
 from controller.dispatch.lifecycle import State
 from controller.predict.lengths import NO_TEXT, PromptText
-from workers.backends.base import EngineError, Promise, UpstreamCall, Usage
+from workers.backends.base import AnswerChunk, Backend, EngineError, Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -20,23 +30,23 @@ RESPONSES = "/v1/responses"  # served as a chat completion
 
 
 class UnreadableAnswer(EngineError):
-    """What the engine answered cannot be told in the client's words. Another engine would answer the same."""
+    """The engine's answer cannot be translated for the client. Another engine would answer the same."""
 
     def __init__(self) -> None:
         super().__init__("The engine's answer cannot be read.")
 
 
 class Translation(Protocol):
-    """For a client that does not speak the engines' API."""
+    """For a client that does not speak the engines' API (responses)."""
 
     def told(self, raw: bytes) -> bytes:
-        """The engine's answer, or whole events of it, in the client's words. Raises Unreadable."""
+        """The engine's answer, or whole events of it, in the client's API. Raises UnreadableAnswer."""
         ...
 
 
 class InFlightRequest:
-    """`state` is what its client may see: QUEUED, SENT, ANSWERING once a byte went out, ENDED. All times are the
-    driver's monotonic seconds but `arrived_wall` (epoch). The parsed body is not kept."""
+    """`state` is what its client may see: QUEUED, SENT, ANSWERING once a byte went out, ENDED. Times are the driver's
+    monotonic seconds, except `arrived_wall` (epoch). The parsed body is not kept."""
 
     __slots__ = (
         "arrived_wall",
@@ -100,19 +110,19 @@ class InFlightRequest:
         self.state = State.QUEUED
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
-        self.moved: KvMoved | None = None  # how that KV came, where its decode engine says so
+        self.moved: KvMoved | None = None  # how that KV came, as its decode engine measured it
         self.task: asyncio.Task[None] | None = None  # relays its answer
-        self.prefill: asyncio.Task[None] | None = None  # the other stage, where it has two and that one runs
-        self.call: UpstreamCall | None = None  # of one with two stages, for both
-        self.offer: bytes | None = None  # where its KV waits, once its prefill is nearly over
+        self.prefill: asyncio.Task[None] | None = None  # its prefill stage, while that runs
+        self.call: UpstreamCall | None = None  # for both stages, when disaggregated
+        self.offer: bytes | None = None  # where its KV can be pulled from, once its prefill is nearly over
         self.paired = False  # both stages begin together
-        self.two_stages = False  # it was prefilled for another engine at least once: KV transfers are kept for it
+        self.two_stages = False  # prefilled for another engine at least once: KV transfers are kept for it
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed
         self.output_tokens = 0
         self.usage: Usage | None = None
-        self.assumes_first_token: asyncio.TimerHandle | None = None  # one that nobody sees
+        self.assumes_first_token: asyncio.TimerHandle | None = None  # not streamed: when it is expected
         self.decisions: list[dict[str, Any]] | None = None
 
     def upstream_call(self, rank: int) -> UpstreamCall:
@@ -136,7 +146,7 @@ class InFlightRequest:
         self.decisions = [*(self.decisions or ()), step]
 
     def delivered(self, tokens: int, now: float) -> None:
-        """`tokens` reached us now."""
+        """`tokens` reached the gateway now."""
         if self.times is None:
             self.times = array("d")
         for _ in range(tokens):
@@ -144,7 +154,7 @@ class InFlightRequest:
         self.output_tokens += tokens
 
     def restart(self) -> None:
-        """Back to the queue after a failure before the first token. Nothing of it runs any more."""
+        """Back to the queue after a failure before the first token, when nothing of it runs any more."""
         self.state = State.QUEUED
         self.prefill_instance = ""
         self.moved = None
@@ -163,7 +173,7 @@ class InFlightRequest:
             self.assumes_first_token = None
 
     def stop_prefill(self) -> bool:
-        """False if none ran."""
+        """False if no prefill ran."""
         task, self.prefill = self.prefill, None
         if task is None:
             return False
@@ -171,7 +181,7 @@ class InFlightRequest:
         return True
 
     def headers(self) -> list[Header]:
-        """x-slackline-*: who served it and how long it waited for that; its id under OpenAI's name too; its quota."""
+        """Its id (also under OpenAI's name), class, instance and time in the queue, and its tenant's quota."""
         request = self.request
         waited = (self.sent_at - request.arrival) * 1000 if self.sent_at is not None else 0.0
         return [
@@ -186,3 +196,94 @@ class InFlightRequest:
 
 def _header_text(value: str) -> bytes:
     return value.encode("ascii", "replace")
+
+
+# ---- the relay ------------------------------------------------------------------------------------------------------
+
+
+class RelayListener(Protocol):
+    """Is told what happens to a request at its engine."""
+
+    def clock(self) -> float: ...
+
+    def accepted(self, in_flight: InFlightRequest) -> None: ...
+
+    def pulling(self, in_flight: InFlightRequest) -> None: ...
+
+    def first_token(self, in_flight: InFlightRequest, now: float) -> None: ...
+
+    def progressed(self, in_flight: InFlightRequest, now: float) -> None: ...
+
+    def completed(self, in_flight: InFlightRequest, now: float) -> None: ...
+
+    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None: ...
+
+
+async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: RelayListener) -> None:
+    """One attempt on one engine. Cancelling it closes the call to the engine."""
+    held = b""
+    try:
+        async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                if chunk.kind == "data":
+                    in_flight.moved = chunk.moved or in_flight.moved
+                    if chunk.pulling:
+                        driver.pulling(in_flight)
+                    held = await _data(in_flight, chunk, held, driver)
+                elif chunk.kind == "body":
+                    await _whole(in_flight, chunk, driver)
+                else:
+                    in_flight.moved = chunk.moved
+                    driver.accepted(in_flight)
+    except EngineError as error:
+        if in_flight.state is not State.ENDED:
+            driver.lost(in_flight, error)
+
+
+async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, driver: RelayListener) -> bytes:
+    """Relay whole events. Returns the bytes that must still wait for the first token."""
+    if chunk.tokens:
+        first, now = in_flight.times is None, driver.clock()
+        in_flight.delivered(chunk.tokens, now)
+        driver.first_token(in_flight, now) if first else driver.progressed(in_flight, now)
+    if chunk.usage is not None:
+        in_flight.usage = chunk.usage
+    if in_flight.state is State.SENT:
+        if not chunk.tokens and not chunk.done:
+            return held + chunk.raw
+        await start_stream(in_flight)
+    raw = _told(in_flight, held + chunk.raw)
+    if chunk.done:
+        driver.completed(in_flight, driver.clock())
+    if raw or chunk.done:
+        await in_flight.send({"type": "http.response.body", "body": raw, "more_body": not chunk.done})
+    return b""
+
+
+async def start_stream(in_flight: InFlightRequest) -> None:
+    in_flight.state = State.ANSWERING
+    headers = [EVENT_STREAM, NO_CACHE, *in_flight.headers()]
+    await in_flight.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
+    raw = _told(in_flight, chunk.raw)
+    in_flight.usage = chunk.usage
+    in_flight.state = State.ANSWERING
+    driver.completed(in_flight, driver.clock())
+    await respond(in_flight.send, 200, raw, in_flight.headers())
+
+
+def _told(in_flight: InFlightRequest, raw: bytes) -> bytes:
+    return raw if in_flight.translation is None else in_flight.translation.told(raw)
+
+
+async def end_with_error(in_flight: InFlightRequest, error: ApiError, *, started: bool) -> None:
+    """Answer with an error: as a response, or as the last event of a stream that has begun."""
+    if started:
+        await in_flight.send(
+            {"type": "http.response.body", "body": _told(in_flight, error.event()), "more_body": False}
+        )
+    else:
+        headers = [*in_flight.headers(), *error.headers()]
+        await respond(in_flight.send, error.status, error.body(), headers)

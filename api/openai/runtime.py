@@ -21,12 +21,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.disaggregation.decode_leg import DecodeLeg
-from api.openai.disaggregation.kv_transfers import Transfers, asks_wrong, reason_of, told_migrator
-from api.openai.in_flight import InFlightRequest, UnreadableAnswer
+from api.openai.in_flight import InFlightRequest, UnreadableAnswer, end_with_error, relay
+from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, reason_of, told_migrator
 from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
-from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import ENGINE_REJECTED, Outcome, Part
@@ -71,7 +69,7 @@ class Runtime:
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
         self.clock = clock
         self.rates = StageRates()
-        self.transfers = Transfers(self, backends)
+        self.transfers = KvTransfers(self, backends)
         self._handle = handle
         self._backends = backends
         self._outcomes = outcomes

@@ -1,17 +1,18 @@
-"""Who asks the engines how they are. One gateway, by lease, polls and publishes; the others read what it published.
+"""Telemetry of the engines. One gateway, by lease, polls and publishes; the others read what it published.
 
-With Redis away each gateway polls for itself. A gateway probes an instance itself whenever a call to it failed.
+With Redis away each gateway polls for itself. A gateway probes an instance itself whenever a call to it failed. What
+engines report of their links is passed to the migrator when it is news.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from api.openai.disaggregation.link_watch import LinkWatch
 from api.openai.state.fleet import GatewayFleet, Seat
 from controller.core.events import LinkSeen
 from controller.core.kv_links import LinkReport, report_from_json
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LEASE = "telemetry"
 LINKS = "links"  # beside the fields of a published load
+NEWS = 0.2  # a bandwidth that changed by a smaller share is no news
 
 
 class TelemetryBoard(Protocol):
@@ -138,3 +140,36 @@ class Monitor:
                 self._links.reported(instance_id, [report_from_json(each) for each in fields.get(LINKS, ())])
                 taken.add(instance_id)
         return taken
+
+
+class LinkWatch:
+    """`tell` reaches the migrator. Reports without a peer's name (the engine got no order yet) are left out."""
+
+    def __init__(self, tell: Callable[[LinkSeen], None]) -> None:
+        self._tell = tell
+        self._told: dict[tuple[str, str], LinkSeen] = {}
+        self._there: set[str] = set()
+
+    def reported(self, instance_id: str, reports: Sequence[LinkReport]) -> None:
+        """Reports of the engine that pulls over these links. Links to a peer that is gone are left out."""
+        for report in reports:
+            if not report.peer or (self._there and report.peer not in self._there):
+                continue
+            seen = LinkSeen(report.peer, instance_id, report.state, report.bandwidth_bytes_s, report.latency_s)
+            before = self._told.get((seen.source, seen.target))
+            if before is None or _news(before, seen):
+                self._told[seen.source, seen.target] = seen
+                self._tell(seen)
+
+    def keep(self, instance_ids: Sequence[str]) -> None:
+        """Which instances are up now. The migrator forgets the links of those that left, so they are news again."""
+        there = set(instance_ids)
+        left, self._there = self._there - there, there
+        self._told = {pair: seen for pair, seen in self._told.items() if left.isdisjoint(pair)}
+
+
+def _news(before: LinkSeen, after: LinkSeen) -> bool:
+    if before.state is not after.state:
+        return True
+    old, new = before.bandwidth_bytes_s, after.bandwidth_bytes_s
+    return (old is None) != (new is None) or (old and new and not math.isclose(old, new, rel_tol=NEWS)) or False

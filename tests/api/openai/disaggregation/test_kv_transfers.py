@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.openai.disaggregation.kv_transfers import moved_in
-from api.openai.disaggregation.link_watch import LinkWatch
+from api.openai.kv_transfers import moved_in
 from api.openai.state import status
+from api.openai.state.telemetry import LinkWatch
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved, LinkReport, LinkState
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, freed, patience, reads, transfers

@@ -1,9 +1,9 @@
-"""The KV transfers of open requests: what each record will say of them, and KV that nobody needs, freed at once.
+"""KV transfers of open requests: what each record says of them, and KV that is no longer needed, freed at once.
 
 Each transfer becomes one step of its request's decisions (kind `transfer`), and from there a row (`kv_transfer`), with
 the state it reached: placed, reserved (the decode engine took blocks), moving, committed, released (the prefill engine
-has freed its copy). What engines measure comes with their answers; for engines that tell nothing the times are ours.
-When KV is to be freed, and again, is the migrator's; that its engine has done so is told it from here.
+has freed its copy). What engines measure comes with their answers; for engines that measure nothing the gateway's times
+are used. The migrator decides when KV is freed, and when that is retried; it is told from here that an engine did so.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any, Protocol
 
 import orjson
 
-from api.openai.in_flight import InFlightRequest
+from api.openai.in_flight import InFlightRequest, RelayListener
+from api.openai.ledger import StageRates
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import KvMoved, moved_from_json
 from controller.dispatch.lifecycle import State
-from workers.backends.base import Backend, EngineError
+from workers.backends.base import Backend, Capabilities, EngineError
 
 log = logging.getLogger(__name__)
 
-RELEASE_S = 0.05  # how long releases wait for others of the same engine
-NO_ROOM = 503  # the decode engine has no blocks now: it may have some soon
+RELEASE_S = 0.05  # how long releases wait for others for the same engine
+NO_ROOM = 503  # the decode engine has no free blocks now; it may have some soon
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
@@ -43,19 +44,19 @@ class Notes(Protocol):
 
 @dataclass(slots=True)
 class Opened:
-    """One under way: the `attempt`th of its request, in `state`."""
+    """A transfer under way: the `attempt`th of its request, in `state`."""
 
     place: ev.Place
     attempt: int
     state: str
 
 
-class Transfers:
+class KvTransfers:
     """One entry for each request between its first placement and its end."""
 
     def __init__(self, host: Notes, backends: Mapping[str, Backend]) -> None:
         self.moved = 0  # that arrived
-        self.left_to_lease = 0  # prompts whose KV its engine was told to free again and again, and never said it had
+        self.left_to_lease = 0  # prompts whose engine never confirmed that it freed their KV
         self._host = host
         self._backends = backends
         self._open: dict[str, Opened] = {}
@@ -67,7 +68,7 @@ class Transfers:
     # ---- what happens to a transfer --------------------------------------------------------------------------------
 
     def placed(self, place: ev.Place, state: str) -> None:
-        """`state`: what it is in until its engine says more."""
+        """`state`: until its engine reports another."""
         name = place.request.id
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._open[name] = Opened(place, self._attempts[name], state)
@@ -81,7 +82,7 @@ class Transfers:
         return in_flight.request.id in self._open
 
     def landed(self, in_flight: InFlightRequest, moved: KvMoved | None, now: float) -> None:
-        """The decode engine goes on. One that measured the transfer has told the prefill engine that it has it all."""
+        """The KV is at the decode engine. One that measured the transfer (`moved`) has told the prefill engine so."""
         opened = self._close(in_flight)
         if opened is None:
             return
@@ -92,7 +93,7 @@ class Transfers:
             self._asked.discard((name, opened.place.source))
 
     def failed(self, in_flight: InFlightRequest, reason: str, error: EngineError, now: float) -> None:
-        """The decode engine, or the way to it."""
+        """The decode engine failed, or the transfer to it."""
         opened = self._close(in_flight)
         if opened is None:
             return
@@ -101,20 +102,20 @@ class Transfers:
         self._note(in_flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
     def undone(self, in_flight: InFlightRequest, reason: str, now: float) -> None:
-        """By us: a time-out, a lost prefill engine, a request that ended."""
+        """Rolled back by the gateway: a time-out, a lost prefill engine, a request that ended."""
         opened = self._close(in_flight)
         if opened is not None:
             self._note(in_flight, opened, reason, now, None, opened.state, "undone", undo=reason)
 
     def forget(self, in_flight: InFlightRequest, now: float) -> None:
-        """The request is over, or begins anew."""
+        """The request has ended, or starts over."""
         self.undone(in_flight, "request_ended", now)
         self._ended.pop(in_flight.request.id, None)
         if in_flight.state is State.ENDED:
             self._attempts.pop(in_flight.request.id, None)
 
     def _close(self, in_flight: InFlightRequest) -> Opened | None:
-        """No transfer of it is under way any more."""
+        """From now on no transfer of it is under way."""
         return self._open.pop(in_flight.request.id, None)
 
     def close(self) -> None:
@@ -158,10 +159,10 @@ class Transfers:
         kept: dict[str, Any] = in_flight.decisions[-1]["figures"] if in_flight.decisions else {}
         return kept
 
-    # ---- KV nobody needs -------------------------------------------------------------------------------------------
+    # ---- KV that is no longer needed -------------------------------------------------------------------------------
 
     def free(self, request_id: str, instance_id: str) -> None:
-        """At the prefill instance; together with others a moment later."""
+        """Free its KV at the prefill instance, a moment later, together with that of others."""
         backend = self._backends.get(instance_id)
         if backend is None or not backend.capabilities.frees_kv:
             self._host.tell(ev.KvReleased(request_id, instance_id, known=False))
@@ -170,11 +171,11 @@ class Transfers:
         self._later()
 
     def begun(self, request_id: str, instance_id: str) -> None:
-        """It is prefilled there, maybe once more: what was to be freed of it is not to be any more."""
+        """It is prefilled there, maybe not for the first time: the new KV must not be freed for the old."""
         self._asked.discard((request_id, instance_id))
 
     def left(self, action: ev.LeftToLease) -> None:
-        """Its engine was asked often enough: it is said in the record, where the request has not ended before."""
+        """Its engine never confirmed the release: the record shows it, unless the request ended before."""
         self.left_to_lease += 1
         log.warning("KV of %s at %s is left to its lease", action.request_id, action.instance_id)
         if (ended := self._ended.get(action.request_id)) is not None:
@@ -197,8 +198,8 @@ class Transfers:
     async def _tell(self, backend: Backend, names: Sequence[str]) -> None:
         try:
             await backend.free_kv(names)
-        except EngineError as error:  # then it is asked again
-            log.warning("%d prompts keep KV at %s: %s", len(names), backend.spec.id, error)
+        except EngineError as error:  # the migrator retries it
+            log.warning("KV of %d prompts was not freed at %s: %s", len(names), backend.spec.id, error)
             return
         for name in names:
             ended = self._ended.get(name)
@@ -207,8 +208,71 @@ class Transfers:
             self._host.tell(ev.KvReleased(name, backend.spec.id))
 
 
+class Reporter(RelayListener, Protocol):
+    def push(self, event: ev.Event) -> None: ...
+
+
+class DecodeLeg:
+    """The relay's listener for a decode stage: reports when its transfer began and ended, then what any answer reports.
+
+    `engine`: with `tells_landing` it sends the headers of a whole answer when the KV is there; for other whole answers
+    the end of the transfer was assumed when it was placed. With `tells_pulling` it says inside a stream when it begins
+    to pull.
+    """
+
+    def __init__(
+        self, runtime: Reporter, target: str, transfers: KvTransfers, rates: StageRates, engine: Capabilities
+    ) -> None:
+        self._runtime = runtime
+        self._target = target
+        self._transfers = transfers
+        self._rates = rates
+        self._engine = engine
+
+    def clock(self) -> float:
+        return self._runtime.clock()
+
+    def accepted(self, in_flight: InFlightRequest) -> None:
+        """For a stream: blocks are reserved. For a whole answer with `tells_landing`: its KV is there."""
+        self._runtime.accepted(in_flight)
+        if in_flight.streamed:
+            moves = not self._engine.tells_pulling
+            self._transfers.reached(in_flight, "moving" if moves else "reserved")
+            self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
+        elif self._engine.tells_landing:
+            self.landed(in_flight, self.clock())
+
+    def pulling(self, in_flight: InFlightRequest) -> None:
+        self._transfers.reached(in_flight, "moving")
+        self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
+
+    def first_token(self, in_flight: InFlightRequest, now: float) -> None:
+        self.landed(in_flight, now)
+        self._runtime.first_token(in_flight, now)
+
+    def landed(self, in_flight: InFlightRequest, now: float) -> None:
+        self._transfers.landed(in_flight, in_flight.moved, now)
+        released = in_flight.moved is not None  # an engine that measured it has told the prefill engine
+        self._runtime.push(ev.TransferDone(in_flight.request.id, self._target, in_flight.moved, released=released))
+
+    def progressed(self, in_flight: InFlightRequest, now: float) -> None:
+        self._runtime.progressed(in_flight, now)
+
+    def completed(self, in_flight: InFlightRequest, now: float) -> None:
+        """For an answer in one piece this may be the first sign that its KV arrived."""
+        self._transfers.landed(in_flight, in_flight.moved, now)
+        self._rates.decoded(in_flight.request.model, now)
+        self._runtime.completed(in_flight, now)
+
+    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
+        self._runtime.lost(in_flight, error)
+
+
+# ---- why a decode stage failed --------------------------------------------------------------------------------------
+
+
 def reason_of(error: EngineError) -> str:
-    """Of a decode stage that failed, as it is recorded: its engine's word, or else what the answer shows."""
+    """Why a decode stage failed, for its record: as its engine says, else what the answer shows."""
     moved = moved_in(error.body)
     if moved is not None and moved.reason:
         return moved.reason
@@ -220,7 +284,7 @@ def _shown_by_answer(error: EngineError) -> str:
 
 
 def told_migrator(error: EngineError) -> str:
-    """Whether it is the KV, the way or the engine, where that is known."""
+    """Why it failed, for the migrator: the KV, the link or the engine, where that is known."""
     reason, moved = _shown_by_answer(error), moved_in(error.body)
     if reason == "no_room":
         return reason
@@ -230,13 +294,13 @@ def told_migrator(error: EngineError) -> str:
 
 
 def asks_wrong(error: EngineError) -> bool:
-    """The engine refuses the request itself, not its KV or our offer of it: no other engine would take it."""
+    """The engine refuses the request itself, not its KV or the offer of it: no other engine would take it."""
     about = _error_in(error.body).get("param")
     return error.client_fault and moved_in(error.body) is None and about != "kv_transfer_params"
 
 
 def moved_in(body: bytes) -> KvMoved | None:
-    """How far a transfer came, from the body of a decode engine's error; None where it does not say."""
+    """How far a transfer got, from the body of a decode engine's error; None where that is not in it."""
     return moved_from_json(_error_in(body).get("kv"))
 
 
