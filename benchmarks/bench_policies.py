@@ -29,7 +29,7 @@ from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, Request
 from controller.dispatch.disaggregation.placements import MIGRATIONS, Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import CostAwarePreemption

@@ -20,8 +20,8 @@ from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.process_spec import SAYABLE
 from controller.dispatch import MIGRATIONS, POLICY_SETS
-from controller.dispatch.config import DispatchConfig
 from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS

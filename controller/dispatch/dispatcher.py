@@ -1,7 +1,7 @@
-"""The dispatcher: which request goes to which instance, when. HyperFlexis Alg. 1 as a state machine without I/O.
+"""The dispatcher: which request goes to which instance, and when. HyperFlexis Alg. 1 as a state machine without I/O.
 
 Events come in batches with one `now`; the answer is a list of actions and the next wake-up. One class serves all
-policy sets: ordering, admission, routing and pacing are parts, so that a baseline differs from the default in its parts
+policy sets: ordering, admission, routing and pacing are its parts, and a baseline differs from the default in these
 only. Nothing here reads a clock, a socket or a random generator.
 """
 
@@ -9,27 +9,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
-from controller.dispatch.config import DispatchConfig
-from controller.dispatch.fleet import Fleet
-from controller.dispatch.lane import TOLD_APART, Lane, RecentTargets, refuse
+from controller.dispatch.lane import MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 
-QUIET = frozenset({ev.Progress, ev.Accepted})  # they free no room, and there are thousands a second
-RETRY_SAME_S = 0.5  # after a failure the same instance is tried again: by then it is known whether it is there
+QUIET = frozenset({ev.Progress, ev.Accepted})  # start no pass: they free no room, and come by the thousand a second
+RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
+ENGINE_RANKS = ("none", "class", "deadline")
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Settings of a dispatcher.
+
+    `engine_rank`: what the engine is told about urgency. `scan_limit`: a pass ends after this many requests that do not
+    fit (Alg. 1 scans the whole queue; a worker that is nearly full would cost O(n) for nothing).
+    """
+
+    engine_rank: str = "none"
+    max_queue: int = 20_000
+    max_attempts: int = 3
+    scan_limit: int = 32
+    refuse_infeasible: bool = True
+    infeasible_margin: float = 1.2
+    tightest_share: float = 0.05
+    traffic_window_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.engine_rank not in ENGINE_RANKS:
+            raise ConfigError(f"engine_rank must be one of {', '.join(ENGINE_RANKS)}", field="engine_rank")
+        for name in ("max_queue", "max_attempts", "scan_limit"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
+        for name in ("infeasible_margin", "traffic_window_s"):  # 0 would refuse all traffic, or forget it at once
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be a number above 0", field=name)
+        if not 0 <= self.tightest_share < 1:
+            raise ConfigError("tightest_share must lie in [0, 1)", field="tightest_share")
 
 
 class Chosen(NamedTuple):
-    """`probability`: of meeting its targets there, as the admission judged it."""
+    """`probability`: of meeting its targets there, as the admission sees it."""
 
     entry: Entry
     probability: float
@@ -38,7 +70,7 @@ class Chosen(NamedTuple):
 class Pass:
     """One pass of Alg. 1 over the queue for one worker: what goes to it now, and how much room there was.
 
-    Chooses and sends nothing itself. `config`: how far down the queue it looks and whose targets bind."""
+    It chooses, and sends nothing itself. `config`: how far down the queue it looks, and whose targets bind."""
 
     def __init__(self, config: DispatchConfig, admission: Admission, pacing: Pacing) -> None:
         self._config = config
@@ -50,13 +82,13 @@ class Pass:
         ttft = lane.traffic.tightest(now, default=math.inf)
         tpot = worker.tightest_tpot(self._config.tightest_share)
         room = self._pacing.room(worker, ttft, tpot, now)
-        free_tokens = math.inf if math.isinf(room.slots) else worker.free_tokens()  # without bound: the engine queues
+        free_tokens = math.inf if math.isinf(room.slots) else worker.free_tokens()  # no limit: the engine queues
         idle = not worker.outstanding
         chosen: list[Chosen] = []
         if not idle and room.tokens <= 1:
             return chosen, room
         used = kv = skipped = 0
-        lone = idle  # one prompt goes whatever eq. 7 says of it
+        lone = idle  # one prompt is sent whatever eq. 7 says
         for _, entry in lane.queue.ready:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self._config.scan_limit:
                 break
@@ -66,21 +98,21 @@ class Pass:
             need = worker.kv_need(request)
             has_blocks = kv + need < free_tokens
             fits = used + request.prompt_tokens < own.tokens and has_blocks
-            # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
+            # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
             alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
             if (fits or alone) and not lane.may_go(entry, worker, now):
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1
                 continue
-            verdict = self._admission.judge(request, entry.cost, worker, own.backlog_s, now)
-            if not (verdict.admit or entry.forced):
+            judged = self._admission.judge(request, entry.cost, worker, own.backlog_s, now)
+            if not (judged.admit or entry.forced):
                 skipped += 1
                 continue
-            if tighter:  # only what is sent binds the others
+            if tighter:  # only what is sent limits the others
                 tpot, room = request.targets.tpot_s, own
             lone = lone or not fits
-            chosen.append(Chosen(entry, verdict.probability))
+            chosen.append(Chosen(entry, judged.probability))
             used += request.prompt_tokens
             kv += need
         if self._pacing.exact and not worker.spec.selects:
@@ -102,9 +134,9 @@ class Pass:
 
 
 class StageDispatcher:
-    """One stage's dispatcher: collocated or prefill instances. `name` is the policy set it was built from.
+    """Dispatches to collocated and prefill instances. `name` is the policy set it was built from.
 
-    `journal` says what changed in the queue since somebody last looked, once somebody follows it.
+    `journal` lists what changed in the queue since it was last read, while somebody follows it.
     """
 
     def __init__(
@@ -176,18 +208,18 @@ class StageDispatcher:
         return any(request_id in lane.queue for lane in self._fleet.lanes.values())
 
     def holds(self, request_id: str) -> bool:
-        """Is it counted at an instance: sent there, and neither ended nor prefilled yet?"""
+        """Does it count at an instance: sent there, and neither ended nor prefilled yet?"""
         return request_id in self._sent
 
     def pending_above(self, priority: int) -> bool:
-        """Is a request of a higher priority waiting? The contention rule of the priority mapping asks."""
+        """Is a request of a higher priority waiting? For the contention rule of the priority mapping."""
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:
         return [worker.view(now) for worker in self._fleet.workers.values()]
 
     def learned(self) -> dict[str, LatencyCoefficients]:
-        """Latency coefficients by instance, as corrected by what was observed."""
+        """Latency coefficients by instance, as refitted."""
         return {worker.id: worker.latency.coefficients for worker in self._fleet.workers.values()}
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -211,7 +243,7 @@ class StageDispatcher:
                 return
         lane.traffic.add(request.targets.ttft_s, now)
         entry = Entry(request, cost, now, event.avoid or request.avoid)
-        entry.drop_at = max(entry.drop_at, now)  # "now or never" is this pass: reading the request took its time
+        entry.drop_at = max(entry.drop_at, now)  # a waiting time of 0 means this pass, however long reading it took
         lane.queue.add(entry, now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
@@ -231,7 +263,7 @@ class StageDispatcher:
         self._pacing.prefilled(worker, sent.prefill_s, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
-        """Its decode stage is the migrator's."""
+        """Its decode stage belongs to the migrator."""
         self._leave(event.request.id, now)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
@@ -316,10 +348,10 @@ class StageDispatcher:
             self._pacing.passed(worker, now)
         while not lane.queue.ready and lane.queue.hopeless and self._serve_hopeless(lane, now, actions):
             pass
-        actions += lane.expire(now, late=False)  # after its last chance: a waiting time of 0 means "now or never"
+        actions += lane.expire(now, late=False)  # only now: a request with a waiting time of 0 has this one chance
 
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
-        """Send what one pass chooses for one worker; how many there were."""
+        """Send what one pass chooses for one worker. Returns how many requests."""
         chosen, room = self._pass.choose(lane, worker, now)
         for entry, probability in chosen:
             self._send(lane, worker, entry, room, probability, now, actions)
@@ -351,7 +383,7 @@ class StageDispatcher:
         }
         rejected: dict[str, Figure] = {
             other.id: f"{other.outstanding} requests there, {other.waiting_tokens} prompt tokens waiting"
-            for other in (lane.workers.values() if len(lane.workers) <= TOLD_APART + 1 else ())
+            for other in (lane.workers.values() if len(lane.workers) <= MOST_NAMED + 1 else ())
             if other is not worker
         }
         reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
@@ -363,8 +395,11 @@ class StageDispatcher:
         actions.append(ev.Send(request, worker.id, rank, slack, decision, expected_s))
 
     def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> bool:
-        """Nobody who can make it waits: the cheapest hopeless ones get what is spare, one a worker and pass. Engines
-        that select by value are sent them all: what is late may still be worth its time. True: one may take more."""
+        """No request that can make it waits, so the cheapest hopeless ones get spare room: one a worker and pass.
+
+        Engines that select by value are sent them all, since a late answer may still be worth its time. Returns whether
+        an instance may take more.
+        """
         more = False
         for worker in sorted(lane.workers.values(), key=lambda w: (w.outstanding, w.last_sent, w.id)):
             chooses = worker.spec.selects
@@ -380,7 +415,7 @@ class StageDispatcher:
         return more
 
     def _rank(self, request: Request, hopeless: bool) -> int:
-        """What the engine is told: lower is more urgent; milliseconds, so that neighbours differ."""
+        """The rank the engine is given: lower is more urgent; in milliseconds, so that neighbours differ."""
         kind = self.config.engine_rank
         if kind == "none":
             return 0

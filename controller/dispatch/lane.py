@@ -1,9 +1,13 @@
-"""Queue, traffic and instances of one served model, and what serving a request there is predicted to cost."""
+"""Lanes: the queue, recent traffic and instances of one served model, and what serving a request there would cost.
+
+Requests of one model never compete with those of another, so a dispatcher keeps a `Lane` for each (`Fleet`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from itertools import islice
 
 from controller.core import events as ev
@@ -11,13 +15,13 @@ from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
 from controller.core.types import Request
 from controller.dispatch.queue import Entry, RequestQueue
-from controller.dispatch.shadow import Worker, longest_context
+from controller.dispatch.shadow_state import Roster, Worker, longest_context
 from controller.predict.latency import LatencyModel
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
-NOBODY_RETRY_S = 5.0  # a client may ask again: whoever starts an instance needs about that long
-TOLD_APART = 8  # a record names at most this many instances
-TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
+NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
+MOST_NAMED = 8  # a record names at most this many instances
+TPOT_MARGIN = 1.5  # a single decode step this much slower than the target cannot be an error of the prediction
 
 
 def refuse(
@@ -27,7 +31,7 @@ def refuse(
 
 
 class RecentTargets:
-    """TTFT targets of the last `window_s` seconds: what may arrive next (the "tightest TTFT" of eq. 5, our reading).
+    """TTFT targets of the last `window_s` seconds: what may arrive next (our reading of the "tightest TTFT" of eq. 5).
 
     `tightest` is their `share` quantile: 0 is the minimum; a few percent keep one odd request from shrinking the whole
     fleet's budget.
@@ -80,32 +84,32 @@ class RecentTargets:
 
 
 class Lane:
-    """One model's part of the dispatcher's state. `screening`: an admission that looks at the whole queue, if it is."""
+    """One model's part of the dispatcher's state. `screening`: the admission, if it looks at the whole queue."""
 
     def __init__(self, queue: RequestQueue, traffic: RecentTargets, screening: Screening | None = None) -> None:
         self.queue = queue
         self._screening = screening
         self.traffic = traffic
         self.workers: dict[str, Worker] = {}
-        self._longest: int | None = None  # context, once one pass asked
-        self.expected_at = math.inf  # when an instance that is on its way may be there; infinite: none is
+        self._longest: int | None = None  # longest context, once a pass needed it
+        self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
 
     @property
     def attended(self) -> bool:
-        """Is there an instance that takes requests, or will once it wakes? One that drains will not."""
+        """Is there an instance that takes requests, or will once it wakes? A draining one will not."""
         return any(worker.state != "draining" for worker in self.workers.values())
 
     def advance(self, now: float) -> None:
-        """Passes begin. Until they end no event changes an instance, so the longest context is looked for once."""
+        """Passes begin. Until they end no event changes an instance, so the longest context is computed once."""
         self._longest = None
         self.queue.advance(now)
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
-        """A refusal if no instance is there, and none that is on its way can be while the request may wait."""
+        """A refusal if there is no instance, and none that is being started can be up while the request may wait."""
         if self.attended:
             return None
         if math.isinf(self.expected_at):
-            return refuse(request, "no_capacity", "no_instance", NOBODY_RETRY_S, now, {})
+            return refuse(request, "no_capacity", "no_instance", NO_INSTANCE_RETRY_S, now, {})
         waiting_s = min(request.targets.waiting_time_s, request.targets.deadline_s or math.inf)
         if request.arrival + waiting_s > max(now, self.expected_at):
             return None
@@ -114,25 +118,25 @@ class Lane:
         return refuse(request, "no_capacity", "starts_too_late", max(1.0, starts_in_s), now, figures)
 
     def expect(self, at: float, now: float) -> list[ev.Refuse]:
-        """What is on its way has changed. Who waited for it is refused once nobody comes any more."""
+        """The next instance is expected at `at`; once none is, the requests that waited for one are refused."""
         given_up = math.isinf(at) and not math.isinf(self.expected_at) and not self.attended
         self.expected_at = at
         waiting = [entry.request for entry in self.queue.entries()] if given_up else []
         for request in waiting:
             self.queue.remove(request.id)
         return [
-            refuse(request, "no_capacity", "no_instance", NOBODY_RETRY_S, now, {"waited_s": now - request.arrival})
+            refuse(request, "no_capacity", "no_instance", NO_INSTANCE_RETRY_S, now, {"waited_s": now - request.arrival})
             for request in waiting
         ]
 
     def expire(self, now: float, *, late: bool) -> list[ev.Drop]:
-        """Whose waiting time is over. `late`: before now, not at this moment."""
+        """Drop those whose waiting time is over. `late`: only those for which it ended before `now`."""
         expired = self.queue.expire(now, late=late)
         if not expired:
             return []
         able = [worker for worker in self.workers.values() if worker.takes]
         told = {w.id: f"{w.outstanding} outstanding, {w.waiting_tokens} tokens waiting" for w in able}
-        busy: dict[str, Figure] = dict(told) if len(told) <= TOLD_APART else {}
+        busy: dict[str, Figure] = dict(told) if len(told) <= MOST_NAMED else {}
         fleet: dict[str, Figure] = {
             "instances": len(able),
             "outstanding": sum(worker.outstanding for worker in able),
@@ -151,8 +155,11 @@ class Lane:
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
-        """Where its context is long enough; where it failed only if no other takes it, and where it failed last only
-        after a moment. Where its KV got nowhere it would again: one that only failed it comes first."""
+        """Is the context long enough, and did the request not fail there?
+
+        If no other instance takes it, it may go where it failed, though where it failed last only after a moment.
+        Prefill instances whose KV found no way to a decode instance (`avoid`) come last: that would happen again.
+        """
         request = entry.request
         if not self._long_enough(request, worker):
             return False
@@ -165,7 +172,7 @@ class Lane:
         return now >= entry.retry_at or worker.id != request.failed_on[-1]
 
     def _another(self, request: Request, than: frozenset[str]) -> bool:
-        """Does an instance take it that is none of those?"""
+        """Does an instance take it that is not among these?"""
         others = (other for other in self.workers.values() if other.takes and other.id not in than)
         return any(self._long_enough(request, other) for other in others)
 
@@ -175,12 +182,12 @@ class Lane:
         return worker.long_enough(request, self._longest)
 
     def cheapest_hopeless(self, worker: Worker, scan_limit: int, now: float) -> Entry | None:
-        """The first that may go there: one that failed there a moment ago holds up no other."""
+        """The first that may go there; one that failed there a moment ago is passed over."""
         entries = (entry for _, entry in islice(self.queue.hopeless, scan_limit))
         return next((entry for entry in entries if self.may_go(entry, worker, now)), None)
 
     def cost(self, request: Request) -> Cost:
-        """Predicted on the first instance: the fleet of one model is taken to be alike."""
+        """Predicted for the first instance: the instances of one model are assumed to be alike."""
         worker = next(iter(self.workers.values()), None)
         model = worker.latency if worker is not None else LatencyModel()
         tokens = request.prompt_tokens
@@ -202,7 +209,7 @@ class Lane:
         if targets.deadline_s is not None and alone > margin * targets.deadline_s:
             return {"field": "deadline", "answer_s": alone, "deadline_s": targets.deadline_s}
         field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
-        # With a deadline alone, the target is cut to it: then the deadline is what asks too much.
+        # With a deadline alone the TTFT target is cut to it: then the deadline is the field to change.
         if targets.deadline_s is not None and targets.deadline_s <= bound:
             field, name, bound = "deadline", "deadline_s", targets.deadline_s
         if cost.prefill_s <= margin * bound:
@@ -210,7 +217,7 @@ class Lane:
         return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
     def screen(self, now: float) -> list[ev.Refuse]:
-        """Put off or refuse what cannot make it behind those before it."""
+        """Defer or refuse requests that cannot make it behind those before them in the queue."""
         able = [worker for worker in self.workers.values() if worker.takes]
         if self._screening is None or not able or not self.queue.ready:
             return []
@@ -226,8 +233,34 @@ class Lane:
         return refused
 
     def retry_after_s(self) -> float:
-        """Seconds until the queue as it is would be prefilled by all instances together, at least one."""
+        """Seconds in which all instances together would prefill the present queue; at least one second."""
         if not self.workers:
             return 5.0
         rates = sum(1.0 / max(w.latency.prefill_sums(1000, 0), 1e-6) for w in self.workers.values())
         return max(1.0, self.queue.tokens / 1000 / rates)
+
+
+class Fleet(Roster):
+    """The instances of a dispatcher, each in the lane of its model."""
+
+    def __init__(self, new_lane: Callable[[], Lane]) -> None:
+        super().__init__()
+        self._new_lane = new_lane
+        self.lanes: dict[str, Lane] = {}
+
+    def lane(self, model: str) -> Lane:
+        found = self.lanes.get(model)
+        if found is None:
+            found = self.lanes[model] = self._new_lane()
+        return found
+
+    def up(self, event: ev.InstanceUp) -> Worker:
+        worker = super().up(event)
+        self.lane(worker.spec.model).workers[worker.id] = worker
+        return worker
+
+    def down(self, instance_id: str) -> Worker | None:
+        worker = super().down(instance_id)
+        if worker is not None:
+            self.lane(worker.spec.model).workers.pop(instance_id, None)
+        return worker

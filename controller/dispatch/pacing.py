@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 
 
 class Room(NamedTuple):

@@ -15,11 +15,10 @@ import controller.policies.routing  # noqa: F401  (importing registers the parts
 from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
-from controller.dispatch.config import DispatchConfig
 from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.disaggregation.placements import MIGRATIONS
 from controller.dispatch.disaggregation.transfers import MigratorConfig
-from controller.dispatch.dispatcher import StageDispatcher
+from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.scheduler import Defect, Scheduler
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from controller.core.errors import ConfigError
 from controller.dispatch.pacing import PACINGS, EventOnly, Room
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 
 
 @PACINGS.register("worst_case_fit")

@@ -27,7 +27,7 @@ from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Ro
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.placements import Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS, SequenceStanding
 

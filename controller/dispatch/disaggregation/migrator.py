@@ -29,8 +29,8 @@ from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfer_queue import TransferQueue
 from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
-from controller.dispatch.fleet import Roster
 from controller.dispatch.lifecycle import On, State
+from controller.dispatch.shadow_state import Roster
 
 
 class Migrator:

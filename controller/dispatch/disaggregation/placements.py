@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
 from controller.core.types import Request
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 
 Order = tuple[float, float, str]
 NOBODY = 1e-9  # how far apart (seconds a token) an idle instance is from any TPOT: worse than equal, better than unlike

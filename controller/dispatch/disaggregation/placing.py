@@ -22,9 +22,8 @@ from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.stuck import Stuck
 from controller.dispatch.disaggregation.transfer_queue import Entry, TransferQueue
 from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
-from controller.dispatch.fleet import Roster
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Roster, Worker
 
 
 class Placing:

@@ -8,7 +8,7 @@ from controller.core.types import Request, Role
 from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import Transfer
-from controller.dispatch.shadow import Worker, longest_context
+from controller.dispatch.shadow_state import Worker, longest_context
 
 
 class Reach:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from controller.core.types import Request
 from controller.dispatch.disaggregation.transfers import Transfer
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 
 # Two of one kind have the same instances and links before them, if not the same room: source, model, a pair or not, and
 # which contexts of the model's instances hold the prompt, and prompt and answer. Which of them failed it makes no

@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.errors import ConfigError, UnknownName
 from controller.dispatch import build_dispatcher
-from controller.dispatch.config import DispatchConfig
+from controller.dispatch.dispatcher import DispatchConfig
 from tests.controller.dispatch.fleet import kinds, request, sends, up
 
 

@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec
 from controller.dispatch import build_dispatcher
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 from controller.dispatch.virtual_batch import VirtualBatch
 from controller.dispatch.worst_case_fit import WorstCaseFit
 from controller.policies.admission.scorpio_ttft_guard import Config, ScorpioTtftGuard

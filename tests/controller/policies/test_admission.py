@@ -5,7 +5,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.policy import Cost
 from controller.core.types import InstanceSpec, Request, Targets
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 from controller.policies.admission.ttft_probability import Config, TtftProbability, probability
 
 REQUEST = Request("r", 0.0, Targets(0.7, 0.5), 100, 10)

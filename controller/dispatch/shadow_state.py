@@ -1,4 +1,8 @@
-"""What the dispatcher believes of each instance: exact for its own requests, telemetry for everybody else's."""
+"""What the scheduler believes each instance holds: exact for its own requests, telemetry for those of others.
+
+`Worker` is the belief about one instance, between two reads of its telemetry, and learns its latency from the progress
+of its requests. `Roster` holds the workers by id and keeps them up to date. Dispatcher and migrator have one each.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from controller.core import events as ev
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
 from controller.predict.latency import UNPROFILED, LatencyModel, OnlineFit
 
-OBSERVE_EVERY_S = 0.1  # intervals closer together say nothing new
+OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
 
 
 class Sent:
-    """A request that is at an engine. `produced` output tokens so far; first_at None while it waits for its prefill."""
+    """A request at an engine: `produced` output tokens so far; `first_at` is None while it waits for its prefill."""
 
     __slots__ = ("assumed", "at", "binds", "first_at", "mark", "prefill_s", "produced", "rank", "request", "to_come")
 
@@ -25,16 +30,16 @@ class Sent:
         self.at = at
         self.rank = rank
         self.prefill_s = prefill_s
-        self.binds = False  # its TPOT counts among those to be kept here
-        self.assumed = False  # its first token was not seen, only expected by now
+        self.binds = False  # its TPOT limits what else this instance may take
+        self.assumed = False  # its first token was not seen: it was expected by then
         self.first_at: float | None = None
         self.produced = 0
-        self.to_come = 0  # output tokens that are predicted and have not come
+        self.to_come = 0  # predicted output tokens that have not come yet
         self.mark: tuple[float, int, int, int, int, int] | None = None  # last progress: see Worker.progress
 
 
 class Worker:
-    """Shadow state of one instance. `waiting` was sent and has no first token; `running` decodes."""
+    """Shadow state of one instance. `waiting` requests were sent and have no first token yet; `running` ones decode."""
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.id = spec.id
@@ -46,7 +51,7 @@ class Worker:
         self.waiting_tokens = 0
         self.waiting_squares = 0
         self.context_tokens = 0
-        self.expected_tokens = 0  # output still to come, as predicted, of what is here
+        self.expected_tokens = 0  # predicted output still to come, of all requests here
         self.mature_at = -math.inf
         self.last_sent = 0
         self.sent_total = 0
@@ -57,9 +62,9 @@ class Worker:
         self._prefilled = (0, 0)  # tokens and squares of all prefills that ended here
         self._observed_at = -math.inf
         self._odd = 0
-        self._others = (0, 0)  # running and waiting requests that are not ours
+        self._others = (0, 0)  # running and waiting requests of others
         self._others_count = 0
-        self._says_seqs: int | None = None  # as the engine itself reports
+        self._reported_seqs: int | None = None  # what the engine reports of itself
 
     # ---- what policies read ---------------------------------------------------------------------------------------
 
@@ -77,11 +82,11 @@ class Worker:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences all gateways may have there: the smaller of what is configured and what the engine says."""
-        configured, says = self.spec.max_num_seqs, self._says_seqs
+        """Sequences all gateways may have there: the smaller of what is configured and what the engine reports."""
+        configured, reported = self.spec.max_num_seqs, self._reported_seqs
         if configured is None:
-            return DEFAULT_MAX_NUM_SEQS if says is None else says
-        return configured if says is None else min(configured, says)
+            return DEFAULT_MAX_NUM_SEQS if reported is None else reported
+        return configured if reported is None else min(configured, reported)
 
     @property
     def slots(self) -> int:
@@ -113,7 +118,7 @@ class Worker:
     def tightest_tpot(self, share: float = 0.0) -> float:
         """The `share` quantile (0: the smallest) of the TPOT targets here; infinite when idle.
 
-        Targets below one step of a single sequence do not count: nothing can keep them, so nobody waits for them.
+        Targets below one step of a single sequence do not count: nothing can keep them.
         """
         reachable = self.latency.decode(1, 0)
         tpots = sorted(tpot for tpot in self._tpots if tpot >= reachable)
@@ -127,7 +132,7 @@ class Worker:
 
     @property
     def decodes(self) -> bool:
-        """On a prefill instance sequences end with their first token: no decode step, no TPOT, no growing KV."""
+        """False for prefill instances: sequences end with their first token, so no decode step, TPOT or growing KV."""
         return self.spec.role is not Role.PREFILL
 
     def kv_need(self, request: Request) -> int:
@@ -135,24 +140,24 @@ class Worker:
         return request.prompt_tokens + (request.output_tokens if self.decodes else 0)
 
     def context_need(self, request: Request) -> int:
-        """Tokens of its prompt, and of the longest answer that it asks for here: the same at all of one role."""
+        """Tokens of its prompt and of the longest answer it may get here; the same at all instances of one role."""
         return request.prompt_tokens + ((request.max_tokens or 1) if self.decodes else 1)
 
     def holds(self, request: Request) -> bool:
-        """It fits into the context."""
+        """Does it fit into the context?"""
         return self.context_need(request) <= self.spec.max_model_len
 
     def long_enough(self, request: Request, longest: int) -> bool:
-        """Or nobody's context is longer (`longest`, in tokens): what is too long for all of them is refused by the
-        engine, which knows its length."""
+        """Does it fit, or has no instance a longer context (`longest`, in tokens)? What is too long for all of them is
+        refused by the engine, which knows its exact length."""
         return self.spec.max_model_len >= longest or self.holds(request)
 
     def decode_s(self) -> float:
-        """Eq. 2 for the batch after all that waits has been prefilled."""
+        """Eq. 2 for the batch after all waiting prompts are prefilled."""
         return self._decode_s(0, 0) if self.decodes else 0.0
 
     def decode_with(self, tokens: int) -> float:
-        """Eq. 2 with one more sequence of that many tokens."""
+        """Eq. 2 with one more sequence of `tokens` tokens."""
         return self._decode_s(1, tokens)
 
     def _decode_s(self, more: int, more_tokens: int) -> float:
@@ -165,7 +170,7 @@ class Worker:
         return self.latency.decode(batch + more, tokens + more_tokens)
 
     def waiting_prefill_s(self) -> float:
-        """Eq. 1 for all prompts that wait in the engine."""
+        """Eq. 1 for all prompts that wait at the engine."""
         return self.latency.prefill_sums(self.waiting_tokens, self.waiting_squares)
 
     @property
@@ -174,12 +179,12 @@ class Worker:
 
     @property
     def takes_decodes(self) -> bool:
-        """Decode stages of requests that were prefilled elsewhere."""
+        """Does it take decode stages of requests that were prefilled elsewhere?"""
         return self._serves and self.spec.role is Role.DECODE
 
     @property
     def may_take_decodes(self) -> bool:
-        """It does, or will once it wakes."""
+        """Does it take them, or will it once it wakes?"""
         return self.state == "up" and self.spec.role is Role.DECODE
 
     @property
@@ -189,7 +194,7 @@ class Worker:
     # ---- what happens -----------------------------------------------------------------------------------------------
 
     def send(self, request: Request, now: float, rank: int, serial: int, *, binds: bool = True) -> None:
-        """`binds`: its TPOT is one of those this instance is to keep."""
+        """`binds`: its TPOT limits what else this instance may take."""
         tokens = request.prompt_tokens
         sent = Sent(request, now, rank, self.latency.prefill_sums(tokens, tokens * tokens))
         self.waiting[request.id] = sent
@@ -204,7 +209,7 @@ class Worker:
         self.sent_total += 1
 
     def first_token(self, request_id: str, now: float, *, assumed: bool = False, elsewhere: bool = False) -> None:
-        """It decodes here from now on. `elsewhere`: prefilled by another instance, which teaches nothing of this."""
+        """It decodes here from now on. `elsewhere`: another instance prefilled it, which says nothing of this one."""
         sent = self.waiting.pop(request_id, None)
         if sent is None:
             return
@@ -226,7 +231,7 @@ class Worker:
         grown = tokens - sent.produced
         sent.produced = tokens
         self.context_tokens += grown
-        foreseen = min(grown, sent.to_come)  # an answer longer than predicted takes nothing from the others' share
+        foreseen = min(grown, sent.to_come)  # beyond its prediction an answer takes nothing from the others
         sent.to_come -= foreseen
         self.expected_tokens -= foreseen
         if sent.assumed:
@@ -255,10 +260,10 @@ class Worker:
         return sent
 
     def observe_load(self, load: Load) -> None:
-        """Telemetry. What stays above our own counts over two reports is somebody else's load."""
+        """Telemetry. What exceeds our own counts in two reports in a row is the load of others."""
         previous = self.load
         self.load = load
-        self._says_seqs = load.max_num_seqs or self._says_seqs
+        self._reported_seqs = load.max_num_seqs or self._reported_seqs
         if previous is None:
             return
         now, then = self._not_ours(load), self._not_ours(previous)
@@ -266,7 +271,7 @@ class Worker:
         self._others_count = sum(self._others)
 
     def _not_ours(self, load: Load) -> tuple[int, int]:
-        """Running and waiting beyond our own. An engine counts what it prefills as running; here that still waits."""
+        """Running and waiting beyond our own. An engine counts a prompt it prefills as running; here it still waits."""
         prefilling = max(0, len(self.waiting) - load.waiting)
         running = max(0, load.running - len(self.running) - prefilling)
         return running, max(0, load.waiting - len(self.waiting))
@@ -319,7 +324,56 @@ class Worker:
 
 
 def longest_context(workers: Iterable[Worker]) -> int:
-    """Tokens, of those that prefill; 0 where nobody does. Longer ones that sleep are waited for, those that drain are
-    not."""
+    """In tokens, of instances that prefill; 0 without any. Sleeping ones count, since requests wait for them; draining
+    ones do not."""
     able = (w for w in workers if w.state != "draining" and w.spec.role is not Role.DECODE)
     return max((w.spec.max_model_len for w in able), default=0)
+
+
+class Roster:
+    """Instances by id. An event about an instance that is gone changes nothing."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+
+    def handle(self, event: ev.Event) -> None:
+        if isinstance(event, ev.InstanceUp):
+            self.up(event)
+        elif isinstance(event, ev.InstanceDown):
+            self.down(event.instance_id)
+        elif isinstance(event, ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.Telemetry):
+            worker = self.workers.get(event.instance_id)
+            if worker is not None:
+                _change(worker, event)
+
+    def up(self, event: ev.InstanceUp) -> Worker:
+        """A new instance, or new settings of a known one; what is known of its requests and latency stays."""
+        spec = event.spec
+        known = self.workers.get(spec.id)
+        if known is not None and known.spec.model == spec.model:
+            if spec.latency is not None and spec.latency != known.spec.latency:
+                known.set_profile(spec.latency)
+            known.spec = spec
+            known.state = "up"
+            return known
+        if known is not None:
+            self.down(spec.id)
+        self.workers[spec.id] = worker = Worker(spec)
+        return worker
+
+    def down(self, instance_id: str) -> Worker | None:
+        worker = self.workers.pop(instance_id, None)
+        if worker is not None:
+            worker.state = "down"
+        return worker
+
+
+def _change(worker: Worker, event: ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.Telemetry) -> None:
+    if isinstance(event, ev.InstanceDraining):
+        worker.state = "draining"
+    elif isinstance(event, ev.RoleChanged):
+        worker.spec.role = event.role
+    elif isinstance(event, ev.SharesChanged):
+        worker.share = min(1.0, max(0.0, event.share))
+    else:
+        worker.observe_load(event.load)

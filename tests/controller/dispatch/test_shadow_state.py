@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core.types import InstanceSpec, Load
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow_state import Worker
 from tests.controller.dispatch.fleet import SPEED, request
 
 
