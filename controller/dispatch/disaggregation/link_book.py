@@ -1,10 +1,12 @@
 """What the migrator believes of the links between prefill and decode instances.
 
-Two sources: engines that keep links report them, and every transfer says how it went, which is all there is for
-engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one:
-what becomes of that one opens it for all or closes it again, one that vanishes leaves the trial to the next, and one
-whose word is not to be waited for opens it until something fails. How it stands is asked of its owner each time, so no
-end of a transfer can be forgotten here. Others that fail meanwhile were sent before, and tell of that time only.
+There are two sources: engines that keep links report them, and every transfer shows how its link is, which is the only
+source for engines that keep none (vLLM, SGLang).
+
+A link on which transfers failed in a row is closed for a while, then tried by one transfer. If that one arrives the
+link is open for all; if it fails the link is closed again; if it vanishes the next one tries; if it will report nothing
+soon the link is open until something fails. How the trying transfer stands is looked up each time, so that no end of a
+transfer can be missed here. Others that fail meanwhile were sent before, and say nothing about the present.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Trial(Enum):
     """How the transfer that tries a link stands."""
 
     ON_ITS_WAY = "on its way"
-    UNHEARD = "unheard"  # it did not fail for as long as anybody waits for its word, which may come in minutes
+    UNHEARD = "unheard"  # it has not failed, and its result may take minutes
     VANISHED = "vanished"
 
 
@@ -33,7 +35,7 @@ Ask = Callable[[float], Trial]  # at that time
 
 
 class LinkView(NamedTuple):
-    """`closed`: by what transfers said, whatever its engine reports; while one tries it, closed for the others."""
+    """`closed`: after failed transfers, whatever its engine reports; while one tries it, closed for the others."""
 
     source: str
     target: str
@@ -80,10 +82,10 @@ class _Link:
 
 
 class LinkBook:
-    """Links by (source, target); one that nobody spoke of is taken as usable. Times are the caller's seconds.
+    """Links by (source, target); an unknown one counts as usable. Times are the caller's seconds.
 
-    `max_failures` transfers failing in a row close a link for `closed_s`, and for twice as long, half a minute at most,
-    each time the one that is tried then fails too.
+    `max_failures` transfers failing in a row close a link for `closed_s`; each time the one that tries it then fails
+    too, for twice as long, half a minute at most.
     """
 
     def __init__(self, max_failures: int, closed_s: float) -> None:
@@ -93,15 +95,15 @@ class LinkBook:
         self._bytes_a_token: dict[str, float] = {}  # by source: its model's
 
     def seen(self, pair: Pair, state: LinkState, bandwidth_bytes_s: float | None, latency_s: float | None) -> None:
-        """Its engine's report."""
+        """Its engine reported it."""
         link = self._link(pair)
         link.state, link.latency = state, latency_s
         link.bandwidth = bandwidth_bytes_s or link.bandwidth
 
     def placed(self, pair: Pair, by: object, trial: Ask, now: float) -> None:
-        """The transfer `by` takes it. Over a link that was closed and may be taken again it is the one that tries it,
-        as long as `trial` says so; over any other it is one of many. Behind one that was not heard of the link is open
-        for all, or it would carry one at a time for as long as answers last; the next failure closes it at once."""
+        """The transfer `by` uses this link. If the link was closed and its time is over, this transfer tries it, for as
+        long as `trial` says so. After one that reports nothing (UNHEARD) the link is open for all, or it would carry
+        one transfer at a time for as long as answers last; the next failure closes it at once."""
         link = self._links.get(pair)
         if link is None or link.opens_at == -math.inf or link.closed(now):
             return
@@ -111,18 +113,18 @@ class LinkBook:
             link.trial, link.tried_by, link.tried_at = trial, by, now
 
     def moved(self, pair: Pair, moved: KvMoved | None) -> None:
-        """A transfer arrived; None: nobody measured it."""
+        """A transfer arrived; `moved` is None if it was not measured."""
         link = self._link(pair)
         link.failures, link.closed_for = 0, 0.0
         link.opens_to_all()
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
-            if not moved.early_bytes:  # the others waited for their prefill too
+            if not moved.early_bytes:  # else they waited for the prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
 
     def failed(self, pair: Pair, by: object, now: float) -> None:
-        """The transfer `by`. Of many that one blip cut the first few close the link; the rest, however late they are
-        heard of, say nothing new: it was closed for them already, and who tries it says whether it is good now."""
+        """The transfer `by` failed. When many are cut at once the first few close the link; the rest, however late they
+        are reported, say nothing new: the one that tries the link shows whether it is good now."""
         link = self._link(pair)
         link.failures += 1
         tries = link.trial is not None and link.tried_by is by
@@ -131,8 +133,8 @@ class LinkBook:
             link.opens_at, link.trial, link.tried_by = now + link.closed_for, None, None
 
     def forget(self, instance_id: str, known: Container[str]) -> None:
-        """It is gone: a new one of that name begins anew. With it goes what was said late of others that are not
-        `known` any more."""
+        """The instance is gone, and one of the same name starts over. Late reports of others that are not `known` any
+        more go with it."""
         ends = {end for pair in self._links for end in pair}
         gone = {end for end in ends if end == instance_id or end not in known}
         self._links = {pair: link for pair, link in self._links.items() if gone.isdisjoint(pair)}
@@ -143,19 +145,19 @@ class LinkBook:
         return link is None or (link.state is not LinkState.DOWN and not link.closed(now))
 
     def tried(self, pair: Pair, patience_s: float, now: float) -> bool:
-        """Is it closed for no other reason than that one tries it, not for longer than `patience_s`?"""
+        """Is it closed only because a transfer tries it, for no longer than `patience_s`?"""
         link = self._links.get(pair)
         if link is None or link.state is LinkState.DOWN or now >= link.tried_at + patience_s:
             return False
         return link.tried(now)
 
     def down(self, pair: Pair) -> bool:
-        """Its engine says so."""
+        """Does its engine report it as down?"""
         link = self._links.get(pair)
         return link is not None and link.state is LinkState.DOWN
 
     def move_s(self, pair: Pair, tokens: int) -> float | None:
-        """Seconds that so many tokens' KV takes, from what was measured; None: nothing was."""
+        """Seconds that the KV of so many tokens takes, as measured; None without a measurement."""
         link = self._links.get(pair)
         if link is None:
             return None
@@ -165,7 +167,7 @@ class LinkBook:
         return None if link.s_a_token is None else tokens * link.s_a_token
 
     def moves(self, source: str, targets: Sequence[str], tokens: int) -> dict[str, float]:
-        """The same for each target; a link that was not measured takes the mean of those that were (0 without any)."""
+        """The same for each target; a link without a measurement counts as the mean of the others (0 without any)."""
         took = {target: self.move_s((source, target), tokens) for target in targets}
         known = [seconds for seconds in took.values() if seconds is not None]
         mean = sum(known) / len(known) if known else 0.0

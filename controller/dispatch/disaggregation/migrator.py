@@ -1,14 +1,16 @@
-"""The migrator: which decode instance takes over a prefilled request, and the life of each transfer, without I/O.
+"""The migrator: which decode instance takes over a prefilled request, and the life of each KV transfer, without I/O.
 
-HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispatcher knows the prefill instances, the
-migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements, asked by
-dispatch.placing); this class keeps the promises around it. A request is prefilling, waiting, placed (Place went out),
-reserved (blocks are taken), moving (KV flows), committed (it decodes; what the prefill instance kept may go) and
-released (it has gone). Every state but the last has a time-out and an undo (dispatch.undoing): whatever an instance or
-a link does, the request is placed again, prefilled again where its KV is lost, cannot leave or never comes, or given
-up. Links that are down are avoided; placements that ask are told how long each would take. Where KV can be pulled while
-it is computed, a stage is placed when its prompt is nearly computed: late enough to know who will be free, early enough
-that most of the way lies beside the prefill.
+HyperFlexis sec. 5.1 schedules the two stages of disaggregation separately: the dispatcher knows the prefill instances,
+the migrator the decode instances. A request is prefilling, waiting, placed (Place went out), reserved (blocks are
+taken), moving (KV flows), committed (it decodes; what the prefill instance kept may go) and released (it is gone).
+
+The migrator follows each transfer through these states. Where a decode stage goes is decided in `Placing`, by a
+placement policy. Every state but the last has a time-out and a rollback (`Rollback`): whatever an instance or a link
+does, the request is placed again, prefilled again (its KV is lost, cannot leave or never comes), or given up. Links
+that are down are avoided.
+
+Where KV can be pulled while it is computed, a stage is placed when its prompt is nearly computed: late enough to know
+which instance will be free, early enough that most of the transfer happens during the prefill.
 """
 
 from __future__ import annotations
@@ -21,14 +23,12 @@ from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
-from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers, begins_new_run
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.placements import Placement, Prefilled
 from controller.dispatch.disaggregation.placing import Placing
-from controller.dispatch.disaggregation.reach import Reach
+from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfer_queue import TransferQueue
-from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
+from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer, TransferQueue
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
 
@@ -82,7 +82,7 @@ class Migrator:
     # ---- the driver's side -----------------------------------------------------------------------------------------
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
-        """Take in what happened, then place what finds an instance."""
+        """Take in what happened, then place the stages that find an instance."""
         now = self._now = max(now, self._now)
         actions: list[ev.Action] = []
         for event in events:
@@ -103,7 +103,7 @@ class Migrator:
 
     @property
     def busy(self) -> bool:
-        """Is any decode stage known of, from the sending of its prefill to its end, or KV that is to be freed?"""
+        """Is there any decode stage, from the sending of its prefill to its end, or KV to be freed?"""
         return len(self._queue) > 0 or len(self.rollback.kv_releases) > 0
 
     def waiting(self) -> int:
@@ -123,9 +123,8 @@ class Migrator:
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
-        self.rollback.forget(
-            event.request.id
-        )  # of an earlier attempt: nor is it to begin anew for what became of that one
+        # Nothing is left of an earlier attempt, and what was decided for it in this pass no longer applies.
+        self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
         self.rollback.kv_releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
         transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
@@ -157,7 +156,7 @@ class Migrator:
         known = self._queue.get(request.id)
         transfer = known or Transfer(request, event.instance_id, now)
         if known is not None and known.state is not State.PREFILLING:
-            if known.early:  # from now on the time-outs of a moving transfer count
+            if known.early:  # from now on the time-outs of the transfer count
                 known.early, known.since = False, max(known.since, now)
                 self._queue.starts_at(known, now)
             return
@@ -185,7 +184,7 @@ class Migrator:
             self._arrived(transfer, event.moved, now)
         if event.released:
             self._queue.advance(transfer, On.RELEASED, now)
-        elif not event.assumed:  # else it may be pulled still: freed when the answer is there
+        elif not event.assumed:  # else it may still be pulled: freed when the answer has ended
             self.rollback.free(transfer, now, actions)
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
@@ -198,7 +197,7 @@ class Migrator:
             self._queue.advance(transfer, On.RELEASED, now)
 
     def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
-        """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
+        """The transfer that a report is about. One that was rolled back meanwhile is aborted at the engine too."""
         transfer = self._queue.get(request_id)
         if transfer is None or transfer.target != instance_id or transfer.state in (State.PREFILLING, State.WAITING):
             actions.append(ev.Abort(request_id, instance_id))
@@ -214,13 +213,13 @@ class Migrator:
             return
         reason = event.reason
         if transfer.paired and reason == "no_room":
-            reason = "refused"  # an engine without room lets a pair wait: its refusal is a failure, and counted
-        if reason == "no_room":  # the shadow state was wrong: no fault of the instance
+            reason = "refused"  # an engine without room lets a pair wait, so its refusal is a failure
+        if reason == "no_room":  # the shadow state was wrong: not counted as a failure
             transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
             self.rollback.withdraw(transfer, now)
         elif transfer.kv_is_lost(reason):
             self.rollback.prefill_again(transfer, "kv_lost", now, actions)
-        elif assumed and reason != OTHER_MODEL:  # it may be there no more
+        elif assumed and reason != OTHER_MODEL:  # its KV may be gone
             self.links.failed((transfer.source, transfer.target), transfer, now)
             self.rollback.free(transfer, now, actions)
             self.rollback.prefill_again(transfer, "decode_failed", now, actions)
@@ -247,7 +246,7 @@ class Migrator:
             self._arrived(transfer, None, now)
 
     def _arrived(self, transfer: Transfer, moved: KvMoved | None, now: float) -> None:
-        """Its KV, for certain: the way is good, and it is read at its end."""
+        """Its KV arrived, for certain: the link is good and the two instances are compatible."""
         self.links.moved((transfer.source, transfer.target), moved)
         self._incompatible.read(transfer.source, transfer.target, now)
 
@@ -285,7 +284,7 @@ class Migrator:
 
 
 def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:
-    """Decided in this pass for an attempt that is over: the next one, its end, or freeing what is computed again."""
+    """Was it decided for an earlier attempt: another prefill, giving up, or freeing KV that is now computed again?"""
     if isinstance(action, ev.PrefillAgain | ev.GiveUp):
         return action.request.id == sent.request.id
     return isinstance(action, ev.FreeKv) and action == ev.FreeKv(sent.request.id, sent.instance_id)

@@ -1,8 +1,8 @@
-"""Where the decode stage of a prefilled request runs: what the migrator asks. Registered by name, as policies are.
+"""Placements: policies that choose where the decode stage of a prefilled request runs. Registered by name.
 
 `tpot_budget` is HyperFlexis' Migrator (sec. 5.1, P/D: Alg. 1 on the decode stage, requests by TPOT, decisions at every
-decode step). `least_outstanding` and `round_robin` are what P/D routers do today; `one_shot` chooses when the prefill
-is sent, which HyperFlexis argues against.
+decode step); `tpot_grouped` (the default) and `tpot_linked` are ours. `least_outstanding` and `round_robin` are what
+disaggregated routers do today; `one_shot` chooses when the prefill is sent, which HyperFlexis argues against.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from controller.core.types import Request
 from controller.dispatch.shadow_state import Worker
 
 Order = tuple[float, float, str]
-NOBODY = 1e-9  # how far apart (seconds a token) an idle instance is from any TPOT: worse than equal, better than unlike
-
-
+IDLE_DISTANCE = 1e-9  # of an idle instance from any TPOT (seconds a token): worse than equal, better than unlike
 NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 
 class Prefilled(NamedTuple):
-    """A request whose first token came at `first_at`, with what it still wants of a decode instance. `move_s`: seconds
-    its KV is expected to take to each instance, for placements that say `measures_links`."""
+    """A request whose first token came at `first_at`, and what it needs of a decode instance. `move_s`: seconds its KV
+    is expected to take to each instance, for placements with `measures_links`."""
 
     request: Request
     first_at: float
@@ -46,7 +44,7 @@ class Prefilled(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """`binds`: its TPOT limits what else the instance may take; a hopeless request binds nobody."""
+    """`binds`: its TPOT limits what else the instance may take; that of a hopeless request does not."""
 
     worker: Worker
     reason: str
@@ -59,7 +57,7 @@ class Placement(Protocol):
     measures_links: ClassVar[bool]  # reads `move_s`
 
     def order(self, stage: Prefilled) -> Order:
-        """Who is looked at first: smaller first."""
+        """In which order requests are looked at: smaller first."""
         ...
 
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
@@ -67,19 +65,11 @@ class Placement(Protocol):
         ...
 
     def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
-        """From now on it is placed only when no other waits."""
+        """Should it from now on be placed only when no other waits?"""
         ...
 
 
 MIGRATIONS: Registry[type[Placement]] = Registry("migration")
-
-
-def by_arrival(stage: Prefilled) -> Order:
-    return (0.0, stage.request.arrival, stage.request.id)
-
-
-def least_loaded(workers: Sequence[Worker]) -> Worker | None:
-    return min(workers, key=lambda w: (w.outstanding / max(1, w.max_num_seqs), w.last_sent, w.id), default=None)
 
 
 @MIGRATIONS.register("tpot_budget")
@@ -91,9 +81,9 @@ class TpotBudget:
     answer fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
     Eq. 2 is taken with the context that the batch has after `growth` of the answers still to come, 0.5 being the mean
     over their time here (0 is the paper's: what fits now no longer does when contexts have grown).
-    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; once nobody waits who
-    can still make it, it goes where eq. 2 with it harms nobody that is there, and binds nobody after it. Cost: linear
-    in decode instances.
+    A branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless. Once no other waits that
+    can still make it, it goes where eq. 2 with it harms none of the requests there, and does not bind later ones. Cost:
+    linear in decode instances.
     """
 
     name: ClassVar[str] = "tpot_budget"
@@ -135,22 +125,23 @@ class TpotBudget:
         return None
 
     def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
-        """Not even alone on an idle instance could it keep its pace."""
+        """Could it not keep its pace even alone on an idle instance?"""
         pace, prompt = self.config.share * stage.pace_s(now), stage.request.prompt_tokens
         return all(worker.latency.decode(1, prompt) > pace for worker in workers)
 
     def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
-        """In which order instances are asked: the next step that ends first."""
+        """In which order instances are tried: by the end of their next step."""
         return sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id))
 
 
 @MIGRATIONS.register("tpot_grouped")
 class TpotGrouped(TpotBudget):
-    """`tpot_budget` that looks first at who has the least time for its whole answer (TPOT x tokens after the first): by
-    TPOT, as in the paper, a short answer waits behind long ones of a tighter pace although it has less. (By when it
-    is due, the first token's time added, loses more in overload, as earliest deadline first does.) And it keeps like
-    with like: asked first are instances whose tightest TPOT is the request's own, then idle ones, then the others by
-    the difference, so that one tight request does not hold every instance to its pace. Ours; the same cost."""
+    """`tpot_budget` that looks first at the request with the least time for its whole answer (TPOT x tokens after the
+    first): by TPOT, as in the paper, a short answer waits behind long ones of a tighter pace although it has less time.
+    (By when the answer is due, which adds the time of its first token, more is lost in overload, as with earliest
+    deadline first.) And it groups requests of like TPOT: it tries first the instances whose tightest TPOT is the
+    request's own, then idle ones, then the others by the difference, so that one tight request does not hold every
+    instance to its pace. Ours; the same cost."""
 
     name: ClassVar[str] = "tpot_grouped"
 
@@ -163,22 +154,22 @@ class TpotGrouped(TpotBudget):
 
         def cost(worker: Worker) -> tuple[float, float, int, str]:
             kept = worker.tightest_tpot()
-            apart = abs(kept - own) if math.isfinite(kept) else NOBODY
+            apart = abs(kept - own) if math.isfinite(kept) else IDLE_DISTANCE
             return (apart, self.joins_s(stage, worker), worker.last_sent, worker.id)
 
         return sorted(workers, key=cost)
 
     def joins_s(self, stage: Prefilled, worker: Worker) -> float:
-        """Seconds until it could take part in a step there."""
+        """Seconds until the request could take part in a step there."""
         return worker.decode_s()
 
 
 @MIGRATIONS.register("tpot_linked")
 class TpotLinked(TpotGrouped):
-    """`tpot_grouped` that counts the way, for fleets whose links differ: among instances of like pace it asks first
-    where the request joins a step the soonest, once the one that runs has ended and its KV has come over the link as
-    measured; and its pace is what is left of it by then. A link that nobody measured is taken as the mean of those that
-    somebody did. Ours; the same cost."""
+    """`tpot_grouped` that counts the KV transfer, for fleets whose links differ: among instances of like pace it tries
+    first the one where the request joins a step the soonest, once the running step has ended and its KV has come over
+    the link as measured; its pace is what is left by then. A link without a measurement counts as the mean of those
+    with one. Ours; the same cost."""
 
     name: ClassVar[str] = "tpot_linked"
     measures_links: ClassVar[bool] = True
@@ -187,11 +178,9 @@ class TpotLinked(TpotGrouped):
         return max(worker.decode_s(), stage.move_s.get(worker.id, 0.0))
 
 
-@MIGRATIONS.register("least_outstanding")
-class LeastOutstanding:
-    """At once to the decode instance with the fewest unfinished requests for its slots, in order of arrival."""
+class AtOnce:
+    """What placements without a budget share: order of arrival, no waiting, no hopeless requests, nothing to set."""
 
-    name: ClassVar[str] = "least_outstanding"
     one_shot: ClassVar[bool] = False
     measures_links: ClassVar[bool] = False
 
@@ -203,40 +192,35 @@ class LeastOutstanding:
         self.config = config or self.Config()
 
     def order(self, stage: Prefilled) -> Order:
-        return by_arrival(stage)
-
-    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
-        worker = least_loaded(workers)
-        return None if worker is None else Choice(worker, "least_outstanding")
+        return (0.0, stage.request.arrival, stage.request.id)
 
     def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
         return False
 
 
+@MIGRATIONS.register("least_outstanding")
+class LeastOutstanding(AtOnce):
+    """The decode instance with the fewest unfinished requests for its slots."""
+
+    name: ClassVar[str] = "least_outstanding"
+
+    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+        def load(worker: Worker) -> tuple[float, int, str]:
+            return (worker.outstanding / max(1, worker.max_num_seqs), worker.last_sent, worker.id)
+
+        worker = min(workers, key=load, default=None)
+        return None if worker is None else Choice(worker, "least_outstanding")
+
+
 @MIGRATIONS.register("round_robin")
-class RoundRobin:
-    """At once to the decode instance whose last placement is longest ago, in order of arrival."""
+class RoundRobin(AtOnce):
+    """The decode instance whose last placement is longest ago."""
 
     name: ClassVar[str] = "round_robin"
-    one_shot: ClassVar[bool] = False
-    measures_links: ClassVar[bool] = False
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """Nothing to set."""
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def order(self, stage: Prefilled) -> Order:
-        return by_arrival(stage)
 
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
         worker = min(workers, key=lambda w: (w.last_sent, w.id), default=None)
         return None if worker is None else Choice(worker, "round_robin")
-
-    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
-        return False
 
 
 @MIGRATIONS.register("one_shot")

@@ -1,18 +1,98 @@
-"""Which decode instances a prefilled request's KV can get to, and where else the request could begin anew."""
+"""Which decode instances the KV of a prefilled request can get to, and where else the request could be prefilled.
+
+Three things limit that: the context an instance has, its link (dispatch.disaggregation.link_book), and whether it can
+read the KV of the prefill instance at all (`IncompatiblePeers`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from controller.core.types import Request, Role
-from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
+from controller.core.types import Load, Request, Role
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import Transfer
 from controller.dispatch.shadow_state import Worker, longest_context
 
+NO_INSTANCE: frozenset[str] = frozenset()
+
+
+class IncompatiblePeers:
+    """Which decode instances reported that the KV of which prefill instance is of another model or layout
+    (`other_model`). That is true of what the two engines run and not of one request, so no other request needs to find
+    it out with a prefill of its own.
+
+    A report holds until either engine begins a new run (`forget`), for `lasts_s` seconds at most, and is remembered
+    until KV was read after all (`read`). When it no longer holds, one prefill at a time tries it at that source, while
+    the others go elsewhere; KV that is computed already goes wherever no report holds. `under_way`: is this transfer
+    still the current one of its request? That is looked up each time, so that a transfer that vanished leaves no trial
+    behind.
+    """
+
+    def __init__(self, lasts_s: float, under_way: Callable[[Transfer], bool]) -> None:
+        self._lasts_s = lasts_s
+        self._under_way = under_way
+        self._until: dict[str, dict[str, float]] = {}  # by source and target
+        self._trials: dict[str, Transfer] = {}  # by source
+
+    def __len__(self) -> int:
+        """Sources with any report."""
+        return len(self._until)
+
+    def met(self, source: str, target: str, now: float) -> None:
+        self._until.setdefault(source, {})[target] = now + self._lasts_s
+        self._trials.pop(source, None)
+
+    def of(self, source: str, now: float) -> frozenset[str]:
+        """Decode instances that cannot read what is computed there."""
+        known = self._until.get(source)
+        return NO_INSTANCE if known is None else frozenset(target for target, until in known.items() if now < until)
+
+    def doubted(self, source: str, targets: Iterable[str]) -> bool:
+        """Is there a report of each of these, whether it still holds or not?"""
+        known = self._until.get(source)
+        return known is not None and all(target in known for target in targets)
+
+    def tried(self, source: str) -> bool:
+        """Is a transfer under way that finds out whether a report is still true?"""
+        holder = self._trials.get(source)
+        return holder is not None and holder.source == source and self._under_way(holder)
+
+    def tries(self, transfer: Transfer) -> None:
+        self._trials[transfer.source] = transfer
+
+    def read(self, source: str, target: str, now: float) -> None:
+        """The target read KV of the source. While a report holds nothing is sent there: this is of an earlier run."""
+        known = self._until.get(source)
+        if known is not None and now >= known.get(target, now):
+            self._drop(source, target)
+
+    def forget(self, instance_id: str) -> None:
+        """It is gone or begins a new run, maybe with another model."""
+        if not self._until:
+            return
+        self._until.pop(instance_id, None)
+        self._trials.pop(instance_id, None)
+        for source in list(self._until):
+            self._drop(source, instance_id)
+
+    def _drop(self, source: str, target: str) -> None:
+        known = self._until[source]
+        known.pop(target, None)
+        if not known:
+            del self._until[source]
+            self._trials.pop(source, None)
+
+
+def begins_new_run(load: Load, before: Load | None) -> bool:
+    """It sleeps, and may wake with other weights; or its count of tokens fell, so it was started again between two
+    reads."""
+    if not load.awake:
+        return True
+    return before is not None and load.generation_tokens_total < before.generation_tokens_total
+
 
 class Reach:
-    """Reads `workers` (by id), `links` and `strangers`, which are the migrator's; changes nothing. `now` in seconds."""
+    """Reads the migrator's `workers` (by id), `links` and `incompatible`; changes nothing. `now` in seconds."""
 
     def __init__(self, workers: Mapping[str, Worker], links: LinkBook, incompatible: IncompatiblePeers) -> None:
         self._workers = workers
@@ -20,59 +100,60 @@ class Reach:
         self._incompatible = incompatible
 
     def decoders(self, transfer: Transfer, now: float) -> list[Worker]:
-        """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
-        enough, or nobody's is longer; without those that said its engine's KV is another model's or layout's."""
+        """Decode instances of its model and of its prefill engine's kind (others cannot read its KV) whose context is
+        long enough, or the longest there is; without incompatible peers."""
         able = self._alike(transfer.request, self._backend(transfer.source))
         incompatible = self._incompatible.of(transfer.source, now)
         return [w for w in able if w.id not in incompatible] if incompatible else able
 
-    def among_strangers(self, transfer: Transfer, now: float) -> bool:
-        """Decode instances serve, but only such as said so."""
+    def only_incompatible(self, transfer: Transfer, now: float) -> bool:
+        """Do decode instances serve, all of them incompatible with its source?"""
         able = self._alike(transfer.request, self._backend(transfer.source))
         return bool(able) and self._incompatible.of(transfer.source, now).issuperset(w.id for w in able)
 
     def may_come(self, transfer: Transfer) -> bool:
-        """Does one that could take it sleep, or start? Whatever it said is forgotten in its sleep."""
+        """Does one that could take it sleep or start? A sleeping one may wake with a model that reads its KV."""
         able = self._alike(transfer.request, self._backend(transfer.source), serving=False)
         return any(not w.takes_decodes for w in able)
 
     def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
-        """Those of its `decoders` with KV room for the prompt; those that failed it only if there is no other."""
+        """Those of `decoders` with KV room for the prompt; those that failed it only if there is no other."""
         tokens = transfer.request.prompt_tokens
         able = [w for w in decoders if tokens < w.free_tokens() or not w.outstanding]
         return [w for w in able if w.id not in transfer.excluded] or able
 
     def reached(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> list[Worker]:
-        """Over links that are not down and not closed."""
+        """Those over whose link KV can move: not down and not closed."""
         return [w for w in candidates if self._links.usable((transfer.source, w.id), now)]
 
     def tried(self, transfer: Transfer, candidates: Sequence[Worker], patience_s: float, now: float) -> bool:
-        """Are some of them out of reach only while another transfer tries their link, for a while at most?"""
+        """Is a link to one of them closed only while another transfer tries it, for no longer than `patience_s`?"""
         return any(self._links.tried((transfer.source, w.id), patience_s, now) for w in candidates)
 
     def at_worst(self, transfer: Transfer, candidates: Sequence[Worker], patience_s: float, now: float) -> list[Worker]:
-        """No link is usable, and there is no other way: those that only failed lately, or after a while any."""
+        """With no usable link and no other way: those whose link is not down, or after `patience_s` any."""
         answering = [w for w in candidates if not self._links.down((transfer.source, w.id))]
         return answering or (list(candidates) if now - transfer.since >= patience_s else [])
 
     def other_way(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
-        """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
-        elsewhere one may be, or somebody may take both stages. Whom to avoid then; None: there is nobody else."""
+        """No decode instance with room is reached from where it was prefilled, or there is none at all. From another
+        prefill instance one may be reached, or a collocated one may take both stages: returns the instances to avoid
+        then, None if no other is left."""
         here = frozenset({transfer.source} if candidates else ())
-        if not self.elsewhere(transfer.request, here):  # asked first: dead ends take a look at every link
+        if not self.elsewhere(transfer.request, here):  # first, because finding dead ends looks at every link
             return None
         return self.but_for(here, transfer.request, now)
 
     def but_for(self, here: frozenset[str], request: Request, now: float) -> frozenset[str] | None:
-        """The same where these are to be avoided whatever way leads from them."""
+        """The same, where the instances of `here` are to be avoided whatever their links."""
         avoid = here | self.dead_ends(request, now)
         return avoid if self.elsewhere(request, avoid) else None
 
     def dead_ends(self, request: Request, now: float) -> frozenset[str]:
-        """Prefill instances from which its KV gets to no decode instance: none is there that reads it and whose
-        context will do, or no link to one is usable."""
+        """Prefill instances from which its KV gets to no decode instance: none is compatible and has the context, or no
+        link to such a one is usable."""
         found = set()
-        by_backend: dict[str, list[Worker]] = {}  # who could take it is asked once: fleets have many prefill instances
+        by_backend: dict[str, list[Worker]] = {}  # found once each: fleets have many prefill instances
         for worker in self._prefillers(request.model):
             if worker.spec.role is not Role.PREFILL:
                 continue
@@ -86,14 +167,14 @@ class Reach:
         return frozenset(found)
 
     def elsewhere(self, request: Request, avoid: frozenset[str]) -> bool:
-        """Could it be prefilled once more by somebody whose answer gets on? By the dispatcher's rule for contexts, or
-        it would be sent back to where it comes from."""
+        """Could an instance that is not in `avoid` prefill it again? By the dispatcher's rule for contexts, or the
+        dispatcher would send it back to where it comes from."""
         longest = longest_context(w for w in self._workers.values() if w.spec.model == request.model)
         others = (worker for worker in self._prefillers(request.model) if worker.id not in avoid)
         return any(worker.long_enough(request, longest) for worker in others)
 
     def moves(self, transfer: Transfer, workers: Sequence[Worker]) -> Mapping[str, float]:
-        """Seconds that its KV is expected to take to each of them."""
+        """Seconds its KV is expected to take to each of them."""
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
         return self._links.moves(transfer.source, [w.id for w in workers], tokens)
 
@@ -102,8 +183,11 @@ class Reach:
         return worker.spec.backend if worker is not None else None
 
     def _alike(self, request: Request, backend: str | None, *, serving: bool = True) -> list[Worker]:
-        """Of any backend where its prefill engine has gone. `serving` False: those too that will once they wake."""
-        able = [  # the fleet may be of many models: the cheapest question first
+        """Decode instances of its model and `backend`; of any backend (None) once its prefill engine is gone.
+
+        `serving` False: also those that will serve once they wake.
+        """
+        able = [  # fleets may serve many models: the cheapest test first
             w
             for w in self._workers.values()
             if w.spec.model == request.model

@@ -1,7 +1,10 @@
-"""Every way back of a decode stage: what is overdue is undone, what failed is placed again, prefilled again, given up.
+"""Time-outs, retries and rollback of decode stages, and the release of KV that is no longer needed.
 
-The migrator (dispatch.migrator) says what happens to a transfer; this half of it says what follows when that goes wrong
-or does not happen in time. No state is without its time-out (`MigratorConfig`), and each has its undo (`State`).
+The migrator follows what happens to a transfer; `Rollback` decides what follows when that fails or does not happen in
+time: the stage is placed again, its request is prefilled again, or it is given up. Every state has a time-out
+(`MigratorConfig`) and a rollback (`State`).
+
+`KvReleases` outlive their transfer, since an answer may be over before the prefill engine has heard of it.
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ import math
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
-from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
-from controller.dispatch.disaggregation.kv_releases import KvReleases
 from controller.dispatch.disaggregation.link_book import LinkBook
-from controller.dispatch.disaggregation.reach import Reach
-from controller.dispatch.disaggregation.transfer_queue import TransferQueue
-from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
+from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
+from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer, TransferQueue
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
+
+Kept = tuple[str, str]  # request, prefill instance
 
 
 class Rollback:
@@ -43,22 +45,24 @@ class Rollback:
         self._reach = reach
         self._incompatible = incompatible
         self._one_shot = one_shot
-        self._prefills: list[tuple[float, int, Transfer]] = []  # a heap by `overdue_at`; ended ones leave at the top
+        self._prefills: list[
+            tuple[float, int, Transfer]
+        ] = []  # heap by `overdue_at`; ended ones leave at its top
         self._serial = 0
 
     # ---- time-outs -------------------------------------------------------------------------------------------------
 
     def prefill_begins(self, transfer: Transfer, now: float) -> None:
-        """From now on it has the time it is expected to take, and `prefilling_timeout_s`."""
+        """Its time-out starts: the time it is expected to take, and `prefilling_timeout_s`."""
         self._serial += 1
         transfer.overdue_at = now + transfer.prefill_s + self.config.prefilling_timeout_s
         heapq.heappush(self._prefills, (transfer.overdue_at, self._serial, transfer))
 
     def overdue(self, now: float, actions: list[ev.Action]) -> None:
-        """Undo whatever has lasted too long."""
+        """Roll back what has lasted too long."""
         while self._next_prefill() <= now:
             transfer = self._prefills[0][2]
-            self.free(transfer, now, actions)  # it may just have ended
+            self.free(transfer, now, actions)  # it may have ended just now
             self.prefill_again(transfer, "prefilling_timeout", now, actions, frozenset({transfer.source}))
         for transfer in [t for t in self._queue.moving.values() if now >= t.since + self._limit(t)]:
             reason = f"{transfer.state.value}_timeout"
@@ -80,10 +84,10 @@ class Rollback:
             return self.config.placed_timeout_s
         if transfer.state is State.RESERVED:
             return self.config.reserved_timeout_s
-        return math.inf if transfer.early else self.config.moving_timeout_s  # until then its prefill's time-out counts
+        return math.inf if transfer.early else self.config.moving_timeout_s  # early: its prefill's time-out counts
 
     def _waits_until(self, transfer: Transfer) -> float:
-        """Counted from its first token: whoever finds no room again and again waits all the same."""
+        """Counted from its first token, however often it found no room since."""
         return transfer.stage.first_at + self.config.waiting_timeout_s
 
     def _next_prefill(self) -> float:
@@ -95,7 +99,7 @@ class Rollback:
             heapq.heappop(self._prefills)
         return math.inf
 
-    # ---- undoing ---------------------------------------------------------------------------------------------------
+    # ---- rollback --------------------------------------------------------------------------------------------------
 
     def forget(self, request_id: str) -> Transfer | None:
         transfer = self._queue.pop(request_id)
@@ -104,7 +108,7 @@ class Rollback:
         return transfer
 
     def free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
-        """What its prefill instance keeps."""
+        """Free its KV at its prefill instance."""
         self.kv_releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def prefill_again(
@@ -125,7 +129,7 @@ class Rollback:
         actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid, counts))
 
     def _avoided(self, transfer: Transfer, avoid: frozenset[str]) -> frozenset[str]:
-        """Also where it had to leave before, if there is still somebody else."""
+        """Also the instances it had to leave before, if any other is left."""
         request = transfer.request
         all_of_them = avoid | request.avoid
         if transfer.source in avoid:
@@ -133,26 +137,26 @@ class Rollback:
         return all_of_them if self._reach.elsewhere(request, all_of_them) else avoid
 
     def failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
-        """At its target: another is to be found, later where there is none."""
+        """It failed at its target. Another is looked for, later if there is none."""
         transfer.excluded.add(transfer.target)
-        if reason == OTHER_MODEL:  # no fault of anybody, and soon asked by nobody else: it ends with the instances
-            if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it is said of a run before
+        if reason == OTHER_MODEL:  # no failure of the request: remembered of the two instances
+            if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it was of an earlier run
                 self._incompatible.met(transfer.source, transfer.target, now)
             self.withdraw(transfer, now)
             return
         transfer.failures += 1
-        if reason != "refused":  # the engine's own word: the way was good
+        if reason != "refused":  # else the engine answered, so the link is good
             self._links.failed((transfer.source, transfer.target), transfer, now)
         if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer, now)):
-            transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
+            transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # no other is left: let one recover
         self.withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:
             self.give_up(transfer, reason, now, actions)
-        elif transfer.paired and not transfer.early:  # no instance keeps the KV of a pair once it was taken
+        elif transfer.paired and not transfer.early:  # the KV of a pair is not kept once it was taken
             self.prefill_again(transfer, "kv_lost", now, actions)
 
     def withdraw(self, transfer: Transfer, now: float) -> None:
-        """Back to waiting; a one-shot choice stays unless it failed."""
+        """Back to waiting. A one-shot choice of instance stays, unless that instance failed it."""
         keeps = self._one_shot and transfer.target not in transfer.excluded
         if transfer.target and not keeps:
             worker = self._roster.workers.get(transfer.target)
@@ -169,3 +173,48 @@ class Rollback:
         self.free(transfer, now, actions)
         figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
         actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))
+
+
+class KvReleases:
+    """KV that prefill instances keep and nobody needs: released until they confirm it, then left to its lease.
+
+    `timeout_s`: until a confirmation is overdue; `tries`: how often the same release is sent. All have the same
+    time-out and are in the order of their clock: the first is due first.
+    """
+
+    def __init__(self, timeout_s: float, tries: int) -> None:
+        self._timeout_s = timeout_s
+        self._tries = tries
+        self._asked: dict[Kept, tuple[float, int]] = {}  # since when, and how often so far
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def ask(self, request_id: str, instance_id: str, now: float, actions: list[ev.Action]) -> None:
+        """Release it, unless that is under way."""
+        if (request_id, instance_id) not in self._asked:
+            self._asked[request_id, instance_id] = (now, 1)
+            actions.append(ev.FreeKv(request_id, instance_id))
+
+    def over(self, request_id: str, instance_id: str) -> None:
+        """It is freed, or needed again: the same request is prefilled there once more."""
+        self._asked.pop((request_id, instance_id), None)
+
+    def gone(self, instance_id: str) -> None:
+        """The instance is gone, with all that it kept."""
+        self._asked = {kept: asked for kept, asked in self._asked.items() if kept[1] != instance_id}
+
+    def overdue(self, now: float, actions: list[ev.Action]) -> None:
+        while self._asked and self.next_at() <= now:
+            kept, (_, tries) = next(iter(self._asked.items()))
+            del self._asked[kept]
+            if tries < self._tries:
+                self._asked[kept] = (now, tries + 1)  # behind all others
+                actions.append(ev.FreeKv(*kept))
+            else:
+                actions.append(ev.LeftToLease(*kept, tries))
+
+    def next_at(self) -> float:
+        """When the next confirmation is overdue; infinite when none is expected."""
+        since = next(iter(self._asked.values()), (math.inf, 0))[0]
+        return since + self._timeout_s

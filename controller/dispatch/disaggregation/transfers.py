@@ -1,38 +1,53 @@
-"""One decode stage on its way: its states, what is remembered of it, and the migrator's bounds."""
+"""KV transfers: one decode stage each, from the sending of its prefill to its end, and all of them by state.
+
+`Transfer` is what the migrator remembers of one, `TransferQueue` says who waits, in which order, and whose KV is under
+way, and `MigratorConfig` bounds how long each state may last.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 from controller.core.errors import ConfigError
 from controller.core.types import Request
-from controller.dispatch.disaggregation.placements import Prefilled
-from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, State
+from controller.dispatch.disaggregation.placements import Order, Prefilled
+from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, State, after
 
 MIGRATION_RANKS = ("none", "tpot")
-UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the way or itself is at fault
+UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the link or itself is at fault
 
 
 @dataclass(frozen=True, slots=True)
 class MigratorConfig:
-    """Of each state (see State) how long it may last: `prefilling_timeout_s` beyond the time in which the first token
-    is expected, `waiting_timeout_s` since that token, the others since they began. `release_timeout_s`: until a prefill
-    instance is asked again to free KV, `release_tries` times in all. `retry_s`: before a request that found no room at
-    an engine is placed again, and doubled with each failure where all instances failed it. `max_failures`: broken
-    transfers of one request before it is given up. `hold_s`: a request that no placement wants for that long is given
-    up where there is no decode instance at all (after its waiting time, if that is less), else it goes where there is
-    room, whatever its TPOT; less than the lease for which engines keep KV (30 s). `strangers_hold_s`: the same where
-    all that are there are of another model or layout, which time does not mend: only long enough for one that is just
-    being started. `strangers_s`: how long that word of a decode instance is believed, before one prefill tries it.
-    `scan_limit`: requests of one model looked at that find no room before a pass leaves the rest of them.
-    `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
-    for `link_closed_s` at first.
-    `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
-    of them, and is then sent over any; one that could be prefilled elsewhere waits so long for what another that tries
-    its link says of it, and one that tries a link and will say nothing closes it to others for no longer. `overlap`:
-    where prefill engines give out KV while they compute, a decode stage is placed when its prompt is nearly computed,
-    so that its KV moves meanwhile; without it, and at other engines, when the prefill has ended, as HyperFlexis does.
+    """Settings of a migrator.
+
+    Time-outs, one for each state (see State): `prefilling_timeout_s` counts from when the first token is expected,
+    `waiting_timeout_s` from that token, the others from when the state began. `release_timeout_s`: until a prefill
+    instance is told again to free KV, `release_tries` times in all.
+
+    `retry_s`: before a request that found no room at an engine is placed again; doubled with each failure once all
+    instances failed it. `max_failures`: failed transfers of one request before it is given up. `hold_s`: how long a
+    request may wait for a placement. Then it goes wherever there is room, whatever its TPOT; without any decode
+    instance it is given up, after its waiting time if that is less. Less than the lease for which engines keep KV
+    (30 s).
+
+    `strangers_hold_s`: the same where all decode instances are incompatible peers, which time does not mend: only long
+    enough for one that is being started. `strangers_s`: how long two instances count as incompatible before one prefill
+    tries again.
+
+    `scan_limit`: a pass leaves a model's requests after this many that find no room. `engine_rank`: what the engine is
+    told about urgency. `link_failures`: transfers that fail in a row until a link is closed, for `link_closed_s` at
+    first. `link_patience_s` is how long
+    - a request whose links are all down, and that cannot be prefilled elsewhere, waits before it is sent over any;
+    - one that could be prefilled elsewhere waits for the result of another that tries its link;
+    - a link stays closed to others while one tries it whose engine will report nothing.
+
+    `overlap`: where prefill engines give out KV while they compute, a decode stage is placed when its prompt is nearly
+    computed, so that its KV moves meanwhile. Without it, and at other engines, it is placed when the prefill has ended,
+    as in HyperFlexis.
     """
 
     prefilling_timeout_s: float = 120.0
@@ -61,14 +76,14 @@ class MigratorConfig:
         for name in ("max_failures", "scan_limit", "link_failures", "release_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
-        if self.strangers_s < self.strangers_hold_s:  # who waits would ask the same engine again and again
+        if self.strangers_s < self.strangers_hold_s:  # a waiting request would try the same engine again and again
             raise ConfigError("strangers_s must be at least strangers_hold_s", field="strangers_s")
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
 
 
 class Transfer:
-    """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
+    """The decode stage of one request. `target` is set once it is placed; `since` is when its state began."""
 
     __slots__ = (
         "assumed",
@@ -77,6 +92,7 @@ class Transfer:
         "excluded",
         "failures",
         "hopeless",
+        "incompatible",
         "kv_tokens",
         "not_before",
         "overdue_at",
@@ -86,7 +102,6 @@ class Transfer:
         "source",
         "stage",
         "state",
-        "strange",
         "target",
         "turned_away",
     )
@@ -100,15 +115,15 @@ class Transfer:
         self.kv_tokens = 0
         self.prefill_s, self.paired = prefill_s, paired  # a pair's prefill begins when its decode stage is placed
         self.due = now + prefill_s  # when its first token was expected, at the sending of its prefill
-        self.overdue_at = math.inf  # a prefill that has not ended by then is undone
-        self.early = False  # its prefill has not ended, and it may be placed already
-        self.assumed = False  # committed, as far as anybody knows
+        self.overdue_at = math.inf  # a prefill that has not ended by then is rolled back
+        self.early = False  # its prefill has not ended, but it may be placed
+        self.assumed = False  # committed, but no engine reported it
         self.failures = 0
-        self.hopeless = False  # waits for all others
+        self.hopeless = False  # placed only when no other waits
         self.not_before = -math.inf
-        self.excluded: set[str] = set()  # asked again for want of others
-        self.strange = False  # when it was last looked at, only decode instances were there that do not read its KV
-        self.turned_away = False  # by an engine without room: some tell the prefill engine to free its KV then
+        self.excluded: set[str] = set()  # decode instances that failed it: tried again only if there is no other
+        self.incompatible = False  # in the last pass all decode instances were incompatible with its source
+        self.turned_away = False  # by an engine without room; some then tell the prefill engine to free its KV
 
     @property
     def request(self) -> Request:
@@ -124,12 +139,104 @@ class Transfer:
         return self.state is State.PREFILLING or (self.early and not self.landed)
 
     def kv_is_lost(self, reason: str) -> bool:
-        """The engine says so; or one that does not say why fails it after it was turned away, or for the second time.
-        KV that may be computed no more is not suspected so soon."""
+        """The engine says so, or an engine that gives no reason fails it after it was turned away, or a second time.
+
+        On its last prefill a second failure is not enough, since the KV could not be computed again.
+        """
         if reason == UNEXPLAINED:
             return self.turned_away or (self.failures > 0 and self.request.attempts + 1 < MAX_PREFILLS)
         return reason == "kv_lost"
 
     def begin_early(self, first_at: float) -> None:
-        """Before its prefill has ended; the first token is expected at `first_at`."""
+        """Let it be placed before its prefill has ended; the first token is expected at `first_at`."""
         self.early, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
+
+
+Entry = tuple[Order, Transfer]
+
+
+class TransferQueue:
+    """All transfers, by request id and by state.
+
+    `waiting` and `hopeless` (placed only when no other waits) are in the placement's order, which must not change while
+    a transfer is in them. `moving` are those with a decode instance whose KV has not arrived there.
+    """
+
+    def __init__(self, order: Callable[[Prefilled], Order]) -> None:
+        self._order = order
+        self._all: dict[str, Transfer] = {}
+        self.waiting: list[Entry] = []
+        self.hopeless: list[Entry] = []
+        self.moving: dict[str, Transfer] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(list(self._all.values()))
+
+    def get(self, request_id: str) -> Transfer | None:
+        return self._all.get(request_id)
+
+    def under_way(self, transfer: Transfer) -> bool:
+        """Has it neither ended nor started over nor landed?"""
+        return self._all.get(transfer.request.id) is transfer and not transfer.landed
+
+    def add(self, transfer: Transfer) -> None:
+        self._all[transfer.request.id] = transfer
+
+    def pop(self, request_id: str) -> Transfer | None:
+        transfer = self._all.pop(request_id, None)
+        if transfer is not None:
+            self._leave(transfer)
+        return transfer
+
+    def advance(self, transfer: Transfer, on: str, now: float) -> bool:
+        """To the state that `on` leads to (lifecycle.STEPS). False, and no change, where `on` does not apply."""
+        state = after(transfer.state, on)
+        if state is None:
+            return False
+        self._leave(transfer)
+        transfer.state, transfer.since = state, now
+        self._enter(transfer)
+        return True
+
+    def starts_at(self, transfer: Transfer, first_at: float) -> None:
+        """Its first token came, or is expected, at `first_at`."""
+        self._leave(transfer)
+        transfer.stage = Prefilled(transfer.request, first_at)
+        self._enter(transfer)
+
+    def turn_hopeless(self, transfer: Transfer) -> None:
+        self._leave(transfer)
+        transfer.hopeless = True
+        self._enter(transfer)
+
+    def pressure(self, now: float) -> dict[str, tuple[int, float]]:
+        """By model: how many wait and can still make it, and their largest wait since the first token over TPOT."""
+        found: dict[str, tuple[int, float]] = {}
+        for _, transfer in self.waiting:
+            tpot_s = transfer.request.targets.tpot_s
+            count, longest = found.get(transfer.request.model, (0, 0.0))
+            wait = (now - transfer.since) / tpot_s if tpot_s > 0 and not transfer.early else 0.0
+            found[transfer.request.model] = (count + 1, max(longest, wait))
+        return found
+
+    def _enter(self, transfer: Transfer) -> None:
+        if transfer.state is State.WAITING:
+            insort(self._queue(transfer), (self._order(transfer.stage), transfer), key=_order)
+        elif transfer.state in UNDER_WAY:
+            self.moving[transfer.request.id] = transfer
+
+    def _leave(self, transfer: Transfer) -> None:
+        self.moving.pop(transfer.request.id, None)
+        if transfer.state is State.WAITING:
+            queue = self._queue(transfer)
+            del queue[bisect_left(queue, self._order(transfer.stage), key=_order)]
+
+    def _queue(self, transfer: Transfer) -> list[Entry]:
+        return self.hopeless if transfer.hopeless else self.waiting
+
+
+def _order(entry: Entry) -> Order:
+    return entry[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
-from controller.dispatch.disaggregation.kv_releases import KvReleases
+from controller.dispatch.disaggregation.rollback import KvReleases
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script

@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
-from controller.dispatch.disaggregation.incompatible_peers import IncompatiblePeers
+from controller.dispatch.disaggregation.reach import IncompatiblePeers
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, targets, up
 from tests.controller.dispatch.disaggregation.test_other_model import stranger
