@@ -34,7 +34,7 @@ from controller.dispatch import build_scheduler
 from controller.predict.lengths import OutputLengthModel, PromptEstimates
 from controller.slo.classes import Applied, ClassBook, SloError
 from workers.backends.base import Limits
-from workers.backends.events import delivers_token
+from workers.backends.http import delivers_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from controller.core.kv_links import KvMoved
 from controller.core.types import Request
 from controller.dispatch.lifecycle import State
 from controller.predict.lengths import NO_TEXT, PromptText
-from workers.backends.base import AnswerChunk, Backend, EngineError, Promise, UpstreamCall, Usage
+from workers.backends.base import AnswerChunk, Backend, CallTargets, EngineError, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -129,8 +129,8 @@ class InFlightRequest:
         path = CHAT if self.chat else COMPLETIONS
         request = self.request
         waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
-        promise = Promise(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
-        return UpstreamCall(request.id, path, self.head, rank, self.streamed, self.keep_usage, promise=promise)
+        targets = CallTargets(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
+        return UpstreamCall(request.id, path, self.head, rank, self.streamed, self.keep_usage, targets=targets)
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

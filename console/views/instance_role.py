@@ -54,5 +54,5 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
 def prospects_of(row: Instance) -> list[Prospect]:
     wanted = catalogue.instances(live=True).filter(model=row.model, desired_state=Instance.Desired.RUNNING)
     policies = {each.role: each for each in catalogue.scaling_policies().filter(model=row.model, enabled=True)}
-    disaggregates = row.backend in BACKENDS and BACKENDS[row.backend].capabilities.handover
+    disaggregates = row.backend in BACKENDS and BACKENDS[row.backend].capabilities.disaggregates
     return prospects(row, wanted, policies, disaggregates)

@@ -22,7 +22,7 @@ from controller.services.actions import action_keep
 from controller.services.role_switches import role_kept, role_switched
 from workers.actions.long_calls import LongCall, LongCalls, call_mark, goes_on_elsewhere
 from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
-from workers.backends.calls import ask
+from workers.backends.registry import ask
 
 TIMEOUT = timedelta(minutes=5)  # for what runs there to end; longer answers are not worth an instance that waits
 MOST_TRIES = 20  # of a call that was made and came to nothing

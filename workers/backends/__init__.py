@@ -1,1 +1,1 @@
-"""Async adapters to serving engines: one file an engine, chosen by the `backend` name of an instance."""
+"""The gateway's async adapters to engines: one module for each kind, chosen by the `backend` of an instance."""

@@ -1,7 +1,7 @@
-"""What every engine adapter offers the gateway, and the value objects that cross that border.
+"""The contract between the gateway and its adapters to engines (`Backend`), and the value objects they exchange.
 
 An adapter belongs to one instance. It never decides, never retries on another instance and keeps no request state
-beyond the open response, so that the dispatcher stays the only place that knows what runs where.
+beyond the open response, so that the scheduler stays the only place that knows what runs where.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What of an engine the gateway and the console go by, beyond what all of them do."""
+    """What an engine can do beyond what all of them do, for gateway and console."""
 
-    handover: bool = False  # prefills for another engine, and goes on from KV that another one computed
-    frees_kv: bool = False  # gives up the KV it keeps for another engine when it is told to, not only by a lease
-    links: bool = False  # keeps links to its peers and tells how they are
-    paired: bool = False  # both stages of a handover are sent at once and find one another (`meeting`)
-    offers_early: bool = False  # says where a prompt's KV waits when the last step of its prefill begins
-    tells_pulling: bool = False  # a stream that goes on from another engine's KV says when that engine gives it out
-    tells_landing: bool = False  # the headers of a whole answer come when the KV that it goes on from is there
+    disaggregates: bool = False  # prefills for another engine, and decodes from KV that another one computed
+    frees_kv: bool = False  # frees the KV it keeps for another engine when told to, not only after its lease
+    links: bool = False  # keeps links to its peers and reports their state
+    paired: bool = False  # both stages are sent at once and find each other (`meeting`)
+    offers_early: bool = False  # offers the KV of a prompt when the last step of its prefill begins
+    tells_pulling: bool = False  # a stream from another engine's KV says when that KV begins to come
+    tells_landing: bool = False  # the headers of a whole answer come when the KV has arrived
 
 
 class Usage(NamedTuple):
@@ -51,15 +51,15 @@ class Usage(NamedTuple):
 
 
 class PrefillAnswer(NamedTuple):
-    """A prompt's KV waits at the engine that computed it. `offer`: JSON that only another engine of its kind reads, b""
-    where the engines find it by themselves. `done`: the first token was the last, nothing is left to decode."""
+    """A prompt was prefilled and its KV is kept. `offer`: where to pull it, as JSON that only an engine of the same
+    kind reads; b"" where the engines find it by themselves. `done`: the first token was the last one."""
 
     offer: bytes
     done: bool
 
 
 class RoleSwitch(NamedTuple):
-    """An engine has the role it was asked for. `already`: it had it before."""
+    """An engine has the requested role. `already`: it had it before."""
 
     old: Role
     new: Role
@@ -74,9 +74,9 @@ class AnswerChunk(NamedTuple):
     """One piece of an answer.
 
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
-    a token, be it without text yet, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed
-    call. `moved`: how the KV came, where the engine says so; `pulling`: that it has begun to come.
-    `offer`: with `accepted`, where the KV of a prefill under way waits.
+    a token, maybe without text yet; `done` when `[DONE]` is among them. `body`: the complete answer of a call that is
+    not streamed. `moved`: how the KV came, if the engine measures it; `pulling`: it has begun to come. `offer`: with
+    `accepted`, where the KV of a prefill under way can be pulled.
     """
 
     kind: ChunkKind
@@ -89,9 +89,9 @@ class AnswerChunk(NamedTuple):
     pulling: bool = False
 
 
-class Promise(NamedTuple):
-    """What a request was promised, for engines whose own scheduler reads it: seconds from its arrival at the gateway,
-    of which `waited_s` had passed when it was sent. Infinite: not promised."""
+class CallTargets(NamedTuple):
+    """A request's targets, for engines whose own scheduler reads them: seconds from its arrival at the gateway, of
+    which `waited_s` had passed when it was sent. Infinite: no target."""
 
     ttft_s: float
     tpot_s: float
@@ -103,8 +103,8 @@ class Promise(NamedTuple):
 class UpstreamCall:
     """One request as an engine gets it. `head` is the JSON body without its closing brace.
 
-    The rank is known only when the dispatcher sends, so the adapter appends its own fields and the brace: the parsed
-    body need not be kept while the request is queued. A streamed one's head asks for usage (`include_usage`).
+    The rank is known only when the scheduler sends, so the adapter appends its own fields and the brace: the parsed
+    body need not be kept while the request is queued. The head of a streamed call asks for usage (`include_usage`).
     """
 
     request_id: str
@@ -113,14 +113,14 @@ class UpstreamCall:
     rank: int  # lower is more urgent
     streamed: bool
     keep_usage: bool  # the client asked for the usage event itself
-    offer: bytes = b""  # of a prefilled prompt: decode from its KV; of a meeting: where both stages find one another
-    promise: Promise | None = None
+    offer: bytes = b""  # of a prefilled prompt: decode from its KV; of a meeting: where both stages find each other
+    targets: CallTargets | None = None
 
 
 class EngineError(SlacklineError):
-    """The engine failed a call. `status` 0: no answer at all; `body` is what it said, JSON or not.
+    """The engine failed a call. `status` 0: no answer at all; `body`: of the answer, JSON or not.
 
-    `unreachable`: nothing listens there (connection refused or reset), as opposed to a slow or failing engine.
+    `unreachable`: nothing listens there (connection refused or reset), unlike a slow or failing engine.
     """
 
     def __init__(self, message: str, *, status: int = 0, body: bytes = b"", unreachable: bool = False) -> None:
@@ -131,13 +131,12 @@ class EngineError(SlacklineError):
 
     @property
     def client_fault(self) -> bool:
-        """A 4xx other than overload: no other instance would answer differently."""
+        """A 4xx other than overload: another instance would answer the same."""
         return 400 <= self.status < 500 and self.status not in (408, 429)
 
 
 class NotSupported(SlacklineError):
-    """The adapter was asked for what its engine cannot do, or was not started for (`field`: the engine's own option
-    that is missing)."""
+    """The engine cannot do this, or was started without the option for it (`field`: that option's name)."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -145,10 +144,10 @@ class NotSupported(SlacklineError):
 
 
 class RoleRefused(SlacklineError):
-    """The engine has not changed its role. `reason` is machine-readable, `field` the engine's option at fault.
+    """The engine did not change its role. `reason` is machine-readable, `field` the engine's option at fault.
 
-    `restorable`: it is as before, requests of its old role may go there; if not, it must be started again. `again`: it
-    may be asked once more later (it was busy, or nobody knows what became of the call).
+    `restorable`: it is as before and serves its old role; if not, it must be started again. `again`: a later try may
+    succeed (it was busy, or the outcome of the call is not known).
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class RoleRefused(SlacklineError):
 
 
 class Backend(Protocol):
-    """One serving engine. Every method may raise EngineError; what its engine cannot do raises NotSupported."""
+    """The adapter to one engine. Every method may raise EngineError; what the engine cannot do raises NotSupported."""
 
     spec: InstanceSpec
     capabilities: Capabilities
@@ -170,29 +169,29 @@ class Backend(Protocol):
     def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         """First an `accepted` chunk, then data until `done`, or one body.
 
-        Closing the iterator, or cancelling who waits for it, is how a request is ended at its engine: also one that the
-        engine has only queued. It returns at once and raises nothing; what an adapter has to tell its engine besides
-        follows by itself.
+        Closing the iterator, or cancelling the task that waits for it, ends the request at its engine, also one that
+        the engine has only queued. Closing returns at once and raises nothing; whatever else the adapter must tell its
+        engine follows in the background.
         """
         ...
 
     async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """Compute the prompt and keep its KV for another engine. With a meeting's offer: for the engine it names.
 
-        `ending` is called with the offer when the last step begins, by engines that say so (`offers_early`).
+        `ending` is called with the offer when the last step begins, if the engine reports that (`offers_early`).
         """
         ...
 
     async def meeting(self) -> bytes:
-        """Of a paired engine that prefills: a new offer, which `prefill` here and `generate` elsewhere both carry."""
+        """For a paired engine that prefills: a new offer, which `prefill` here and `generate` elsewhere both carry."""
         ...
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
-        """What it keeps of these requests for another engine is not wanted. Harmless where it keeps nothing."""
+        """Free the KV that it keeps of these requests for another engine. Idempotent."""
         ...
 
     async def links(self) -> Sequence[LinkReport]:
-        """Of the links over which it pulls KV."""
+        """Reports of the links over which it pulls KV."""
         ...
 
     async def telemetry(self, now: float) -> Load:
@@ -202,20 +201,20 @@ class Backend(Protocol):
     async def ready(self) -> bool: ...
 
     async def role_settings(self) -> Mapping[str, Any]:
-        """What an engine that is to take this one's role must be told of it."""
+        """Settings that an engine needs from this one before it takes the same role."""
         ...
 
     async def role(self) -> Role:
-        """That it runs in now; where a role is mere routing, the one it was given."""
+        """The role it runs in now; where a role is routing alone, the configured one."""
         ...
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
-        """Nothing may run there. `settings`: of a peer in that role. Raises RoleRefused."""
+        """Must be idle. `settings`: of a peer in that role. Raises RoleRefused."""
         ...
 
 
 class BackendFactory(Protocol):
-    """An adapter's class: what its engines can do is known before there is one."""
+    """An adapter's class, whose capabilities are known before there is an instance."""
 
     capabilities: Capabilities
 

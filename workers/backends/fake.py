@@ -1,6 +1,6 @@
-"""A scriptable engine inside the process, for tests and for trying the gateway without any server.
+"""A scriptable engine inside the process, for tests and for trying the gateway without a server.
 
-Scripts are taken one a call, in order; the last one repeats. It speaks the same chunks as a real adapter.
+Each call takes the next script; the last one repeats. The chunks are those of a real adapter.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Script:
     first_delay_s: float = 0.0
     token_delay_s: float = 0.0
     refuse_status: int = 0  # answer this status instead of accepting
-    unreachable: bool = False  # nobody listens
+    unreachable: bool = False  # nothing listens
     cut_after: int | None = None  # 0: accepted, then lost before the first token
     hang_after: int | None = None
     prefill_done: bool = False  # a prefill whose first token is the last
     early: bool = False  # a prefill whose last step begins when it is accepted
-    moved: KvMoved | None = None  # what a decode says of the KV that it pulled
+    moved: KvMoved | None = None  # what a decode stage reports of the KV it pulled
 
 
 @BACKENDS.register("fake")
 class FakeBackend:
-    """Remembers every call in `calls`, those closed before their end in `aborted`, and whose KV it was to free in
-    `freed`. `link_reports` is what it says of its links."""
+    """Keeps every call in `calls`, those closed before their end in `aborted`, and the requests whose KV it was told to
+    free in `freed`. `link_reports` is what it reports of its links."""
 
-    capabilities = Capabilities(handover=True, frees_kv=True, links=True)
+    capabilities = Capabilities(disaggregates=True, frees_kv=True, links=True)
 
     def __init__(
         self,
@@ -158,6 +158,6 @@ class FakeBackend:
         return RoleSwitch(old, role, already=old is role)
 
     def then(self, **changes: object) -> FakeBackend:
-        """The same backend whose next calls differ from the last script by `changes`."""
+        """This backend, whose next calls differ from the last script by `changes`."""
         self.scripts.append(replace(self.scripts[-1], **changes))  # type: ignore[arg-type]
         return self

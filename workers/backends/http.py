@@ -1,6 +1,12 @@
 """What all adapters to OpenAI-compatible servers share: calls with explicit limits, streams cut into events, errors.
 
-Closing the connection is how every one of them is told to abort; an engine that wants more overrides `generate`.
+Closing the connection tells every one of them to abort; an adapter whose engine needs more overrides `generate`.
+
+`EventReader` counts the tokens of a stream without parsing JSON. An event counts as a token when it carries text, and
+also when it carries none but the answer goes on: tokens that are part of a character, or that the tokenizer skips, have
+no text yet and were computed all the same (vLLM sends an event for each). A chat's opening event, which names the role,
+does not count. Quotes inside a JSON string are always escaped, so the byte patterns below cannot occur within generated
+text. Only the usage event (empty `choices`) and errors are parsed.
 """
 
 from __future__ import annotations
@@ -14,19 +20,26 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from controller.core.kv_links import LinkReport
+from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
-from workers.backends.disaggregation import KV_MOVED, KV_OFFER, kv_moved
-from workers.backends.events import EventReader, check_whole, parse_usage
+from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, Usage
 from workers.backends.wire import Connection, Patience, Unanswered, Wire
 
+KV_MOVED = "x-slackline-kv"
+KV_OFFER = "x-slackline-kv-offer"
+MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill the memory
+DONE = b"data: [DONE]"
+ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
+KV_BEGAN = b": kv-began"  # of the reference engine: the KV of this answer begins to come
+KV_COMMENT = b": kv "  # of the reference engine: how the KV of this answer came
+EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
+ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _MAX_ERROR_BYTES = 64 << 10
 
 
 class HttpBackend(ABC):
-    """One server. A subclass says what goes into a body (`body_of`) and what else the engine can do."""
+    """One server. A subclass builds the body (`body_of`) and adds what else its engine can do."""
 
     kind = "This engine"  # its name in messages
 
@@ -70,7 +83,7 @@ class HttpBackend(ABC):
         raise NotSupported(f"{self.kind} frees KV by itself: when it was pulled, or when its lease ends.")
 
     async def links(self) -> Sequence[LinkReport]:
-        raise NotSupported(f"{self.kind} does not tell of its links.")
+        raise NotSupported(f"{self.kind} does not report its links.")
 
     async def meeting(self) -> bytes:
         raise NotSupported(f"{self.kind} sends no stages in pairs: its decode stage takes what its prefill answered.")
@@ -88,10 +101,10 @@ class HttpBackend(ABC):
 
     @abstractmethod
     def body_of(self, call: UpstreamCall) -> bytes:
-        """The whole JSON body: the client's head, then what is ours."""
+        """The whole JSON body: the client's head, then our fields."""
 
     async def _post(self, call: UpstreamCall) -> Connection:
-        """A kept-alive connection may have died unnoticed: one immediate second try, nothing was answered yet."""
+        """Retried once, at once, if a kept connection turns out dead: then nothing was answered yet."""
         body, patience = self.body_of(call), self._patience if call.streamed else self._unary_patience
         try:
             try:
@@ -112,7 +125,7 @@ class HttpBackend(ABC):
         raise EngineError("the engine ended the stream without [DONE]")
 
     async def _refused(self, response: aiohttp.ClientResponse | Connection) -> EngineError:
-        """The start of what it said: whoever closes or releases an answer that was not read to its end ends it."""
+        """An error with the start of its body. The caller closes or releases the answer, which ends the rest of it."""
         read = response.readany if isinstance(response, Connection) else response.content.readany
         body = b""
         while len(body) < _MAX_ERROR_BYTES and (part := await read()):
@@ -132,7 +145,7 @@ class HttpBackend(ABC):
             raise self._engine_error(error) from error
 
     async def _control(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None) -> bytes:
-        """POST what may take as long as `control_s`; its answer. Raises EngineError on any status but 200."""
+        """POST a command that may take `control_s`. Returns its answer; raises EngineError on any status but 200."""
         total_s = self._limits.control_s if limit_s is None else limit_s
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._limits.connect_s)
         data = None if body is None else orjson.dumps(body)
@@ -146,7 +159,7 @@ class HttpBackend(ABC):
             raise self._engine_error(error) from error
 
     def _engine_error(self, error: BaseException) -> EngineError:
-        """A reset, a refusal or a cut body mean nobody is there any more; a time-out only that it is slow."""
+        """A reset, a refusal or a cut body mean that the engine is gone; a time-out only that it is slow."""
         gone = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError))
         unreachable = gone and not isinstance(error, TimeoutError)
         what = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
@@ -157,3 +170,103 @@ class HttpBackend(ABC):
         if url is None:
             url = self._urls[path] = URL(self._base + path, encoded=True)
         return url
+
+
+# ---- events of a stream ---------------------------------------------------------------------------------------------
+
+
+def delivers_token(event: bytes, chat: bool) -> bool:
+    """True when the event delivers at least one token (of text, reasoning or a tool call, or without any text yet)."""
+    if not chat:
+        if b'"text":""' not in event and b'"text": ""' not in event:
+            return b'"text"' in event
+        return _goes_on(event)
+    if b'"content":"' in event or b'"content": "' in event:
+        if b'"content":""' not in event and b'"content": ""' not in event:
+            return True
+        if b'"role":"' not in event and b'"role": "' not in event and _goes_on(event):
+            return True
+    return b'"reasoning_content":"' in event or b'"reasoning":"' in event or b'"tool_calls":[{' in event
+
+
+def _goes_on(event: bytes) -> bool:
+    return b'"finish_reason":null' in event or b'"finish_reason": null' in event
+
+
+def check_whole(raw: bytes) -> None:
+    """Raises EngineError for an answer, or events of one, that the engine aborted: it reports that under HTTP 200."""
+    if b'"abort"' in raw and any(mark in raw for mark in ABORTED):  # usually one search for each chunk of a stream
+        raise EngineError("the engine aborted the request", status=500)
+
+
+def parse_usage(raw: bytes) -> Usage | None:
+    """The `usage` object of a JSON answer or usage event; None without one."""
+    try:
+        usage = orjson.loads(raw).get("usage")
+        return Usage(int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)) if usage else None
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+class EventReader:
+    """Cuts a byte stream into whole events and reads what is in them. One object for each stream."""
+
+    __slots__ = ("_chat", "_keep_usage", "_rest")
+
+    def __init__(self, *, chat: bool, keep_usage: bool) -> None:
+        self._chat = chat
+        self._keep_usage = keep_usage
+        self._rest = b""
+
+    def feed(self, data: bytes) -> AnswerChunk | None:
+        """The whole events received so far as one chunk; None when none is complete yet."""
+        data = self._rest + data if self._rest else data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            self._hold(data)
+            return None
+        self._rest = data[end:]
+        whole = data[:end]
+        check_whole(whole)
+        return self._read(whole, whole[:-2].split(b"\n\n"))
+
+    def _hold(self, data: bytes) -> None:
+        if len(data) > MAX_EVENT_BYTES:
+            raise EngineError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
+        self._rest = data
+
+    def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
+        tokens, usage, done, dropped, pulling = 0, None, False, False, False
+        moved: KvMoved | None = None
+        kept: list[bytes] = []
+        for event in events:
+            if event.startswith(DONE):
+                done = True
+            elif event.startswith(ERROR_HEADS):
+                raise EngineError("the engine reported an error inside the stream", status=500, body=event[6:])
+            elif any(empty in event for empty in EMPTY_CHOICES) and b'"usage"' in event:
+                usage = parse_usage(event[6:]) or usage
+                if not self._keep_usage:
+                    dropped = True
+                    continue
+            elif event == KV_BEGAN:
+                pulling = dropped = True
+                continue
+            elif event.startswith(KV_COMMENT):
+                moved, dropped = kv_moved(event.removeprefix(KV_COMMENT)), True
+                continue
+            elif delivers_token(event, self._chat):
+                tokens += 1
+            kept.append(event)
+        raw = b"\n\n".join([*kept, b""]) if dropped else whole
+        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling)
+
+
+def kv_moved(header: str | bytes | None) -> KvMoved | None:
+    """How the KV came, from a header (in a stream: a comment) of the reference engine; None if it cannot be read."""
+    try:
+        return moved_from_json(orjson.loads(header)) if header else None
+    except orjson.JSONDecodeError:
+        return None

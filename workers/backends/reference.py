@@ -1,4 +1,4 @@
-"""Adapter to the reference engine: vLLM's dialect, and what was promised goes with each request."""
+"""Adapter to the reference engine: vLLM's dialect, with the targets of each request added."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from functools import lru_cache
 import orjson
 
 from controller.core.kv_links import LinkReport, report_from_json
-from workers.backends.base import BACKENDS, Capabilities, EngineError, Promise, UpstreamCall
+from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, UpstreamCall
 from workers.backends.vllm import VllmBackend
 from workers.environment import given
 
-LONGEST_S = 86_400.0  # a day: the engine's bound on any of these
+LONGEST_S = 86_400.0  # a day: the engine's bound on each of these
 
 
 @BACKENDS.register("reference")
 class ReferenceBackend(VllmBackend):
-    """Same requests, same metric names; only what may be asked of it differs. It is told what was promised, for the
-    batching policies that read deadlines: `target_ttft`, `target_tbt`, `waited` (seconds of the TTFT that had passed)
-    and `value`. No other engine knows these fields."""
+    """The same requests and metric names as vLLM, and more capabilities. Requests carry their targets for the batching
+    policies that read deadlines: `target_ttft`, `target_tbt`, `waited` (seconds of the TTFT that had passed) and
+    `value`. No other engine knows these fields."""
 
     kind = "The reference engine"
     capabilities = Capabilities(
-        handover=True,
+        disaggregates=True,
         frees_kv=True,
         links=True,
         offers_early=True,
@@ -44,29 +44,29 @@ class ReferenceBackend(VllmBackend):
 
     def body_of(self, call: UpstreamCall) -> bytes:
         head = call.head
-        for name, value in _promised(call.promise):
+        for name, value in _target_fields(call.targets):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
         return self._with_ours(head, call)
 
 
 def _fleet() -> dict[str, str]:
-    """What the engine wants to hear before it stops or gives up KV, from where it has it itself."""
+    """The token that the engine requires before it frees KV, read from where the engine reads it too."""
     return {"token": _token(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))}
 
 
 @lru_cache(maxsize=8)
 def _token(path: str, value: str) -> str:
-    """Read once, for it is told with every batch of KV to free, from the gateway's event loop."""
+    """Read once: it goes with every batch of KV to free, from the gateway's event loop."""
     return given({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 
-def _promised(promise: Promise | None) -> Iterator[tuple[bytes, float]]:
-    if promise is None:
+def _target_fields(targets: CallTargets | None) -> Iterator[tuple[bytes, float]]:
+    if targets is None:
         return
-    if math.isfinite(promise.ttft_s):
-        yield b"target_ttft", promise.ttft_s
-        yield b"waited", max(0.0, promise.waited_s)
-    if math.isfinite(promise.tpot_s):
-        yield b"target_tbt", promise.tpot_s
-    if promise.value != 1.0:
-        yield b"value", promise.value
+    if math.isfinite(targets.ttft_s):
+        yield b"target_ttft", targets.ttft_s
+        yield b"waited", max(0.0, targets.waited_s)
+    if math.isfinite(targets.tpot_s):
+        yield b"target_tbt", targets.tpot_s
+    if targets.value != 1.0:
+        yield b"value", targets.value

@@ -1,12 +1,12 @@
 """How to start another SGLang server whose weights come from a running one's memory (`--load-format remote_instance`).
 
-The joiner drives it all when it starts: nothing is asked of the seed here but what it is. Both must have the same
-model, layout and number format. By `transfer_engine` the joiner reads the seed's device memory while the seed serves;
-by `nccl` the seed stops generating for the transfer, and its ports are used up, so one joiner at a time. Either knows
-a seed's ranks by their tensor-parallel number alone, so pipeline stages cannot be told apart.
+The joining server does it all when it starts; of the seed only its description is read here. Both must have the same
+model, layout and number format. With `transfer_engine` the joiner reads the seed's device memory while the seed serves;
+with `nccl` the seed stops generating for the weight load and its ports are used up, so one joiner at a time. Both know
+the ranks of a seed by their tensor-parallel number alone, so pipeline stages cannot be told apart.
 
-Two servers of one host must not have a port in common. What the joiner listens at beside its API is a multiple of 1000
-away from its `port`, and not what the seed listens at: joiners less than 1000 apart have nothing in common.
+Two servers on one host must not share a port. The joiner's ports beside its API are multiples of 1000 away from its
+`port` and differ from the seed's, so joiners whose `port` differs by less than 1000 share none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from workers.backends.sglang_state import ServerInfo
 WAYS = ("transfer_engine", "nccl")
 SEEDS = "remote_instance_weight_loader_start_seed_via_transfer_engine"
 SAME = ("model_path", "tp_size", "dtype", "quantization", "served_model_name")  # as the seed has them
-# Who holds which part of the weights, where it is not SGLang's default. `/server_info` says `ep_size` as it was
-# resolved (some a2a backends make it `tp_size`), which a server that is told so resolves to the same.
+# Which rank holds which part of the weights, where that is not SGLang's default. `/server_info` reports the resolved
+# `ep_size` (some a2a backends make it `tp_size`); a server that gets this value resolves it to the same.
 LAYOUT: Mapping[str, object] = {
     "dp_size": 1,
     "attn_dp_size": 1,
@@ -94,9 +94,9 @@ def _role(seed: ServerInfo, role: Role) -> list[str]:
 def _listening(seed: ServerInfo, seed_port: int, *, way: str, role: Role, port: int) -> list[str]:
     """Its ports beside the API's.
 
-    A server that prefills, or may be switched to that, starts the bootstrap server of its KV transfers; at one that
-    only decodes the option means nothing. A seed by transfer engine says where its weights lie at a port of its own,
-    which its API asks. Only seeds listen there: the joiner gets one for when it is started as a seed too.
+    A server that prefills, or may be switched to that, starts the bootstrap server of its KV transfers; for one that
+    only decodes the option has no meaning. A seed by transfer engine reports where its weights are at a port of its
+    own, which its API reads. Only seeds listen there: the joiner gets one in case it becomes a seed too.
     """
     wanted = []
     if role is Role.PREFILL or (role is Role.DECODE and seed.on("enable_pd_role_switch")):

@@ -1,7 +1,7 @@
-"""What an SGLang server (0.5.23) says of itself: `/server_info`, `/v1/loads` and the metrics page, as values.
+"""What an SGLang server (0.5.23) reports of itself: `/server_info`, `/v1/loads` and the metrics page, as values.
 
-`/v1/loads` is fresh to some decode steps and always there; the metrics page needs `--enable-metrics` and is the only
-place of token totals. Both are summed over data-parallel ranks; the fullest rank's KV usage counts.
+`/v1/loads` is at most some decode steps old and always there; the metrics page needs `--enable-metrics` and is the only
+source of token totals. Both are summed over data-parallel ranks; the KV usage is that of the fullest rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUEUES: Mapping[Role, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Resolved arguments, and the role the scheduler has now (a switch changes it, not the argument)."""
+    """Resolved arguments, and the role that its scheduler has now (a switch changes the role, not the argument)."""
 
     role: Role
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -53,19 +53,19 @@ class ServerInfo:
 
 
 def parse_info(raw: bytes) -> ServerInfo:
-    """Raises EngineError for what is not a server's description."""
+    """Raises EngineError for anything but a server's description."""
     said = _json(raw, "/server_info")
     states = said.get("internal_states") or [{}]
     state = states[0] if isinstance(states, list) and isinstance(states[0], dict) else {}
     mode = str(state.get("disaggregation_mode") or said.get("disaggregation_mode") or "null")
     if mode not in MODES:
-        raise EngineError(f"SGLang names a disaggregation_mode that is not known here: {mode!r}")
+        raise EngineError(f"SGLang reports an unknown disaggregation_mode: {mode!r}")
     graphs = {name: state[name] for name in GRAPHS if state.get(name) is not None}
     return ServerInfo(MODES[mode], said, graphs)
 
 
 def parse_loads(raw: bytes, now: float, role: Role) -> Load:
-    """`/v1/loads` as the dispatcher reads it. What waits for a peer counts as waiting."""
+    """`/v1/loads` as a Load. Requests that wait for a peer count as waiting."""
     ranks = _ranks(raw)
     return Load(
         observed_at=now,
@@ -78,7 +78,7 @@ def parse_loads(raw: bytes, now: float, role: Role) -> Load:
 
 
 def busy_with(raw: bytes) -> str:
-    """What keeps the server from being fully idle, with its figure; "" when nothing does."""
+    """What keeps the server from being fully idle, with its counts; "" when nothing does."""
     ranks = _ranks(raw)
     figures = {name: sum(_count(rank, name) for rank in ranks) for name in ("num_running_reqs", "num_waiting_reqs")}
     for names in QUEUES.values():
@@ -134,8 +134,8 @@ _COUNTERS = {
 def parse_metrics(text: str) -> dict[str, float]:
     """`running`, `waiting`, `capacity`, `usage` and the two token totals, as far as the page has them.
 
-    Gauges: with priority scheduling there is a series a priority and one with an empty label, their sum, which alone
-    counts; ranks of one model copy say the same, so the largest counts; data-parallel ranks are summed.
+    Gauges: with priority scheduling there is a series for each priority and one with an empty label, their sum, which
+    alone counts; ranks of one model copy report the same, so the largest counts; data-parallel ranks are summed.
     """
     series: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for line in text.splitlines():
@@ -154,7 +154,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def load_of(seen: Mapping[str, float], now: float) -> Load:
-    """What the page's gauges say. A series that is not there yet counts as nothing running."""
+    """The page's gauges as a Load. A series that is not there yet counts as 0."""
     return Load(
         observed_at=now,
         running=int(seen.get("running", 0)),

@@ -1,19 +1,47 @@
 """Adapter to vLLM's OpenAI server (V1 engine, 0.32 and newer), and to whatever speaks its HTTP dialect.
 
 Rank goes into `priority` (low first, with `--scheduling-policy priority`), our id into `request_id`. The usage event
-that every streamed body asks for is dropped unless the client asked too. Closing the connection aborts in vLLM.
+that every streamed body asks for is dropped unless the client asked for it too. Closing the connection aborts in vLLM.
+
+Disaggregated, vLLM's pull connectors take two calls: the first computes the prompt and one token (`prefill_head`) and
+answers where the KV waits (`parse_prefilled`); the second carries that as `kv_transfer_params`. Load comes from the
+Prometheus page (`parse_load`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import orjson
 
 from controller.core.types import Load
 from workers.backends.base import BACKENDS, Capabilities, EngineError, PrefillAnswer, UpstreamCall
-from workers.backends.disaggregation import parse_prefilled, prefill_head
-from workers.backends.exposition import parse_load
 from workers.backends.http import HttpBackend
+
+# vLLM's pull connectors require every one of these.
+REMOTE_DECODE: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+NOT_FOR_PREFILL = ("stream_options", "stop", "max_completion_tokens")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_SUMMED = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:prompt_tokens_total": "prompt_tokens_total",
+    "vllm:generation_tokens_total": "generation_tokens_total",
+}
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+_SLEEP = "vllm:engine_sleep_state"
+_CACHE = "vllm:cache_config_info"
+_SLOTS = "vllm:max_num_seqs"  # only the reference engine reports it
 
 
 @BACKENDS.register("vllm")
@@ -21,10 +49,10 @@ class VllmBackend(HttpBackend):
     """One vLLM server."""
 
     kind = "vLLM"
-    capabilities = Capabilities(handover=True)
+    capabilities = Capabilities(disaggregates=True)
 
     async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
-        """The pull connectors' first leg: one token, no stream; the answer says where the KV waits."""
+        """The first call: one token, not streamed; its answer says where the KV waits."""
         early = self.capabilities.offers_early and ending is not None
         unary = replace(call, head=prefill_head(call.head, early), streamed=False, keep_usage=False)
         async for chunk in self.generate(unary):
@@ -41,8 +69,96 @@ class VllmBackend(HttpBackend):
         return self._with_ours(call.head, call)
 
     def _with_ours(self, head: bytes, call: UpstreamCall) -> bytes:
-        """Our fields go last: the client's own `request_id` or `priority` were stripped before."""
+        """Our fields go last; the client's own `request_id` and `priority` were stripped before."""
         tail = b'"priority":%d,"request_id":"%s"}' % (call.rank, call.request_id.encode())
         if call.offer:
             tail = b'"kv_transfer_params":%s,' % call.offer + tail
         return head + (b"" if head.endswith(b"{") else b",") + tail
+
+
+# ---- disaggregation -------------------------------------------------------------------------------------------------
+
+
+def prefill_head(head: bytes, early: bool = False) -> bytes:
+    """The body (without its closing brace) of the first call: the same prompt, one token, not streamed. `early`: the
+    offer is to come before the answer.
+
+    `stop_token_ids` stays, since that token may be one of them. So does `min_tokens`, at most 1: without it that token
+    could be the end of the sequence, which the client's request forbids, and nothing would seem to be left to decode.
+    Invalid values are left for the engine to refuse.
+    """
+    body = orjson.loads(head + b"}")
+    for name in NOT_FOR_PREFILL:
+        body.pop(name, None)
+    if _number(body.get("min_tokens")) > 1:
+        body["min_tokens"] = 1
+    params = {**REMOTE_DECODE, "early": True} if early else REMOTE_DECODE
+    return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": params})[:-1]
+
+
+def _number(value: object) -> float:
+    """As vLLM reads one: "50" and 50.0 are 50 too. 0 for what is no number."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
+
+
+def parse_prefilled(raw: bytes) -> PrefillAnswer:
+    """Raises EngineError for anything but an answer. One that ended by length has more to decode, any other has not."""
+    try:
+        answer = orjson.loads(raw)
+        done = answer["choices"][0]["finish_reason"] != "length"
+        params = answer.get("kv_transfer_params")
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"the engine answered a prefill with something else: {error!r}") from error
+    return PrefillAnswer(orjson.dumps(params) if params else b"", done)
+
+
+# ---- telemetry ------------------------------------------------------------------------------------------------------
+
+
+def parse_load(text: str, observed_at: float) -> Load:
+    """Load from the Prometheus page. Series that are missing stay at their defaults.
+
+    Summed over data-parallel engines; KV usage is that of the fullest.
+    """
+    counts = dict.fromkeys(_SUMMED.values(), 0)
+    usage, capacity, slots, asleep = 0.0, 0, 0, False
+    for line in text.splitlines():
+        if not line.startswith("vllm:"):
+            continue
+        name, _, _ = line.partition("{") if "{" in line else line.partition(" ")
+        if name in _SUMMED:
+            counts[_SUMMED[name]] += int(_value(line))
+        elif name == _KV_USAGE:
+            usage = max(usage, _value(line))
+        elif name == _CACHE:
+            capacity += _capacity(line)
+        elif name == _SLOTS:
+            slots += int(_value(line))
+        elif name == _SLEEP and 'sleep_state="awake"' in line:
+            asleep = asleep or _value(line) == 0.0
+    return Load(
+        observed_at=observed_at,
+        running=counts["running"],
+        waiting=counts["waiting"],
+        kv_usage=usage,
+        kv_capacity_tokens=capacity or None,
+        max_num_seqs=slots or None,
+        prompt_tokens_total=counts["prompt_tokens_total"],
+        generation_tokens_total=counts["generation_tokens_total"],
+        awake=not asleep,
+    )
+
+
+def _value(line: str) -> float:
+    return float(line.rsplit(" ", 1)[1])
+
+
+def _capacity(line: str) -> int:
+    labels = dict(_LABEL.findall(line))
+    try:
+        return int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+    except (KeyError, ValueError):  # a CPU or a test engine may say "None"
+        return 0

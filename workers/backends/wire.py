@@ -1,8 +1,8 @@
 """The data path's HTTP client: one POST at a time on each kept-alive connection, parsed by llhttp (as uvicorn does).
 
 A general client costs the gateway more than anything else it does for a request: sessions, cookies, redirects,
-multidicts, a task for each body. Between a gateway and its engines none of that is wanted: no redirects, no proxies, no
-compression. What is in no request's way (telemetry, orders) goes through aiohttp.
+multidicts, a task for each body. Between a gateway and its engines none of that is needed: no redirects, no proxies, no
+compression. Telemetry and commands, which no request waits for, go through aiohttp.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple, cast
 import httptools
 from yarl import URL
 
-KEEP_S = 3.0  # servers close idle connections after 5 s: be first, so that none dies as it is taken
-BUFFERED = 256 << 10  # bytes nobody has read yet, before the server has to wait
+KEEP_S = 3.0  # servers close idle connections after 5 s: close first, so that none dies as it is used again
+BUFFERED = 256 << 10  # unread bytes before the server has to wait
 MOST_HEAD_BYTES = 64 << 10  # of status line and headers, interim answers included
 
 
 class BadAnswer(OSError):
-    """What the server sent is not HTTP."""
+    """The server sent something that is not HTTP."""
 
 
 class Unanswered(ConnectionResetError):
@@ -30,7 +30,7 @@ class Unanswered(ConnectionResetError):
 
 
 class Patience(NamedTuple):
-    """Seconds: to the connection, to the end of the headers, between two pieces of the answer, altogether."""
+    """Limits in seconds: connecting, until the headers have come, between two pieces of the answer, and in all."""
 
     connect_s: float
     headers_s: float
@@ -39,7 +39,7 @@ class Patience(NamedTuple):
 
 
 class Wire:
-    """Connections to one server. `base`: its URL, with a path and a user where it has them."""
+    """Connections to one server. `base`: its URL, which may have a path and a user."""
 
     def __init__(self, base: str) -> None:
         self._url = URL(base)
@@ -50,7 +50,7 @@ class Wire:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def post(self, path: str, body: bytes, patience: Patience, *, anew: bool = False) -> Connection:
-        """The answer, once its headers are there; it must be closed or released. `anew`: on a new connection.
+        """The answer, once its headers have come; it must be closed or released. `anew`: on a new connection.
 
         Raises Unanswered, BadAnswer, TimeoutError or another OSError.
         """
@@ -84,12 +84,12 @@ class Wire:
                 _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
         except TimeoutError:
             raise
-        except OSError as error:  # also of names, routes and certificates: nobody is there for us
+        except OSError as error:  # also of names, routes and certificates: for us nothing listens there
             raise ConnectionRefusedError(str(error)) from error
         return connection
 
     def keep(self, connection: Connection) -> None:
-        """It is free for another request."""
+        """The connection is free for another request."""
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEP_S, self._close_stale)
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._headed = False
         self._head_size = 0  # bytes until `_headed`
-        self._complete = True  # nothing was asked yet
+        self._complete = True  # no request was sent yet
         self._keep = False
         self._used = False
         self._error: OSError | None = None
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
     # ---- the caller's side -----------------------------------------------------------------------------------------
 
     async def ask(self, request: bytes, patience: Patience) -> None:
-        """Send, and wait for the headers."""
+        """Send the request, and wait for the headers."""
         if self._transport is None or not self.open:
             raise Unanswered("the connection was closed")
         self.status, self.headers, self._headed, self._head_size, self._complete = 0, {}, False, 0, False
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             raise cast(OSError, self._error)
 
     async def readany(self) -> bytes:
-        """What has come of the body, at least one byte; b"" at its end. Raises OSError where it was cut."""
+        """What has come of the body, at least one byte; b"" at its end. Raises OSError if it was cut."""
         while not self._parts and not self._complete and self._error is None:
             await self._news()
         if self._parts:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         return self._complete and not self._parts
 
     def release(self) -> None:
-        """The answer was read to its end: the connection may serve another request. Else it is closed."""
+        """Keep the connection for another request if the answer was read to its end; else close it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Whatever is under way: closing aborts it at the server."""
+        """Close the connection, which aborts whatever is under way at the server."""
         self._lost(ConnectionAbortedError("closed by us"))
         if self._transport is not None:
             self._transport.abort()
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
-        if self._complete:  # it answers what nobody asked
+        if self._complete:  # an answer without a request
             self.close()
             return
         if not self._headed:
@@ -232,10 +232,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise BadAnswer("an answer that nobody asked for")
+            raise BadAnswer("an answer without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._headed:  # else it is a trailer
+        if not self._headed:  # later ones are trailers
             self.headers[name.lower().decode("latin-1")] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headed:
             self._complete, self._keep = True, self._parser.should_keep_alive()
-        else:  # 1xx: the answer comes after it
+        else:  # 1xx: the answer follows
             self.headers = {}
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -283,14 +283,14 @@ class Connection(asyncio.Protocol):
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
-        self.heard_at = self._loop.time()  # from here on its silence counts again
+        self.heard_at = self._loop.time()  # from now on its silence counts again
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading() if paused else self._transport.resume_reading()
 
     def _watch(self) -> None:
-        """One timer an answer: it is set anew only when it fires."""
+        """One timer for each answer, set again only when it fires."""
         patience, now = self._patience, self._loop.time()
-        heard_at = now if self._paused else self.heard_at  # we do not listen
+        heard_at = now if self._paused else self.heard_at  # while paused the server cannot send
         whole_s = patience.total_s if self._headed else min(patience.headers_s, patience.total_s)
         due = min(heard_at + patience.between_s, self._asked_at + whole_s)
         if due > now:

@@ -19,7 +19,7 @@ from controller.models import Instance
 from controller.services.actors import SYSTEM
 from controller.services.launches import launch_record
 from workers.backends.base import Backend, EngineError, NotSupported
-from workers.backends.calls import ask
+from workers.backends.registry import ask
 from workers.backends.sglang import SglangBackend
 from workers.backends.sglang_launch import WAYS, joiner_arguments
 from workers.backends.sglang_state import ServerInfo

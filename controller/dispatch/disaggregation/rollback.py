@@ -45,9 +45,7 @@ class Rollback:
         self._reach = reach
         self._incompatible = incompatible
         self._one_shot = one_shot
-        self._prefills: list[
-            tuple[float, int, Transfer]
-        ] = []  # heap by `overdue_at`; ended ones leave at its top
+        self._prefills: list[tuple[float, int, Transfer]] = []  # heap by `overdue_at`; ended ones leave at its top
         self._serial = 0
 
     # ---- time-outs -------------------------------------------------------------------------------------------------

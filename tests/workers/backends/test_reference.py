@@ -14,7 +14,7 @@ from api.openai.in_flight import InFlightRequest
 from controller.core.types import InstanceSpec, Request, Targets
 from controller.policies.batching.kairos_slack import as_prompt, relative_slack
 from tests.workers.engine.process import FLEET, EngineProcess
-from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
+from workers.backends.base import CallTargets, EngineError, Limits, UpstreamCall
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
 from workers.engine.errors import HttpError
@@ -32,7 +32,7 @@ def body(call: UpstreamCall, backend: type[VllmBackend] = ReferenceBackend) -> d
 
 
 def test_the_promise_is_part_of_the_body():
-    sent = body(replace(CALL, promise=Promise(2.0, 0.05, 0.75, 3.0)))
+    sent = body(replace(CALL, targets=CallTargets(2.0, 0.05, 0.75, 3.0)))
     assert sent == {
         "model": "demo",
         "prompt": [1, 2, 3],
@@ -47,12 +47,12 @@ def test_the_promise_is_part_of_the_body():
 
 
 def test_what_is_not_promised_is_not_sent():
-    assert body(CALL).keys() == body(replace(CALL, promise=Promise(math.inf, math.inf, 5.0))).keys()
-    assert body(replace(CALL, promise=Promise(1e9, 1e9)))["target_ttft"] == 86_400.0
+    assert body(CALL).keys() == body(replace(CALL, targets=CallTargets(math.inf, math.inf, 5.0))).keys()
+    assert body(replace(CALL, targets=CallTargets(1e9, 1e9)))["target_ttft"] == 86_400.0
 
 
 def test_another_engine_is_told_nothing():
-    assert "target_ttft" not in body(replace(CALL, promise=Promise(2.0, 0.05)), VllmBackend)
+    assert "target_ttft" not in body(replace(CALL, targets=CallTargets(2.0, 0.05)), VllmBackend)
 
 
 def flight(sent_at: float, ttft_s: float = 2.0) -> InFlightRequest:
@@ -73,7 +73,7 @@ def sequence(call: UpstreamCall, now: float) -> Any:
 def test_a_gateways_deadline_becomes_the_engines():
     """Sent 0.75 s after it arrived: of the 2 s to its first token 1.25 are left, on the engine's own clock."""
     call = flight(100.75).upstream_call(7)
-    assert call.promise == Promise(2.0, 0.05, 0.75, 2.0)
+    assert call.targets == CallTargets(2.0, 0.05, 0.75, 2.0)
     seq = sequence(call, 5_000.0)
     assert seq.due == pytest.approx(5_001.25)
     assert (seq.ttft_s, seq.tpot_s, seq.value, seq.priority) == (2.0, 0.05, 2.0, 7)

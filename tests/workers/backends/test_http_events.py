@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from workers.backends.base import EngineError, Usage
-from workers.backends.events import EventReader, parse_usage
+from workers.backends.http import EventReader, parse_usage
 
 TEXT = b'data: {"id":"x","choices":[{"index":0,"text":" hi","finish_reason":null}]}\n\n'
 EMPTY = b'data: {"id":"x","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n'

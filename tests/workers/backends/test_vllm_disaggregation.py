@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from workers.backends.base import EngineError
-from workers.backends.disaggregation import parse_prefilled, prefill_head
+from workers.backends.vllm import parse_prefilled, prefill_head
 
 
 def test_the_first_leg_asks_for_one_token_in_one_piece_and_nothing_that_contradicts_it():
@@ -45,7 +45,7 @@ def test_the_first_leg_asks_for_one_token_in_one_piece_and_nothing_that_contradi
     ],
 )
 def test_the_first_leg_keeps_what_one_token_can_of_the_fewest_asked_for(asked: dict[str, object], sent: object):
-    """One token at most: vLLM refuses more. What is no such number is refused by the engine, as it is without legs."""
+    """One token at most: vLLM refuses more. Anything else the engine refuses, as without disaggregation."""
     body = orjson.loads(prefill_head(orjson.dumps({"prompt": [1], **asked})[:-1]) + b"}")
     assert {name: value for name, value in body.items() if name == "min_tokens"} == sent
     assert body["max_tokens"] == 1

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from workers.backends.exposition import parse_load
+from workers.backends.vllm import parse_load
 
 PAGE = """# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge
