@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench_walks import walks
 
-BOUNDS = {"collocated": 38, "disaggregated": 53}  # of the gateway
+BOUNDS = {"collocated": 30, "disaggregated": 39}  # of the gateway
 
 
 @pytest.mark.slow
