@@ -105,7 +105,7 @@ class Pass:
             if not (fits or alone):
                 skipped += 1
                 continue
-            judged = self._admission.judge(request, entry.cost, worker, own.backlog_s, now)
+            judged = self._admission.judge(request, worker.cost(request), worker, own.backlog_s, now)
             if not (judged.admit or entry.forced):
                 skipped += 1
                 continue
@@ -235,14 +235,13 @@ class StageDispatcher:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
-        cost = lane.cost(request)
         if self.config.refuse_infeasible and lane.workers and not request.may_defer:
-            infeasible = lane.infeasible(request, cost, self.config.infeasible_margin)
+            infeasible = lane.infeasible(request, self.config.infeasible_margin)
             if infeasible is not None:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
-        entry = Entry(request, cost, now, event.avoid or request.avoid)
+        entry = Entry(request, lane.cost(request), now, event.avoid or request.avoid)
         entry.drop_at = max(entry.drop_at, now)  # a waiting time of 0 means this pass, however long reading it took
         lane.queue.add(entry, now)
 
@@ -264,7 +263,10 @@ class StageDispatcher:
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         """Its decode stage belongs to the migrator."""
-        self._leave(event.request.id, now)
+        worker = self._sent.pop(event.request.id, None)
+        if worker is not None:
+            worker.prefill_done(event.request.id, now)
+            self._pacing.ended(worker, now)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
         worker = self._sent.get(event.request_id)
@@ -308,11 +310,7 @@ class StageDispatcher:
         return worker
 
     def _up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
-        lane = self._fleet.lane(event.spec.model)
-        first = not lane.workers
         self._fleet.handle(event)
-        if first:
-            lane.queue.recost(lane.cost, now)
 
     def _expected(self, event: ev.Expected, now: float, actions: list[ev.Action]) -> None:
         actions += self._fleet.lane(event.model).expect(event.at, now)

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
-from controller.core.types import Request
+from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, Worker, longest_context
-from controller.predict.latency import LatencyModel
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
 MOST_NAMED = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a single decode step this much slower than the target cannot be an error of the prediction
+REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
+SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
+JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
+GUESS = Worker(InstanceSpec("", ""))  # of a model that has no instance yet
 
 
 def refuse(
@@ -92,6 +95,9 @@ class Lane:
         self.traffic = traffic
         self.workers: dict[str, Worker] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
+        self._best: list[Worker] = []  # see `best`
+        self._best_at = -1
+        self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
 
     @property
@@ -99,9 +105,22 @@ class Lane:
         """Is there an instance that takes requests, or will once it wakes? A draining one will not."""
         return any(worker.state != "draining" for worker in self.workers.values())
 
+    def join(self, worker: Worker) -> None:
+        """A new instance, or new settings of a known one."""
+        self.workers[worker.id] = worker
+        self._best_at = -1
+
+    def leave(self, worker: Worker) -> None:
+        self.workers.pop(worker.id, None)
+        self._best_at = -1
+
     def advance(self, now: float) -> None:
         """Passes begin. Until they end no event changes an instance, so the longest context is computed once."""
         self._longest = None
+        reference = self._reference_cost()
+        if reference is not None and (self._costed is None or _differs(reference, self._costed)):
+            self._costed = reference
+            self.queue.recost(self.cost, now)
         self.queue.advance(now)
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
@@ -186,35 +205,49 @@ class Lane:
         entries = (entry for _, entry in islice(self.queue.hopeless, scan_limit))
         return next((entry for entry in entries if self.may_go(entry, worker, now)), None)
 
-    def cost(self, request: Request) -> Cost:
-        """Predicted for the first instance: the instances of one model are assumed to be alike."""
-        worker = next(iter(self.workers.values()), None)
-        model = worker.latency if worker is not None else LatencyModel()
-        tokens = request.prompt_tokens
-        prefill = model.prefill_sums(tokens, tokens * tokens)
-        context = tokens + request.output_tokens // 2
-        batch = float(worker.outstanding) if worker is not None else 1.0
-        service = prefill + request.output_tokens * model.marginal_decode(context, batch)
-        return Cost(prefill, service, model.decode(1, context))
+    def best(self) -> list[Worker]:
+        """The instances of which none is slower in everything than another, among those that can serve next.
 
-    def infeasible(self, request: Request, cost: Cost, margin: float) -> dict[str, Figure] | None:
-        """The figures and the field to change, if the request could not make it even alone on an idle engine.
-
-        `margin` (1.2 = 20 %) allows for the error of the prediction: a refusal cannot be taken back.
+        Draining instances do not count, and sleeping ones only where no instance is awake. In a fleet of one kind of
+        device this is one instance; what any of them could keep is not refused.
         """
-        targets, tokens = request.targets, request.output_tokens
-        if tokens > 1 and TPOT_MARGIN * targets.tpot_s < cost.decode_step_s:
-            return {"field": "target_tbt", "decode_step_s": cost.decode_step_s, "tpot_s": targets.tpot_s}
-        alone = cost.prefill_s + max(0, tokens - 1) * cost.decode_step_s
-        if targets.deadline_s is not None and alone > margin * targets.deadline_s:
-            return {"field": "deadline", "answer_s": alone, "deadline_s": targets.deadline_s}
-        field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
-        # With a deadline alone the TTFT target is cut to it: then the deadline is the field to change.
-        if targets.deadline_s is not None and targets.deadline_s <= bound:
-            field, name, bound = "deadline", "deadline_s", targets.deadline_s
-        if cost.prefill_s <= margin * bound:
+        version = sum(worker.changes for worker in self.workers.values())
+        if version != self._best_at:
+            self._best_at, self._best = version, _undominated(self.workers.values())
+        return self._best
+
+    def cost(self, request: Request) -> Cost:
+        """Predicted on the instance that would serve the request first if all were idle."""
+        best = self.best()
+        if len(best) == 1:
+            return best[0].cost(request)
+        costs = [worker.cost(request) for worker in best if worker.holds(request)]
+        costs = costs or [worker.cost(request) for worker in best]
+        return min(costs, key=lambda cost: _alone_s(request, cost)) if costs else GUESS.cost(request)
+
+    def infeasible(self, request: Request, margin: float) -> dict[str, Figure] | None:
+        """The figures and the field to change, if no instance could meet the targets even while it is idle.
+
+        `margin` (1.2 = 20 %) allows for the error of the prediction, because a refusal cannot be taken back. Until an
+        instance has been measured it grows by `Worker.doubt`.
+        """
+        best = [worker for worker in self.best() if worker.holds(request)] or self.best()
+        refusals = []
+        for worker in best:
+            cost = worker.cost(request)
+            refusal = _infeasible(request, cost, margin * (1.0 + worker.error), *worker.doubt())
+            if refusal is None:
+                return None
+            refusals.append((cost.prefill_s, refusal))
+        return min(refusals, key=lambda each: each[0])[1] if refusals else None
+
+    def _reference_cost(self) -> tuple[float, float] | None:
+        """Seconds of a prefill and of a decode step on the best instances; None where there are none."""
+        best = self.best()
+        if not best:
             return None
-        return {"field": field, "prefill_s": cost.prefill_s, name: bound}
+        prefill = min(worker.latency.prefill_sums(REFERENCE_TOKENS, REFERENCE_TOKENS**2) for worker in best)
+        return prefill, min(worker.latency.decode(1, REFERENCE_TOKENS) for worker in best)
 
     def screen(self, now: float) -> list[ev.Refuse]:
         """Defer or refuse requests that cannot make it behind those before them in the queue."""
@@ -256,11 +289,59 @@ class Fleet(Roster):
 
     def up(self, event: ev.InstanceUp) -> Worker:
         worker = super().up(event)
-        self.lane(worker.spec.model).workers[worker.id] = worker
+        self.lane(worker.spec.model).join(worker)
         return worker
 
     def down(self, instance_id: str) -> Worker | None:
         worker = super().down(instance_id)
         if worker is not None:
-            self.lane(worker.spec.model).workers.pop(instance_id, None)
+            self.lane(worker.spec.model).leave(worker)
         return worker
+
+
+def _differs(costs: tuple[float, float], than: tuple[float, float]) -> bool:
+    return any(abs(new - old) > JUDGE_AGAIN * old for new, old in zip(costs, than, strict=True))
+
+
+def _undominated(workers: Iterable[Worker]) -> list[Worker]:
+    staying = [worker for worker in workers if worker.state != "draining" and worker.spec.role is not Role.DECODE]
+    able = [worker for worker in staying if worker.takes] or staying
+    best: list[Worker] = []
+    for worker in sorted(able, key=lambda w: (w.latency.coefficients, -w.spec.max_model_len, w.id)):
+        if not any(_dominates(other, worker) for other in best):
+            best.append(worker)
+    return best
+
+
+def _dominates(one: Worker, other: Worker) -> bool:
+    """At least as fast in everything, even if `other` is as much faster than predicted as it may be."""
+    mine, theirs = one.latency.coefficients, other.latency.coefficients
+    prefill, decode = (max(1.0, b / a) for a, b in zip(one.doubt(), other.doubt(), strict=True))
+    return (
+        one.spec.max_model_len >= other.spec.max_model_len
+        and all(a * prefill <= SAME_COST * b for a, b in zip(mine[:3], theirs[:3], strict=True))
+        and all(a * decode <= SAME_COST * b for a, b in zip(mine[3:], theirs[3:], strict=True))
+    )
+
+
+def _alone_s(request: Request, cost: Cost) -> float:
+    """Seconds of the whole answer on an idle instance."""
+    return cost.prefill_s + max(0, request.output_tokens - 1) * cost.decode_step_s
+
+
+def _infeasible(
+    request: Request, cost: Cost, margin: float, prefill_doubt: float, decode_doubt: float
+) -> dict[str, Figure] | None:
+    targets = request.targets
+    if request.output_tokens > 1 and TPOT_MARGIN * decode_doubt * targets.tpot_s < cost.decode_step_s:
+        return {"field": "target_tbt", "decode_step_s": cost.decode_step_s, "tpot_s": targets.tpot_s}
+    least = cost.prefill_s / prefill_doubt + (_alone_s(request, cost) - cost.prefill_s) / decode_doubt
+    if targets.deadline_s is not None and least > margin * targets.deadline_s:
+        return {"field": "deadline", "answer_s": _alone_s(request, cost), "deadline_s": targets.deadline_s}
+    field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
+    # With a deadline alone, the target is cut to it: then the deadline is what asks too much.
+    if targets.deadline_s is not None and targets.deadline_s <= bound:
+        field, name, bound = "deadline", "deadline_s", targets.deadline_s
+    if cost.prefill_s <= margin * prefill_doubt * bound:
+        return None
+    return {"field": field, "prefill_s": cost.prefill_s, name: bound}

@@ -11,13 +11,39 @@ from collections import Counter
 from collections.abc import Iterable
 
 from controller.core import events as ev
+from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
-from controller.predict.latency import UNPROFILED, LatencyModel, OnlineFit
+from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit
 
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
+SAME_BATCH_S = 0.001  # first tokens closer together were computed in one batch
+DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
+DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
+
+
+class PrefillsAlone:
+    """Prefills that an engine ran one after the other since `begun`, while it did nothing else."""
+
+    __slots__ = ("batches", "begun", "squares", "tokens", "until")
+
+    def __init__(self, begun: float) -> None:
+        self.begun = self.until = begun
+        self.batches = self.tokens = self.squares = 0
+
+    def add(self, tokens: int, now: float) -> None:
+        """One prefill ended. Those that end together were one batch."""
+        if now - self.until > SAME_BATCH_S or not self.batches:
+            self.batches += 1
+        self.until = now
+        self.tokens += tokens
+        self.squares += tokens * tokens
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.begun
 
 
 class Sent:
@@ -60,6 +86,8 @@ class Worker:
         self._fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
         self._prefilled = (0, 0)  # tokens and squares of all prefills that ended here
+        self._alone: PrefillsAlone | None = None  # while the engine prefills and does nothing else
+        self.changes = 0  # grows when its latency model, its settings or its state changes
         self._observed_at = -math.inf
         self._odd = 0
         self._others = (0, 0)  # running and waiting requests of others
@@ -191,12 +219,37 @@ class Worker:
     def _serves(self) -> bool:
         return self.state == "up" and (self.load is None or self.load.awake)
 
+    def cost(self, request: Request) -> Cost:
+        """What serving the request is predicted to take on this instance."""
+        model, tokens = self.latency, request.prompt_tokens
+        prefill = model.prefill_sums(tokens, tokens * tokens)
+        context = tokens + request.output_tokens // 2
+        service = prefill + request.output_tokens * model.marginal_decode(context, float(self.outstanding))
+        return Cost(prefill, service, model.decode(1, context))
+
+    def doubt(self) -> tuple[float, float]:
+        """How many times faster than predicted (prefills, decode steps) may be here, for all that was measured so far.
+
+        A profile may come from another machine, and the coefficients of an instance without a profile are a guess.
+        """
+        unmeasured = DOUBT_OF_GUESS if self.spec.latency is None else DOUBT_OF_PROFILE
+        fit = self._fit
+        prefills, steps = fit.prefill_samples >= ENOUGH, fit.decode_samples >= ENOUGH
+        return 1.0 if prefills else unmeasured, 1.0 if steps else unmeasured
+
+    @property
+    def error(self) -> float:
+        """Recent mean relative error of predictions; 0 before the first."""
+        return self._fit.error or 0.0
+
     # ---- what happens -----------------------------------------------------------------------------------------------
 
     def send(self, request: Request, now: float, rank: int, serial: int, *, binds: bool = True) -> None:
         """`binds`: its TPOT limits what else this instance may take."""
         tokens = request.prompt_tokens
         sent = Sent(request, now, rank, self.latency.prefill_sums(tokens, tokens * tokens))
+        if not self.outstanding:
+            self._alone = PrefillsAlone(now)
         self.waiting[request.id] = sent
         self.waiting_tokens += tokens
         self.waiting_squares += tokens * tokens
@@ -217,11 +270,39 @@ class Worker:
         self._leave_waiting(tokens)
         if not elsewhere:
             self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
+            self._prefill_ended(tokens, now, seen=not assumed)
         sent.first_at = now
         sent.assumed = assumed
         self.running[request_id] = sent
         self.context_tokens += tokens
         self.progress(request_id, 1, now)
+
+    def prefill_done(self, request_id: str, now: float) -> None:
+        """Its first token is out and it decodes elsewhere: the request leaves this instance."""
+        sent = self.waiting.get(request_id)
+        if sent is not None:
+            self._prefill_ended(sent.request.prompt_tokens, now, seen=True)
+        self.remove(request_id)
+
+    def _prefill_ended(self, tokens: int, now: float, *, seen: bool) -> None:
+        """Learn from prefills while the engine does nothing else. `seen` False: when it ended is not known."""
+        alone = self._alone
+        if alone is None:
+            return
+        if not seen or self._others_count:
+            self._alone = None
+            return
+        alone.add(tokens, now)
+        goes_on = len(self.waiting) > 1 and not self.decodes
+        if (goes_on and alone.seconds < OBSERVE_EVERY_S) or not alone.seconds:
+            return
+        # The next prefill has begun when this one ended; where the sequence decodes from here on, nothing is alone.
+        self._alone = PrefillsAlone(now) if goes_on else None
+        predicted = self.latency.prefill_sums(alone.tokens, alone.squares)
+        if self._stalled(alone.seconds, predicted):
+            return
+        if self._fit.observe_prefills(alone.batches, alone.tokens, alone.squares, alone.seconds):
+            self._refitted()
 
     def progress(self, request_id: str, tokens: int, now: float) -> None:
         """`tokens` output tokens so far; learns from the steps since the last report of the same request."""
@@ -264,6 +345,8 @@ class Worker:
         previous = self.load
         self.load = load
         self._reported_seqs = load.max_num_seqs or self._reported_seqs
+        if previous is None or previous.awake != load.awake:
+            self.changes += 1
         if previous is None:
             return
         now, then = self._not_ours(load), self._not_ours(previous)
@@ -292,17 +375,28 @@ class Worker:
         k = self.latency.coefficients
         predicted = steps * (k.decode_a + k.decode_b * mean_context + k.decode_c * mean_batch)
         predicted += k.prefill_b * new + k.prefill_c * new_squares
+        if self._stalled(seconds, predicted):
+            return
+        if self._fit.observe(steps, mean_batch, mean_context, new, new_squares, seconds):
+            self._refitted()
+
+    def _stalled(self, seconds: float, predicted: float) -> bool:
+        """True for an interval that the host spoiled; one that is odd after many odd ones is the engine's own."""
         if seconds > ODD_RATIO * predicted and self._odd < ODD_LIMIT:
             self._odd += 1
-            return
+            return True
         self._odd = 0
-        if self._fit.observe(steps, mean_batch, mean_context, new, new_squares, seconds):
-            self.latency.coefficients = self._fit.coefficients
+        return False
+
+    def _refitted(self) -> None:
+        self.latency.coefficients = self._fit.coefficients
+        self.changes += 1
 
     def set_profile(self, coefficients: LatencyCoefficients) -> None:
         """A new profile from configuration: learning starts over from it."""
         self.latency.coefficients = coefficients
         self._fit = OnlineFit(coefficients)
+        self.changes += 1
 
     def view(self, now: float) -> FleetState:
         state = self.state if self.load is None or self.load.awake else "asleep"
@@ -355,6 +449,7 @@ class Roster:
                 known.set_profile(spec.latency)
             known.spec = spec
             known.state = "up"
+            known.changes += 1
             return known
         if known is not None:
             self.down(spec.id)
@@ -371,8 +466,10 @@ class Roster:
 def _change(worker: Worker, event: ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.Telemetry) -> None:
     if isinstance(event, ev.InstanceDraining):
         worker.state = "draining"
+        worker.changes += 1
     elif isinstance(event, ev.RoleChanged):
         worker.spec.role = event.role
+        worker.changes += 1
     elif isinstance(event, ev.SharesChanged):
         worker.share = min(1.0, max(0.0, event.share))
     else:

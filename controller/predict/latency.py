@@ -3,15 +3,19 @@
 `LatencyModel` predicts: lengths in tokens, results in seconds. For a prompt with a cached prefix of length `past`,
 new * (new + 2 * past) replaces the square of its length, because that is the cost of attention over both.
 
-`OnlineFit` refits an instance's model from the progress of its streams, which the gateway sees anyway. While one
-request decodes from token i to token j, the engine runs j - i steps, and the work of these steps adds up:
+`OnlineFit` refits an instance's model from first tokens and progress of its streams, which the gateway sees anyway.
+While one request decodes from token i to token j, the engine runs j - i steps, and the work of these steps adds up:
 
     elapsed = steps * (a' + b' * context + c' * batch) + b * prefilled tokens + c * their squares
 
-which is linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals in
-30 numbers. The profile that an instance starts with enters as a few intervals, so that the first unusual ones cannot
-move the fit far, and fades as measurements come in. The prefill constant `a` cannot be seen this way (mixed steps pay
-the larger constant once) and keeps its profiled value.
+While an engine only prefills (a prefill instance, or one that was idle), its prefill batches add up in the same way:
+
+    elapsed = batches * a + b * prefilled tokens + c * their squares
+
+Both are linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals in
+42 numbers. The profile that an instance starts with enters as a few intervals, so that the first unusual ones cannot
+move the fit far, and fades as measurements come in. A profile may be of another machine, which is slower or faster in
+everything: it is first scaled by how much longer or shorter than predicted the recent intervals were.
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ from controller.predict.latency_fit import solve_nonnegative
 UNBOUNDED = 1 << 40  # tokens; more than any queue holds
 # For models without a profile: slow, so that the first requests are sent carefully; corrected online.
 UNPROFILED = LatencyCoefficients(0.01, 2e-4, 0.0, 0.02, 1e-7, 3e-4)
-COLUMNS = 5  # a', b', c', b, c
+COLUMNS = 6  # a', b', c', a, b, c: the solver gives up the last one first where two are collinear
 LEAST_PRIOR = 0.005  # final weight of the profile, which keeps coefficients that the traffic never shows
+ENOUGH = 25  # intervals of a kind after which its coefficients are measured ones
+KEPT = 0.95  # of a running mean per interval: some 20 intervals count
+FEWEST = 5  # intervals that say how fast an instance is beside its profile
 
 
 class LatencyModel:
@@ -112,14 +119,25 @@ class LatencyModel:
 
 
 class OnlineFit:
-    """`forgetting`: per interval (0.995: about 200 intervals count). `every`: intervals between two refits."""
+    """`forgetting` per interval (0.995: some 200 intervals count); a refit every `every` intervals.
+
+    `decode_samples` and `prefill_samples` count the intervals that say something about decode steps and about prefills.
+    `error` is the recent mean of |predicted - measured| / measured, None before the first interval.
+    """
 
     def __init__(
         self, prior: LatencyCoefficients, *, prior_weight: float = 20.0, forgetting: float = 0.995, every: int = 25
     ) -> None:
         self.coefficients = prior
         self.samples = 0
+        self.decode_samples = 0
+        self.prefill_samples = 0
+        self.error: float | None = None
         self._prior = prior
+        self._speeds = (
+            RecentRatio(),
+            RecentRatio(),
+        )  # of prefills alone, of all other intervals
         self._prior_weight = prior_weight
         self._forgetting = forgetting
         self._every = every
@@ -127,10 +145,25 @@ class OnlineFit:
         self._right = [0.0] * COLUMNS
 
     def observe(self, steps: int, batch: float, context_sum: float, tokens: int, squares: int, seconds: float) -> bool:
-        """Add an interval of `steps` engine steps; True if the coefficients were refitted."""
+        """One interval of `steps` engine steps; True when the coefficients were refitted."""
         if steps <= 0 or seconds <= 0:
             return False
-        row = (float(steps), steps * context_sum, steps * batch, float(tokens), float(squares))
+        self.decode_samples += 1
+        self.prefill_samples += tokens > 0
+        return self._observe((steps, steps * context_sum, steps * batch, 0, tokens, squares), seconds)
+
+    def observe_prefills(self, batches: int, tokens: int, squares: int, seconds: float) -> bool:
+        """One interval in which the engine did nothing else; True when the coefficients were refitted."""
+        if batches <= 0 or tokens <= 0 or seconds <= 0:
+            return False
+        self.prefill_samples += 1
+        return self._observe((0, 0.0, 0.0, batches, tokens, squares), seconds)
+
+    def _observe(self, row: tuple[float, ...], seconds: float) -> bool:
+        predicted = _predict(self.coefficients, row)
+        error = abs(predicted - seconds) / seconds
+        self.error = error if self.error is None else KEPT * self.error + (1 - KEPT) * error
+        self._speeds[row[0] > 0].add(seconds, _predict(self._prior, row))
         self._add([value / seconds for value in row], 1.0, self._forgetting)
         self.samples += 1
         if self.samples % self._every:
@@ -145,20 +178,20 @@ class OnlineFit:
             row[:] = [old * keep + weighed * other for old, other in zip(row, scaled, strict=True)]
 
     def _refit(self) -> None:
-        """Solve the measured rows and the prior rows together."""
+        """Solve measured and prior rows together."""
         matrix = [list(row) for row in self._matrix]
         right = list(self._right)
-        for row in _prior_rows(self._prior):
+        prior = self._scaled_prior()
+        for row in _prior_rows(prior):
             weight = self._prior_weight / 5 * max(LEAST_PRIOR, self._forgetting**self.samples)
             for i in range(COLUMNS):
                 right[i] += weight * row[i]
                 for j in range(COLUMNS):
                     matrix[i][j] += weight * row[i] * row[j]
-        a, context, batch, linear, quadratic = solve_nonnegative(matrix, right)
-        prior = self._prior
-        # A coefficient never falls below a tenth of its profile: with a free prefill everything would be admitted.
+        a, context, batch, constant, linear, quadratic = solve_nonnegative(matrix, right)
+        # A coefficient that measurements push to nothing keeps a tenth of its profile: a free prefill would admit all.
         self.coefficients = LatencyCoefficients(
-            prior.prefill_a,
+            max(constant, 0.1 * prior.prefill_a),
             max(linear, 0.1 * prior.prefill_b),
             quadratic,
             max(a, 0.1 * prior.decode_a),
@@ -166,10 +199,41 @@ class OnlineFit:
             batch,
         )
 
+    def _scaled_prior(self) -> LatencyCoefficients:
+        alone, mixed = self._speeds
+        prefill = alone.value or mixed.value or 1.0
+        decode = mixed.value or alone.value or 1.0
+        k = self._prior
+        return LatencyCoefficients(*(prefill * each for each in k[:3]), *(decode * each for each in k[3:]))
+
+
+class RecentRatio:
+    """The geometric mean of the last measured times over predicted ones; None before there are `FEWEST`."""
+
+    def __init__(self) -> None:
+        self._log = 0.0
+        self._count = 0
+
+    def add(self, measured: float, predicted: float) -> None:
+        if predicted > 0:
+            self._count += 1
+            weight = max(1 - KEPT, 1 / self._count)
+            self._log += weight * (math.log(measured / predicted) - self._log)
+
+    @property
+    def value(self) -> float | None:
+        return math.exp(self._log) if self._count >= FEWEST else None
+
+
+def _predict(k: LatencyCoefficients, row: tuple[float, ...]) -> float:
+    each = (k.decode_a, k.decode_b, k.decode_c, k.prefill_a, k.prefill_b, k.prefill_c)
+    return sum(value * seconds for value, seconds in zip(row, each, strict=True))
+
 
 def _prior_rows(prior: LatencyCoefficients) -> list[list[float]]:
-    """Five typical intervals as the profile predicts them, each divided by its time."""
-    rows = []
+    """Typical intervals as the profile predicts them, each divided by its time: five mixed ones, and a constant of its
+    own size for the prefill batches, which mixed intervals do not show."""
+    rows = [[0.0, 0.0, 0.0, 1.0 / prior.prefill_a, 0.0, 0.0]] if prior.prefill_a > 0 else []
     for steps, batch, context, tokens in (
         (10, 1, 200, 0),
         (10, 8, 4000, 0),
@@ -189,6 +253,7 @@ def _prior_rows(prior: LatencyCoefficients) -> list[list[float]]:
                     steps / seconds,
                     steps * context / seconds,
                     steps * batch / seconds,
+                    0.0,
                     tokens / seconds,
                     squares / seconds,
                 ]

@@ -32,7 +32,8 @@ SLEEP_LEVELS = (0, 1, 2)
 class InstanceSettings:
     """One engine.
 
-    - `latency`: the true step times. `believed`: what the dispatcher starts from (None: the true ones). `decode_by`:
+    - `latency`: the true step times. `believed`: what the dispatcher starts from (None: the true ones). `profiled`
+      False: it starts without a profile, as for an instance that was registered without one. `decode_by`:
       what a decode step's time grows with: the "sum" of its sequences' tokens (eq. 2), or the "longest" alone (Kairos,
       sec. 2.2).
     - `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are those of the `slo_aware_batching`
@@ -59,6 +60,7 @@ class InstanceSettings:
     batching: str | None = None
     batching_settings: Mapping[str, Any] = field(default_factory=dict)
     believed: LatencyCoefficients | None = None
+    profiled: bool = True
     unit_cost: float = 1.0
     model: str = "model"
     weights_of: str = ""  # the model's usual name, such as Qwen2.5-7B, which selects load times
@@ -96,6 +98,10 @@ class InstanceSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         self._check_presence()
+        if not isinstance(self.profiled, bool):
+            raise ConfigError("profiled must be true or false", field="profiled")
+        if not self.profiled and self.believed is not None:
+            raise ConfigError("an instance without a profile has no believed one", field="profiled")
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
@@ -192,7 +198,7 @@ class InstanceSettings:
             kv_capacity_tokens=self.kv_tokens // self.block_size * self.block_size,
             max_model_len=self.max_model_len,
             unit_cost=self.unit_cost * self.tensor_parallel,
-            latency=self.believed or self.latency,
+            latency=(self.believed or self.latency) if self.profiled else None,
             selects=selects(self.part.batching),
         )
 

@@ -52,10 +52,10 @@ def test_infeasible_alone_is_refused_at_once_with_figures():
     assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
     assert refusal.decision.figures["prefill_s"] == pytest.approx(2.01)
     assert refusal.decision.figures["field"] == "target_ttft"
-    late = request("b", ttft=5.0, prompt=20_000, deadline=1.0)
+    late = request("b", ttft=5.0, prompt=20_000, deadline=0.3)
     (too_late,) = dispatcher.handle([ev.Arrived(late)], 0.0).actions
     assert too_late.decision.figures["field"] == "deadline"
-    cut = request("c", ttft=1.0, prompt=20_000, deadline=1.0)  # only the deadline was given: TTFT is cut to it
+    cut = request("c", ttft=0.3, prompt=20_000, deadline=0.3)  # only the deadline was given: TTFT is cut to it
     (cut_too,) = dispatcher.handle([ev.Arrived(cut)], 0.0).actions
     assert cut_too.decision.figures["field"] == "deadline"
     assert len(dispatcher.queue()) == 0
@@ -73,7 +73,7 @@ def test_no_instance_and_a_full_queue_are_refused():
 
 def test_an_unattainable_tpot_is_refused_by_name():
     dispatcher = build_dispatcher("slackline")
-    reply = dispatcher.handle([up(), ev.Arrived(request("a", tpot=0.005))], 0.0)
+    reply = dispatcher.handle([up(), ev.Arrived(request("a", tpot=0.0015))], 0.0)
     assert reply.actions[0].decision.figures["field"] == "target_tbt"
 
 

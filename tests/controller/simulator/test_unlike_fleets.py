@@ -1,0 +1,100 @@
+"""Fleets that are unlike the demo's, through simulated engines: mixed devices, no profile, a wrong profile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.core.types import LatencyCoefficients, Targets
+from controller.dispatch import build_dispatcher, build_migrator
+from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
+from tests.controller.simulator.runs import simulate
+
+A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
+QUICK = InstanceSettings(A100, max_num_seqs=64)
+SLOW = replace(QUICK, latency=LatencyCoefficients(*(4 * each for each in A100)))
+REFUSED = "refused"
+
+
+def steady(count, every_s, prompt, output, targets):
+    return [Demand(f"r{i}", i * every_s, prompt, output, targets, "c", max_tokens=output) for i in range(count)]
+
+
+def refused(result):
+    return [record.id for record in result.records if record.outcome == REFUSED]
+
+
+def attained(result, targets):
+    kept = [
+        record.outcome == "ok" and record.ttft_s <= targets.ttft_s and record.tpot_s <= targets.tpot_s
+        for record in result.records
+    ]
+    return sum(kept) / len(kept)
+
+
+@pytest.mark.parametrize("instances", [(SLOW, QUICK), (QUICK, SLOW)], ids=["slow first", "quick first"])
+def test_what_the_quicker_instance_can_keep_is_not_refused(instances):
+    """4,000 tokens take 0.25 s on one and 1 s on the other."""
+    targets = Targets(0.6, 0.1, None, 10.0)
+    result = simulate(steady(60, 0.5, 4000, 20, targets), instances=instances)
+    assert refused(result) == []
+    assert {record.instance for record in result.records} == {f"engine-{instances.index(QUICK)}"}
+    assert attained(result, targets) == 1.0
+
+
+def test_a_request_waits_for_the_instance_that_can_keep_its_target():
+    """The slow one is idle, and would answer it too late."""
+    targets = Targets(0.6, 0.1, None, 10.0)
+    result = simulate(steady(30, 0.3, 4000, 4, targets), instances=(SLOW, QUICK))
+    assert attained(result, targets) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "targets"),
+    [(200, 30, Targets(5.0, 0.015, None, 10.0)), (8000, 4, Targets(1.0, 0.2, None, 10.0))],
+    ids=["target_tbt", "target_ttft"],
+)
+def test_an_instance_that_nobody_profiled_refuses_nothing_on_a_guess(prompt, output, targets):
+    """Guessed are 20 ms a decode step and 0.2 ms a prompt token: both targets would be impossible."""
+    instance = replace(QUICK, profiled=False, max_model_len=16_384)
+    result = simulate(steady(200, 1.5, prompt, output, targets), instances=(instance,))
+    assert refused(result) == []
+    assert attained(result, targets) >= 0.95
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_profile_that_is_four_times_wrong_is_learned_within_200_requests(factor):
+    """What an instance could keep is not refused on the way."""
+    wrong = replace(QUICK, believed=LatencyCoefficients(*(factor * each for each in A100)))
+    rng = np.random.default_rng(5)
+    targets = Targets(0.4, 0.05, None, 10.0)
+    at = np.cumsum(rng.exponential(0.2, 300))
+    demands = [
+        Demand(f"r{i}", float(at[i]), int(rng.integers(200, 3000)), 40, targets, "c", max_tokens=40) for i in range(300)
+    ]
+    result = simulate(demands, instances=(wrong,))
+    assert refused(result) == []
+    late = [record for record in result.records if int(record.id[1:]) >= 200]
+    truth = simulate(demands, instances=(QUICK,))
+    assert attained_of(late, targets) >= attained_of(truth.records[200:], targets) - 0.02
+
+
+def attained_of(records, targets):
+    return sum(r.outcome == "ok" and r.ttft_s <= targets.ttft_s and r.tpot_s <= targets.tpot_s for r in records) / len(
+        records
+    )
+
+
+def test_a_prefill_instance_learns_from_the_prefills_that_end_there():
+    wrong = replace(QUICK, role="prefill", believed=LatencyCoefficients(*(4 * each for each in A100)))
+    decode = replace(QUICK, role="decode", max_num_seqs=256)
+    targets = Targets(1.0, 0.1, None, 10.0)
+    demands = steady(200, 0.2, 1500, 10, targets)
+    dispatcher = build_dispatcher("slackline")
+    settings = SimulationSettings((wrong, decode), links=LinkSettings())
+    result = Simulation(settings, dispatcher, demands, migrator=build_migrator("slackline")).run()
+    assert refused(result) == []
+    learned = dispatcher.learned()["engine-0"]
+    predicted = learned.prefill_a + learned.prefill_b * 1500 + learned.prefill_c * 1500**2
+    truth = A100.prefill_a + A100.prefill_b * 1500 + A100.prefill_c * 1500**2
+    assert predicted == pytest.approx(truth, rel=0.15)
