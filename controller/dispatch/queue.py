@@ -110,7 +110,7 @@ class RequestQueue:
 
     @property
     def hopeless(self) -> list[tuple[SortKey, Entry]]:
-        """Those that cannot, cheapest first. Read only."""
+        """Those that cannot: by level of the priority mapping, cheapest first. Read only."""
         return self._hopeless
 
     def pending_above(self, level: int) -> bool:
@@ -263,7 +263,8 @@ class RequestQueue:
             return
         request = entry.request
         if entry.hopeless:
-            worth = (request.order, entry.cost.service_s / max(request.value, 1e-6))
+            # Those of the priority mapping by level first: without one, a request counts as of the highest.
+            worth = (request.order, request.level or 0, entry.cost.service_s / max(request.value, 1e-6))
             entry.key = (worth, request.arrival, request.id)
             insort(self._hopeless, (entry.key, entry), key=_first)
             return

@@ -8,12 +8,14 @@ import pytest
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
+from controller.simulator.mapping import around
 from tests.controller.simulator.runs import simulate
 
 A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
 QUICK = InstanceSettings(A100, max_num_seqs=64)
 SLOW = replace(QUICK, latency=LatencyCoefficients(*(4 * each for each in A100)))
 REFUSED = "refused"
+LEVELS = around([(0.3, 0.2)] * 4)
 
 
 def steady(count, every_s, prompt, output, targets):
@@ -98,3 +100,18 @@ def test_a_prefill_instance_learns_from_the_prefills_that_end_there():
     predicted = learned.prefill_a + learned.prefill_b * 1500 + learned.prefill_c * 1500**2
     truth = A100.prefill_a + A100.prefill_b * 1500 + A100.prefill_c * 1500**2
     assert predicted == pytest.approx(truth, rel=0.15)
+
+
+def test_late_requests_are_served_by_priority_level():
+    """One engine, overloaded for a moment: of what is late already, level 0 goes first, however long its prompts."""
+    targets = Targets(0.3, 0.2, None, 60.0)
+    demands = [
+        Demand(f"r{i}", 0.0, 3000 if i % 2 else 500, 10, targets, "c", priority=0 if i % 2 else 3, max_tokens=10)
+        for i in range(40)
+    ]
+    result = simulate(demands, instances=(QUICK,), mapping=LEVELS)
+    late = [r for r in result.records if r.outcome == "ok" and r.queue_s > 1.0]
+    order = sorted(late, key=lambda r: r.queue_s)
+    assert len(order) > 20
+    levels = [0 if int(r.id[1:]) % 2 else 3 for r in order]
+    assert levels == sorted(levels)
