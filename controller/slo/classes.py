@@ -210,11 +210,16 @@ def _from_priority(
 
 
 def _override(asked: SloFields, base: Applied) -> Applied:
-    """Fields in the request override the class. A `deadline` without waiting_time also limits the waiting time."""
+    """Fields in the request override the class.
+
+    Without `waiting_time` the request may wait at least until its own `target_ttft`, and at most until its deadline.
+    """
     targets = base.targets
     ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s
     deadline = asked.deadline if asked.deadline is not None else targets.deadline_s
     waiting = asked.waiting_time if asked.waiting_time is not None else targets.waiting_time_s
+    if asked.waiting_time is None and asked.target_ttft is not None:
+        waiting = max(waiting, asked.target_ttft)
     if deadline is not None:
         if asked.target_ttft is not None and deadline < ttft:
             raise SloError("target_ttft", f"is after the deadline of {deadline:g} s")

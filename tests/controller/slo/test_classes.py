@@ -103,6 +103,14 @@ def test_a_deadline_bounds_ttft_and_waiting():
     assert (applied.targets.ttft_s, applied.targets.waiting_time_s) == (1.0, 1.0)
 
 
+def test_a_request_waits_as_long_as_its_own_first_token_target_allows():
+    """An error after 5 s would come long before the promise could be broken."""
+    assert resolve(SloFields(target_ttft=20.0)).targets.waiting_time_s == 20.0
+    assert resolve(SloFields(target_ttft=0.5)).targets.waiting_time_s == CONCORD_DEFAULTS.waiting_time_s
+    assert resolve(SloFields(target_ttft=20.0, waiting_time=3.0)).targets.waiting_time_s == 3.0
+    assert resolve(SloFields(target_ttft=8.0, deadline=12.0)).targets.waiting_time_s == 8.0
+
+
 def test_history_survives_a_change_elsewhere():
     book = ClassBook((CHAT,), (MAPPING,))
     book.observe("globex", 0, 0.45, 0.1, 0.0, 0.0)
