@@ -61,7 +61,7 @@ class Sent:
         self.first_at: float | None = None
         self.produced = 0
         self.to_come = 0  # predicted output tokens that have not come yet
-        self.mark: tuple[float, int, int, int, int, int] | None = None  # last progress: see Worker.progress
+        self.mark: tuple[float, int, int, int, int, float] | None = None  # last progress: see Worker.progress
 
 
 class Worker:
@@ -92,6 +92,8 @@ class Worker:
         self._odd = 0
         self._others = (0, 0)  # running and waiting requests of others
         self._others_count = 0
+        self._others_prefill_rate = 0.0  # prompt tokens a second of requests of others
+        self._prefilled_then = 0  # tokens of our own, at the last telemetry
         self._reported_seqs: int | None = None  # what the engine reports of itself
 
     # ---- what policies read ---------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ class Worker:
         if sent.mark is None or now - self._observed_at >= OBSERVE_EVERY_S:
             if sent.mark is not None:
                 self._learn(sent.mark, tokens, now)
-            sent.mark = (now, tokens, *self._prefilled, len(self.running), self.context_tokens)
+            sent.mark = (now, tokens, *self._prefilled, *self._decoding())
 
     def remove(self, request_id: str) -> Sent | None:
         """The request is over here, however it ended."""
@@ -349,6 +351,12 @@ class Worker:
             self.changes += 1
         if previous is None:
             return
+        period = load.observed_at - previous.observed_at
+        if period > 0:
+            ours, self._prefilled_then = self._prefilled[0] - self._prefilled_then, self._prefilled[0]
+            # Below 0: the engine restarted and its counters with it, or prompts of ours were cached.
+            theirs = max(0, load.prompt_tokens_total - previous.prompt_tokens_total - ours)
+            self._others_prefill_rate = theirs / period if self._others_count else 0.0
         now, then = self._not_ours(load), self._not_ours(previous)
         self._others = (min(now[0], then[0]), min(now[1], then[1]))
         self._others_count = sum(self._others)
@@ -363,15 +371,25 @@ class Worker:
         self.waiting_tokens -= tokens
         self.waiting_squares -= tokens * tokens
 
-    def _learn(self, mark: tuple[float, int, int, int, int, int], tokens: int, now: float) -> None:
+    def _decoding(self) -> tuple[int, float]:
+        """Sequences in a decode step and their tokens, those of others among them, which are taken to be like ours."""
+        ours, others = len(self.running), self._others[0]
+        return ours + others, self.context_tokens * (ours + others) / max(1, ours)
+
+    def _learn(self, mark: tuple[float, int, int, int, int, float], tokens: int, now: float) -> None:
         at, before, prefilled, squares, batch, context = mark
         steps, seconds = tokens - before, now - at
         if steps <= 0 or seconds <= 0:
             return
         self._observed_at = now
-        mean_batch = (batch + len(self.running)) / 2
-        mean_context = (context + self.context_tokens) / 2
+        batch_now, context_now = self._decoding()
+        mean_batch = (batch + batch_now) / 2
+        mean_context = (context + context_now) / 2
         new, new_squares = self._prefilled[0] - prefilled, self._prefilled[1] - squares
+        theirs = round(self._others_prefill_rate * seconds)
+        if theirs:
+            mean_prompt = self._prefilled[1] / max(1, self._prefilled[0])  # of ours, by token
+            new, new_squares = new + theirs, new_squares + round(theirs * mean_prompt)
         k = self.latency.coefficients
         predicted = steps * (k.decode_a + k.decode_b * mean_context + k.decode_c * mean_batch)
         predicted += k.prefill_b * new + k.prefill_c * new_squares

@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.dispatch import Scheduler
+from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.heap import EventHeap, EventKind
 
 Handler = Callable[[Any, int], None]
@@ -24,7 +25,7 @@ class Driver:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | GatewayGroup,
         perform: Callable[[Sequence[ev.Action]], None],
         *,
         listener: Callable[[Sequence[ev.Event], float], None] | None = None,

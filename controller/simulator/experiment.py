@@ -275,6 +275,7 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
         changes["links"] = _links(item.object("links"))
     if "machine_speed" in item:
         changes["machine_speed"] = _machine_speed(item.object("machine_speed"))
+    changes["gateways"] = item.integer("gateways", settings.gateways)
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
     item.done()
     try:

@@ -282,6 +282,7 @@ class SimulationSettings:
     - `elastic`: None: the fleet does not scale. `mapping`: requests only name their priority, which gives their
       targets; None: they have their own. `links`: the network between instances with roles. `machine_speed`: measured
       speed over time; None: always as fitted.
+    - `gateways`: take requests in turn, each with a dispatcher and a migrator of its own.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -298,6 +299,7 @@ class SimulationSettings:
     mapping: MappingConfig | None = None
     links: LinkSettings = field(default_factory=LinkSettings)
     machine_speed: MachineSpeed | None = None
+    gateways: int = 1
 
     @property
     def disaggregated(self) -> bool:
@@ -305,8 +307,7 @@ class SimulationSettings:
         return any(instance.role != Role.COLLOCATED for instance in self.instances)
 
     def __post_init__(self) -> None:
-        if not self.instances:
-            raise ConfigError("at least one instance is needed", field="instances")
+        self._check_counts()
         roles = {instance.role for instance in self.instances}
         if (Role.PREFILL in roles) != (Role.DECODE in roles):
             raise ConfigError(
@@ -329,6 +330,11 @@ class SimulationSettings:
         self._check_sleepers()
         if self.elastic is not None:
             self._check_elastic(self.elastic)
+
+    def _check_counts(self) -> None:
+        for name, count in (("instance", len(self.instances)), ("gateway", self.gateways)):
+            if count < 1:
+                raise ConfigError(f"at least one {name} is needed", field=f"{name}s")
 
     def _check_sleepers(self) -> None:
         asleep = [bool(instance.sleep_level) for instance in self.instances]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
+from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
@@ -61,7 +63,11 @@ class Simulation:
         self.settings = settings
         if settings.disaggregated:
             migrator = migrator or build_migrator(dispatcher.name)
-        self.scheduler = Scheduler(dispatcher, migrator if settings.disaggregated else None)
+        migrator = migrator if settings.disaggregated else None
+        self.scheduler: Scheduler | GatewayGroup = Scheduler(dispatcher, migrator)
+        if settings.gateways > 1:
+            pairs = [deepcopy((dispatcher, migrator)) for _ in range(settings.gateways)]
+            self.scheduler = GatewayGroup([Scheduler(*pair) for pair in pairs])
         self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
         listener = self._elastic.count if self._elastic is not None else None
         self.driver = Driver(self.scheduler, self._perform, listener=listener)

@@ -9,6 +9,7 @@ from controller.core import events as ev
 from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
+from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.heap import EventHeap
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.report.results import SimulationResult
@@ -21,7 +22,7 @@ class FleetRun(Protocol):
     settings: SimulationSettings
     heap: EventHeap
     cluster: Cluster
-    scheduler: Scheduler
+    scheduler: Scheduler | GatewayGroup
     kv: KvTransfers | None
     result: SimulationResult
 

@@ -102,6 +102,24 @@ def test_a_prefill_instance_learns_from_the_prefills_that_end_there():
     assert predicted == pytest.approx(truth, rel=0.15)
 
 
+@pytest.mark.parametrize("gateways", [2, 4])
+def test_a_gateway_learns_the_engines_latency_among_requests_of_others(gateways):
+    """A step carries the sequences of all gateways; each sees the tokens of its own alone."""
+    targets = Targets(5.0, 0.2, None, 10.0)
+    wide = replace(QUICK, believed=LatencyCoefficients(*(2 * each for each in A100)))
+    rng = np.random.default_rng(7)
+    at = np.cumsum(rng.exponential(1 / 16, 800))
+    demands = [Demand(f"r{i}", float(at[i]), 300, 200, targets, "c", max_tokens=200) for i in range(800)]
+    settings = SimulationSettings((wide,), gateways=gateways)
+    simulation = Simulation(settings, build_dispatcher("slackline"), demands)
+    simulation.run()
+    truth = A100.decode_a + A100.decode_b * 50 * 400 + A100.decode_c * 50
+    for scheduler in simulation.scheduler.schedulers:
+        learned = scheduler.dispatcher.learned()["engine-0"]
+        predicted = learned.decode_a + learned.decode_b * 50 * 400 + learned.decode_c * 50
+        assert predicted == pytest.approx(truth, rel=0.15)
+
+
 def test_late_requests_are_served_by_priority_level():
     """One engine, overloaded for a moment: of what is late already, level 0 goes first, however long its prompts."""
     targets = Targets(0.3, 0.2, None, 60.0)
