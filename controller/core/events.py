@@ -250,6 +250,13 @@ class Command(NamedTuple):
     priority: int | None = None
 
 
+class ClockOffset(NamedTuple):
+    """Seconds to add to this driver's clock for the clock that all gateways of the fleet share: what engines are told
+    about urgency has to compare with what other gateways tell them."""
+
+    seconds: float
+
+
 class Woke(NamedTuple):
     """The requested wake-up time has come, possibly late and possibly without need."""
 
@@ -281,6 +288,7 @@ Event = (
     | RoleChanged
     | SharesChanged
     | Command
+    | ClockOffset
     | Woke
 )
 

@@ -23,7 +23,7 @@ from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import Worker
 
-QUIET = frozenset({ev.Progress, ev.Accepted})  # start no pass: they free no room, and come by the thousand a second
+QUIET = frozenset({ev.Progress, ev.Accepted, ev.ClockOffset})  # start no pass: they free no room, and most come often
 RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 ENGINE_RANKS = ("none", "class", "deadline")
@@ -163,6 +163,7 @@ class StageDispatcher:
         self._serial = 0
         self._now = 0.0
         self._wake_at = math.inf
+        self._offset_s = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.Arrived: self._arrived,
             ev.Cancelled: self._cancelled,
@@ -174,6 +175,7 @@ class StageDispatcher:
             ev.InstanceUp: self._up,
             ev.Expected: self._expected,
             ev.Command: self._command,
+            ev.ClockOffset: self._clock_offset,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -329,6 +331,9 @@ class StageDispatcher:
                 elif event.kind in ("pause", "resume"):
                     lane.queue.pause(request_id, event.kind == "pause", now)
 
+    def _clock_offset(self, event: ev.ClockOffset, now: float, actions: list[ev.Action]) -> None:
+        self._offset_s = event.seconds
+
     # ---- dispatching -----------------------------------------------------------------------------------------------
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
@@ -413,11 +418,11 @@ class StageDispatcher:
         return more
 
     def _rank(self, request: Request, hopeless: bool) -> int:
-        """The rank the engine is given: lower is more urgent; in milliseconds, so that neighbours differ."""
+        """The rank the engine is given: lower is more urgent; milliseconds on the clock that gateways share."""
         kind = self.config.engine_rank
         if kind == "none":
             return 0
-        rank = round(1000 * (request.targets.ttft_s if kind == "class" else request.ttft_due))
+        rank = round(1000 * (request.targets.ttft_s if kind == "class" else request.ttft_due + self._offset_s))
         return rank + HOPELESS_RANK if hopeless else rank
 
     def _new_lane(self) -> Lane:

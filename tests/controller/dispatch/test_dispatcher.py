@@ -224,6 +224,18 @@ def test_engine_ranks_by_class_and_by_deadline():
     assert {a.request.id: a.rank for a in reply.actions} == {"a": 5700, "b": 1700}
 
 
+def test_ranks_of_gateways_compare_whatever_their_own_clocks_say():
+    """One host has been up for 100 days, the other for an hour; both know how far that is from the shared clock."""
+    ranks = {}
+    for name, clock, ttft in (("urgent", 8_640_000.0, 0.5), ("relaxed", 3_600.0, 30.0)):
+        dispatcher = build_dispatcher("slackline")
+        dispatcher.handle([up(), ev.ClockOffset(1_790_000_000.0 - clock)], clock)
+        (send,) = dispatcher.handle([ev.Arrived(request(name, clock, ttft=ttft))], clock).actions
+        ranks[name] = send.rank
+    assert ranks["urgent"] < ranks["relaxed"]
+    assert ranks["relaxed"] - ranks["urgent"] == 29_500
+
+
 def test_the_window_knob_has_its_effect():
     for window in (1, 3):
         dispatcher = build_dispatcher("edf_window", {"pacing": {"window": window}})
