@@ -150,7 +150,7 @@ class FleetState:
     waiting_tokens: int = 0
     kv_usage: float = 0.0
     slots: int = 0
-    utilisation: float = 0.0  # 0..1, the larger of slots, KV and prefill budget in use
+    utilisation: float = 0.0  # 0..1, the largest of slots, KV and computing time in use
     telemetry_age_s: float | None = None
     sent_total: int = 0
     extra: dict[str, float] = field(default_factory=dict)

@@ -19,9 +19,31 @@ from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineF
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
+TIGHT_SHARE = 0.05  # of the TPOT targets at an instance may be missed before the rest count as what it has to keep
 SAME_BATCH_S = 0.001  # first tokens closer together were computed in one batch
+WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow a rise of traffic
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
+
+
+class WorkRate:
+    """Seconds of work for each second of time, over about the last `WORK_WINDOW_S` (exponentially weighted)."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        self._sum = self._sum * self._kept(now) + seconds
+        self._at = now
+
+    def value(self, now: float) -> float:
+        return self._sum * self._kept(now) / WORK_WINDOW_S
+
+    def _kept(self, now: float) -> float:
+        return math.exp((self._at - now) / WORK_WINDOW_S)
 
 
 class PrefillsAlone:
@@ -86,6 +108,7 @@ class Worker:
         self._fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
         self._prefilled = (0, 0)  # tokens and squares of all prefills that ended here
+        self._prefill_work = WorkRate()
         self._alone: PrefillsAlone | None = None  # while the engine prefills and does nothing else
         self.changes = 0  # grows when its latency model, its settings or its state changes
         self._observed_at = -math.inf
@@ -144,6 +167,19 @@ class Worker:
         slots = self.outstanding / max(1, self.max_num_seqs)
         kv = self.load.kv_usage if self.load else 0.0
         return min(1.0, max(slots, kv))
+
+    def busy(self, now: float) -> float:
+        """0..1: the largest of sequence slots, KV blocks and computing time in use."""
+        return min(1.0, max(self.utilisation(), self._computing(now)))
+
+    def _computing(self, now: float) -> float:
+        """The share of its time that the engine needs: what it prefilled lately, and one decode step for each TPOT of
+        the tightest that it has to keep (eq. 5 leaves prefills the rest)."""
+        k, mean_prompt = self.latency.coefficients, self._prefilled[1] / max(1, self._prefilled[0])
+        others = self._others_prefill_rate * (k.prefill_b + k.prefill_c * mean_prompt)
+        decodes = self.running_count and self.decodes
+        tpot = self.tightest_tpot(TIGHT_SHARE) if decodes else math.inf
+        return self._prefill_work.value(now) + others + self.decode_s() / tpot
 
     def tightest_tpot(self, share: float = 0.0) -> float:
         """The `share` quantile (0: the smallest) of the TPOT targets here; infinite when idle.
@@ -271,7 +307,6 @@ class Worker:
         tokens = sent.request.prompt_tokens
         self._leave_waiting(tokens)
         if not elsewhere:
-            self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
             self._prefill_ended(tokens, now, seen=not assumed)
         sent.first_at = now
         sent.assumed = assumed
@@ -288,6 +323,8 @@ class Worker:
 
     def _prefill_ended(self, tokens: int, now: float, *, seen: bool) -> None:
         """Learn from prefills while the engine does nothing else. `seen` False: when it ended is not known."""
+        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
+        self._prefill_work.add(self.latency.prefill_sums(tokens, tokens * tokens), now)
         alone = self._alone
         if alone is None:
             return
@@ -428,7 +465,7 @@ class Worker:
             waiting_tokens=self.waiting_tokens,
             kv_usage=self.load.kv_usage if self.load else 0.0,
             slots=self.slots,
-            utilisation=self.utilisation(),
+            utilisation=self.busy(now),
             telemetry_age_s=now - self.load.observed_at if self.load else None,
             sent_total=self.sent_total,
             extra=self.latency.coefficients._asdict(),

@@ -7,8 +7,10 @@ import pytest
 
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
+from controller.scale import ScalingConfig
 from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
 from controller.simulator.mapping import around
+from controller.simulator.settings import ElasticSettings
 from tests.controller.simulator.runs import simulate
 
 A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
@@ -118,6 +120,35 @@ def test_a_gateway_learns_the_engines_latency_among_requests_of_others(gateways)
         learned = scheduler.dispatcher.learned()["engine-0"]
         predicted = learned.decode_a + learned.decode_b * 50 * 400 + learned.decode_c * 50
         assert predicted == pytest.approx(truth, rel=0.15)
+
+
+def test_an_instance_that_computes_all_the_time_is_full_whatever_its_slots():
+    """A prefill takes 93 ms, and one comes every 96 ms: of 128 slots one is in use."""
+    prefill, decode = replace(QUICK, role="prefill", max_num_seqs=128), replace(QUICK, role="decode", max_num_seqs=256)
+    demands = steady(400, 0.096, 1500, 2, Targets(2.0, 0.2, None, 10.0))
+    simulation = Simulation(SimulationSettings((prefill, decode)), build_dispatcher("slackline"), demands)
+    simulation.run()
+    (seen,) = (s for s in simulation.scheduler.fleet(simulation.heap.now) if s.role == "prefill")
+    assert seen.utilisation > 0.9
+
+
+@pytest.mark.parametrize("role", ["collocated", "prefill"])
+def test_no_busy_instance_is_drained(role):
+    """Two instances, each computing for two thirds of its time with almost all of its slots free."""
+    instance = replace(QUICK, max_num_seqs=256, role=role)
+    instances = (instance, instance) + ((replace(QUICK, role="decode", max_num_seqs=512),) if role == "prefill" else ())
+    rng = np.random.default_rng(3)
+    targets = Targets(1.0, 0.2, None, 10.0)
+    demands = [
+        Demand(f"r{i}", float(at), 1500, 4, targets, "c", max_tokens=4)
+        for i, at in enumerate(np.cumsum(rng.exponential(0.07, 1500)))
+    ]
+    stage = ScalingConfig("model", role=role, min_instances=1, max_instances=2)
+    decode = ScalingConfig("model", role="decode", min_instances=1, max_instances=1) if role == "prefill" else None
+    result = simulate(demands, instances=instances, elastic=ElasticSettings(stage, decode=decode))
+    early = [d for d in result.decisions if d.kind in ("scale_in", "role_change") and d.at < demands[-1].at]
+    assert early == []
+    assert attained(result, targets) > 0.9
 
 
 def test_late_requests_are_served_by_priority_level():
