@@ -184,7 +184,7 @@ class Simulation:
         self.driver.tell(ev.Arrived(in_flight.request))
 
     def _request(self, demand: Demand) -> Request:
-        model = self.settings.instances[0].model
+        model = demand.model or self.settings.instances[0].model
         expected = demand.output_tokens
         if not self.settings.know_output:
             expected = self._lengths.predict(demand.tenant, demand.slo_class, model, demand.max_tokens)

@@ -15,6 +15,7 @@ class Demand:
 
     `at`: seconds after the start. `output_tokens`: true length of the answer. `max_tokens`: bound given by the client,
     which a gateway may read. `prefix`: block ids of the prompt. `workflow`: the program that this call belongs to.
+    `model`: the served model that it asks for, that of the first instance where it is empty.
     `estimate`: what a predictor says about it. `may_defer`: served late instead of refused.
     """
 
@@ -32,6 +33,7 @@ class Demand:
     workflow: str = ""
     estimate: Estimate | None = None
     may_defer: bool = False
+    model: str = ""
 
     def request(self, model: str, targets: Targets, expected_tokens: int, level: int | None) -> Request:
         """The request as the dispatcher gets it. `expected_tokens`: predicted length. `targets`: those that apply."""

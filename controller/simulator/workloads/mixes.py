@@ -18,6 +18,7 @@ from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths, renewal_times
 from controller.simulator.workloads.demand import Demand
 
+PREFIX_BLOCK = 16  # tokens, an engine's block_size where nothing else is set
 PATIENT_S = 3600.0  # no waiting time, so that no policy can drop requests
 
 
@@ -26,6 +27,8 @@ class Task:
     """One kind of request; its name is also that of its SLO class. `share`: part of the rate.
 
     Requests have the task's position in its mix as their priority (0 the first and highest), which a mapping reads.
+    `model`: that the requests ask for, "" the first instance's. `shared_prefix`: tokens at the beginning of their
+    prompts that all of them share, in whole blocks of PREFIX_BLOCK tokens.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Task:
     prompt: Lengths
     output: Lengths
     share: float = 1.0
+    model: str = ""
+    shared_prefix: int = 0
 
 
 def _task(name: str, ttft_s: float, tpot_s: float, prompt: Lengths, output: Lengths, share: float = 1.0) -> Task:
@@ -101,6 +106,7 @@ def demands(
 def of_task(task: Task, times: Sequence[float], rng: np.random.Generator, priority: int = 0) -> list[Demand]:
     """Requests of one task at given times. The client gives the output length as `max_tokens`."""
     prompts, outputs = task.prompt.draw(rng, len(times)), task.output.draw(rng, len(times))
+    prefix = tuple(f"{task.name}/{block}" for block in range(task.shared_prefix // PREFIX_BLOCK))
     return [
         Demand(
             f"{task.name}-{number}",
@@ -111,6 +117,8 @@ def of_task(task: Task, times: Sequence[float], rng: np.random.Generator, priori
             task.name,
             priority=priority,
             max_tokens=int(output),
+            prefix=prefix[: int(prompt) // PREFIX_BLOCK],
+            model=task.model,
         )
         for number, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True))
     ]

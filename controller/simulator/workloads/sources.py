@@ -175,6 +175,8 @@ def _own_task(fields: Fields) -> Task:
         _lengths(fields.object("prompt")),
         _lengths(fields.object("output")),
         fields.number("share", 1.0, above=0),
+        fields.text("model", ""),
+        fields.integer("shared_prefix", 0, least=0),
     )
     fields.done()
     return task

@@ -1,0 +1,143 @@
+"""`make bench-fleets`: the default policy against every baseline in fleets unlike the demo's, in the simulator.
+
+    make bench-fleets BENCH_ARGS="--cells slots_64 mixed --duration 10"
+
+For each cell of the matrix (benchmarks.fleet_cells) the knee of engine_priority_deadline is searched, and every policy runs at
+multiples of it on the same requests. A table by cell and rate; last line: JSON with `by_fleet`, in which
+
+- `attainment`: by policy, the mean over the seeds;
+- `refused_wrongly`: requests that the default refused although an instance of the fleet could have kept their targets
+  alone, by its true latency;
+- `direction_changes_per_h`: how often its scaler went from out to in or back, and `cost`, in instance-seconds.
+
+`lead` is the default's attainment over the best baseline's where that attains 0.5 to 0.9, `worst` its smallest
+difference to the best baseline over all cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.fleet_cells import DEFAULT, cells
+from controller.core.types import LatencyCoefficients, Outcome
+from controller.predict.latency import LatencyModel
+from controller.simulator.experiment import Contender, ExperimentPlan, parse_experiment
+from controller.simulator.report.results import SimRecord, SimulationResult
+from controller.simulator.report.summary import attainment
+from controller.simulator.runner import rates_of, run_once
+
+CONTESTED = (0.5, 0.9)  # where the best baseline attains this much, policies can make a difference
+SCALING = {"scale_out": 1, "scale_in": -1}
+
+
+def wrongly_refused(record: SimRecord, latencies: Sequence[LatencyCoefficients]) -> bool:
+    """Could one of the instances have kept the targets of this refused request, with nothing else to do?"""
+    if record.outcome is not Outcome.REFUSED:
+        return False
+    tokens, targets = record.prompt_tokens, record.targets
+    for latency in latencies:
+        model = LatencyModel(latency)
+        prefill, step = model.prefill_sums(tokens, tokens * tokens), model.decode(1, tokens)
+        if prefill <= targets.ttft_s and step <= targets.tpot_s:
+            return True
+    return False
+
+
+def direction_changes(result: SimulationResult) -> int:
+    signs = [SCALING[decision.kind] for decision in result.decisions if decision.kind in SCALING]
+    return sum(one != other for one, other in pairwise(signs))
+
+
+def run_policy(plan: ExperimentPlan, contender: Contender, rate: float | None) -> dict[str, Any]:
+    """One policy at one rate, over all seeds."""
+    latencies = sorted({instance.latency for instance in plan.settings.instances})
+    results = [run_once(plan, contender, rate, seed) for seed in plan.seeds]
+    hours = sum(result.ended_at for result in results) / 3600
+    return {
+        "attainment": round(statistics.mean(attainment(result.records) for result in results), 4),
+        "refused_wrongly": sum(wrongly_refused(r, latencies) for result in results for r in result.records),
+        "direction_changes_per_h": round(sum(map(direction_changes, results)) / hours, 1),
+        "cost": round(statistics.mean(result.cost for result in results), 1),
+    }
+
+
+def run_cell(name: str, duration_s: float | None) -> list[dict[str, Any]]:
+    """An entry for each rate of the cell."""
+    config = cells()[name]
+    if duration_s is not None:
+        config["workload"]["duration_s"] = duration_s
+    plan = parse_experiment(config, _no_files, _no_files)
+    fixed = replace(plan, settings=replace(plan.settings, elastic=None))  # the knee is that of the fleet as it begins
+    entries = []
+    rates, knee = rates_of(fixed)
+    for rate in rates:
+        by_policy = {each.label: run_policy(plan, each, rate) for each in plan.contenders}
+        default = by_policy[DEFAULT]
+        entries.append(
+            {
+                "fleet": name,
+                "rate": None if rate is None else round(rate, 2),
+                "times_knee": round(rate / knee, 2) if rate and knee else None,
+                "attainment": {label: found["attainment"] for label, found in by_policy.items()},
+                **{key: default[key] for key in ("refused_wrongly", "direction_changes_per_h", "cost")},
+            }
+        )
+    return entries
+
+
+def _no_files(path: str) -> Any:
+    raise ValueError(f"the matrix reads no files, but names {path}")
+
+
+def best_baseline(entry: dict[str, Any]) -> tuple[str, float]:
+    baselines = {label: value for label, value in entry["attainment"].items() if label != DEFAULT}
+    label = max(baselines, key=lambda each: (baselines[each], each))
+    return label, baselines[label]
+
+
+def summary(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    pairs = [(entry["attainment"][DEFAULT], best_baseline(entry)[1]) for entry in entries]
+    contested = [ours / theirs for ours, theirs in pairs if CONTESTED[0] <= theirs <= CONTESTED[1]]
+    return {
+        "benchmark": "fleets",
+        "lead": round(statistics.mean(contested), 4) if contested else None,
+        "contested": len(contested),
+        "worst": round(min(ours - theirs for ours, theirs in pairs), 4),
+        "refused_wrongly": sum(entry["refused_wrongly"] for entry in entries),
+        "direction_changes_per_h": max(entry["direction_changes_per_h"] for entry in entries),
+        "by_fleet": list(entries),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="+", choices=sorted(cells()), default=sorted(cells()), metavar="CELL")
+    parser.add_argument("--duration", type=float, help="seconds of traffic (default: as the cells say)")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    args = parser.parse_args(arguments)
+    print(f"{'fleet':<22}{'x knee':>7}{DEFAULT:>11}  {'best baseline':<32}{'refused':>8}{'changes/h':>10}{'cost':>9}")
+    entries: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(args.workers) as pool:
+        for found in pool.map(run_cell, args.cells, [args.duration] * len(args.cells)):
+            for entry in found:
+                label, value = best_baseline(entry)
+                print(
+                    f"{entry['fleet']:<22}{entry['times_knee'] or 0:>7.2f}{entry['attainment'][DEFAULT]:>11.4f}"
+                    f"  {label + ' ' + format(value, '.4f'):<32}{entry['refused_wrongly']:>8}"
+                    f"{entry['direction_changes_per_h']:>10.1f}{entry['cost']:>9.1f}"
+                )
+                sys.stdout.flush()
+            entries += found
+    print(json.dumps(summary(entries)))
+
+
+if __name__ == "__main__":
+    main()

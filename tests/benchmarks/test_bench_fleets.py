@@ -1,0 +1,54 @@
+"""The fleet matrix: its files are what the cells say, every policy loses nothing in any of them, and the report adds up."""
+
+import json
+
+import pytest
+
+from benchmarks import bench_fleets
+from benchmarks.fleet_cells import DEFAULT, FOLDER, cells, text
+from controller.core.types import LatencyCoefficients, Outcome, Targets
+from controller.simulator.experiment import parse_experiment
+from controller.simulator.runner import run_once
+from tests.controller.simulator.runs import simulate, some_demands
+
+RATE = {"disaggregated_1_1": 20.0}
+
+
+def test_the_files_are_those_of_the_cells():
+    assert {path.stem: path.read_text() for path in FOLDER.glob("*.json")} == {
+        name: text(config) for name, config in cells().items()
+    }
+
+
+@pytest.mark.parametrize("name", sorted(cells()))
+def test_in_every_fleet_all_requests_end_once_and_none_is_refused_wrongly(name):
+    config = cells()[name]
+    config["workload"]["duration_s"] = 4.0
+    plan = parse_experiment(config, lambda _: {}, lambda _: [])
+    contender = next(each for each in plan.contenders if each.label == DEFAULT)
+    rate = RATE.get(name, 30.0)
+    result = run_once(plan, contender, rate, 1000)
+    expected = sorted(demand.id for demand in plan.workload.demands(rate, 1000))
+    assert sorted(record.id for record in result.records) == expected
+    latencies = [instance.latency for instance in plan.settings.instances]
+    assert not any(bench_fleets.wrongly_refused(record, latencies) for record in result.records)
+
+
+def test_a_refusal_is_wrong_only_where_an_instance_could_have_kept_the_targets():
+    quick, slow = LatencyCoefficients(0.01, 1e-4, 0, 0.01, 0, 0), LatencyCoefficients(0.01, 1e-2, 0, 0.01, 0, 0)
+    (record,) = simulate(some_demands(1, targets=Targets(0.5, 0.1, None, 10.0))).records
+    record.outcome, record.prompt_tokens = Outcome.REFUSED, 1000
+    assert bench_fleets.wrongly_refused(record, [slow, quick])
+    assert not bench_fleets.wrongly_refused(record, [slow])
+    record.outcome = Outcome.EXPIRED
+    assert not bench_fleets.wrongly_refused(record, [quick])
+
+
+def test_the_last_line_is_json_with_every_fleet(capsys):
+    bench_fleets.main(["--cells", "slots_8", "--duration", "3", "--workers", "1"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {entry["fleet"] for entry in found["by_fleet"]} == {"slots_8"}
+    assert found["refused_wrongly"] == 0
+    entry = found["by_fleet"][0]
+    assert DEFAULT in entry["attainment"]
+    assert found["worst"] <= entry["attainment"][DEFAULT] - bench_fleets.best_baseline(entry)[1]
