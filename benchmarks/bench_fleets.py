@@ -2,7 +2,7 @@
 
     make bench-fleets BENCH_ARGS="--cells slots_64 mixed --duration 10"
 
-For each cell of the matrix (benchmarks.fleet_cells) the knee of engine_priority_deadline is searched, and every policy runs at
+For each cell (benchmarks.fleet_cells) the knee of engine_priority_deadline is searched, and every policy runs at
 multiples of it on the same requests. A table by cell and rate; last line: JSON with `by_fleet`, in which
 
 - `attainment`: by policy, the mean over the seeds;

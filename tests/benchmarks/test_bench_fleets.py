@@ -1,4 +1,4 @@
-"""The fleet matrix: its files are what the cells say, every policy loses nothing in any of them, and the report adds up."""
+"""The fleet matrix: files are as the cells say, no policy loses a request in any of them, and the report adds up."""
 
 import json
 
