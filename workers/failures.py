@@ -1,4 +1,4 @@
-"""Tasks of the schedule that fail again and again, for /healthz: how often in a row, in Redis.
+"""Tasks of the schedule, and scaling policies, that fail again and again, for /healthz: how often in a row, in Redis.
 
 A heartbeat says that tasks run, and not that they come to their end: a reconciler that raises at each look lives too.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 import redis
 
-from controller.core.messages import FAILING_KEY
+from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, FailingPolicies, FailingPolicy
 from workers.live import LiveUnavailable
 from workers.tasks.heartbeat import redis_client
 from workers.tasks.names import ACTIONS, EXPERIMENTS, LINKS, RECONCILE, SCALE
@@ -56,10 +57,39 @@ def read_failing() -> list[Mapping[bytes, bytes]]:
     return found
 
 
-def failing_told(kept: Sequence[Mapping[bytes, bytes]]) -> str:
-    """Which of EACH_SECOND fail, in the order of `kept`; "" where none does."""
-    found = {task: each for task, each in zip(EACH_SECOND, kept, strict=True) if int(each.get(b"count", 0)) >= IN_A_ROW}
-    return ", ".join(
-        f"{task} failed {int(each[b'count'])} times in a row ({each.get(b'error', b'').decode()})"
-        for task, each in found.items()
-    )
+def read_failing_policies() -> FailingPolicies:
+    """Raises LiveUnavailable."""
+    try:
+        return failing_policies(redis_client().get(FAILING_POLICIES_KEY))
+    except (redis.RedisError, OSError) as error:
+        raise LiveUnavailable(f"Redis is away: {error}") from error
+
+
+def failing_policies(raw: Any) -> FailingPolicies:
+    return orjson.loads(raw) if raw else {}
+
+
+def write_failing_policies(failing: FailingPolicies) -> None:
+    """The whole set, at each tick of the scaler: what is missing works again, or is not there any more."""
+    try:
+        if failing:
+            redis_client().set(FAILING_POLICIES_KEY, orjson.dumps(failing), ex=KEPT_S)
+        else:
+            redis_client().delete(FAILING_POLICIES_KEY)
+    except (redis.RedisError, OSError):
+        return
+
+
+def failed_again(before: FailingPolicy | None, name: str, error: BaseException) -> FailingPolicy:
+    return FailingPolicy(name=name, count=1 + (before["count"] if before else 0), error=type(error).__name__)
+
+
+def failing_told(kept: Sequence[Mapping[bytes, bytes]], policies: FailingPolicies | None = None) -> str:
+    """Which of EACH_SECOND fail, in the order of `kept`, then which scaling policies; "" if none does."""
+    tasks = [
+        (task, int(each.get(b"count", 0)), each.get(b"error", b"").decode())
+        for task, each in zip(EACH_SECOND, kept, strict=True)
+    ]
+    scaling = [(f"scaling policy {each['name']}", each["count"], each["error"]) for each in (policies or {}).values()]
+    failing = [each for each in (*tasks, *scaling) if each[1] >= IN_A_ROW]
+    return ", ".join(f"{what} failed {count} times in a row ({error})" for what, count, error in failing)

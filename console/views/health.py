@@ -20,9 +20,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from controller.core.messages import FAILING_KEY, HEARTBEAT_KEY
+from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
 from controller.postgres.params import server_params
-from workers.failures import EACH_SECOND, failing_told
+from workers.failures import EACH_SECOND, failing_policies, failing_told
 
 CHECK_TIMEOUT_S = 2.0
 CONFIG_OLD_S = 10.0  # a gateway asks twice a second
@@ -86,10 +86,12 @@ async def check_redis() -> Component:
         async with client.pipeline(transaction=False) as pipe:
             for task in EACH_SECOND:
                 pipe.hgetall(FAILING_KEY.format(task=task))
-            failing = await pipe.execute()
+            pipe.get(FAILING_POLICIES_KEY)
+            *failing, policies = await pipe.execute()
     finally:
         await client.aclose()
-    return {"state": "ok", **dict(zip(PROCESSES, seen, strict=True)), "failing": failing}
+    told = {"failing": failing, "policies": failing_policies(policies)}
+    return {"state": "ok", **dict(zip(PROCESSES, seen, strict=True)), **told}
 
 
 async def check_gateway() -> Component:
@@ -128,10 +130,10 @@ def heartbeat_state(redis: Component, process: str) -> Component:
 
 
 def jobs_state(redis: Component) -> Component:
-    """Periodic tasks that fail on every run."""
+    """Periodic tasks, and scaling policies, that fail on every run."""
     if redis["state"] != "ok":
         return {"state": "unknown", "detail": "Redis is unavailable"}
-    told = failing_told(redis["failing"])
+    told = failing_told(redis["failing"], redis.get("policies"))
     return {"state": "down" if told else "ok", "detail": told}
 
 

@@ -15,6 +15,7 @@ WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a brow
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
 HEARTBEAT_KEY = "slackline:heartbeat:{process}"  # epoch seconds when worker or beat last acted, TTL 30 s
 FAILING_KEY = "slackline:failing:{task}"  # hash: `count` of failures in a row and the last `error`, TTL 60 s
+FAILING_POLICIES_KEY = "slackline:failing-policies"  # FailingPolicies, TTL 60 s
 COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
 COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
 
@@ -24,6 +25,17 @@ LIVE_QUEUE = "live.queue"
 LIVE_DECISIONS = "live.decisions"
 LIVE_EXPERIMENTS = "live.experiments"
 LIVE_TYPE = "live.message"  # Channels handler name: live_message
+
+
+class FailingPolicy(TypedDict):
+    """A scaling policy whose ticks fail. `name`: its model and role; `error`: the type of the newest exception."""
+
+    name: str
+    count: int  # failures in a row
+    error: str
+
+
+FailingPolicies = dict[str, FailingPolicy]  # by the policy's id
 
 
 class ClassWindow(TypedDict):

@@ -8,6 +8,7 @@ applied twice.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -50,6 +51,8 @@ from controller.services.scaling_stages import (
 )
 from controller.services.sleeping import sleep_order, wake_order
 
+log = logging.getLogger(__name__)
+
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick that comes this much early counts as due
 SAMPLE_S = 5.0  # between two points of the line that pages draw
@@ -66,7 +69,7 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
             return None
         view = stage_of(policy, fleet, now)
         if not view.seen.startable:
-            view = with_other_stage(view, fleet, now)
+            view = _beside_other_stage(view, fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
         before = row.state if row else {}
         config = view.capacity.config
@@ -78,6 +81,16 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         if decided:
             return _apply(view, actions, decided, fleet, now)
         return _refill_pool(view, memory.ticks)
+
+
+def _beside_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float) -> StageView:
+    """With what the other stage could give, unless looking at that raises: its policy's fault is not this one's."""
+    try:
+        with transaction.atomic():
+            return with_other_stage(view, fleet, now)
+    except Exception:
+        log.exception("scaling policy %s: the other stage cannot be looked at", view.policy.pk)
+        return view
 
 
 def _due(policy: ScalingPolicy) -> bool:
@@ -123,7 +136,7 @@ def _apply(
 ) -> Decision | None:
     """Record the scaler's Decision with what its plan does, then do it. None: this tick was applied before."""
     if view.giving is None and any(isinstance(action, ScaleOut) for action in actions):
-        view = with_other_stage(view, fleet, now)
+        view = _beside_other_stage(view, fleet, now)
     plan = plan_capacity(view.capacity, actions, now)
     new_ids = [_new_id(view.pattern) for _ in range(plan.new)]
     decision = decision_record(
