@@ -11,6 +11,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment, embedded_ports
+from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -39,6 +40,7 @@ for _origin in CSRF_TRUSTED_ORIGINS:
 SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
 
 # ---- times, in seconds -------------------------------------------------------------------------------------------
+DRAIN_TIMEOUT_S = _env.number("DRAIN_TIMEOUT_S", LONGEST_ANSWER_S, 1.0, 86400.0)  # then requests are cut off
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 5.0, 1.0, 3600.0)  # no answer: the connection is given up
 RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)

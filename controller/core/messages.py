@@ -87,6 +87,7 @@ class InstanceMessage(TypedDict):
     utilisation: float
     telemetry_age_s: float | None
     sent_total: int
+    kept_kv: NotRequired[int]  # prompts computed there whose KV is still to be pulled or freed
 
 
 class StageTraffic(TypedDict):

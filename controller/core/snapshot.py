@@ -153,4 +153,10 @@ class FleetState:
     utilisation: float = 0.0  # 0..1, the largest of slots, KV and computing time in use
     telemetry_age_s: float | None = None
     sent_total: int = 0
+    kept_kv: int = 0  # prompts that were computed here and whose KV is still to be pulled or freed
     extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that would lose work if the instance stopped now."""
+        return self.running + self.waiting + self.kept_kv

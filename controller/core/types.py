@@ -16,6 +16,7 @@ class Targets(NamedTuple):
     waiting_time_s: float = 5.0  # longest time until it is sent to an engine; then it ends with an error
 
 
+LONGEST_ANSWER_S = 900.0  # of one call to an engine, from its first byte to its last
 DEFAULT_MAX_NUM_SEQS = 32  # sequences at once, if neither the registration nor the engine tells
 
 # Concord's API defaults (ch. 6), for requests that name neither targets nor a class.

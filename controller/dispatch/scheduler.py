@@ -129,8 +129,14 @@ class Scheduler:
 
     def fleet(self, now: float) -> list[FleetState]:
         """All instances, in the state in which the scheduler believes they are."""
-        decode = self.migrator.fleet(now) if self.migrator is not None else []
-        return [*self.dispatcher.fleet(now), *decode]
+        if self.migrator is None:
+            return self.dispatcher.fleet(now)
+        states = [*self.dispatcher.fleet(now), *self.migrator.fleet(now)]
+        kept = self.migrator.kept_kv()
+        if kept:
+            for state in states:
+                state.kept_kv = kept[state.id]
+        return states
 
     def queue(self) -> QueueView:
         """The requests that wait for an instance."""

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from controller.core.types import LONGEST_ANSWER_S
+
 START_TIMEOUT_S = 180.0  # from the change of the desired state to ready
-DRAIN_TIMEOUT_S = 120.0  # requests that still run then are cut off
 SETTLE_S = 2.0  # a gateway polls its configuration twice a second, so it may not know of a younger drain yet
 STOP_GRACE_S = 15.0
 SETTINGS_REFUSED = 2  # exit code of an engine that does not accept its command line
@@ -27,7 +28,8 @@ class Wanted:
     """One live instance as the database has it. `since`: when its desired state last changed; `run`: start of the run
     that the row knows of. Times are epoch seconds.
 
-    `replaceable`: its provisioner starts processes. `outstanding`: requests that run or wait there; None: unknown.
+    `replaceable`: its provisioner starts processes. `outstanding`: requests that run or wait there, or whose KV it
+    keeps; None: unknown.
     """
 
     id: str
@@ -101,13 +103,19 @@ class CallStop(NamedTuple):
 Step = Mark | FoundAwake | Replace | StopWanted | CallStart | CallStop
 
 
-def converge(wanted: Iterable[Wanted], seen: Mapping[str, Seen], now: float) -> list[Step]:
-    """All steps of one look, in order of ids. A process that belongs to no live row is stopped. O(n log n)."""
+def converge(
+    wanted: Iterable[Wanted], seen: Mapping[str, Seen], now: float, drain_timeout_s: float = LONGEST_ANSWER_S
+) -> list[Step]:
+    """All steps of one look, in order of ids. A process that belongs to no live row is stopped. O(n log n).
+
+    `drain_timeout_s`: requests that still run this long after the drain began are cut off."""
     rows = {row.id: row for row in wanted}
     steps: list[Step] = []
     for id, row in sorted(rows.items()):
-        look = {"running": _running, "draining": _draining, "stopped": _stopped}[row.desired]
-        steps += look(row, seen.get(id), now)
+        if row.desired == "draining":
+            steps += _draining(row, seen.get(id), now, drain_timeout_s)
+        else:
+            steps += (_running if row.desired == "running" else _stopped)(row, seen.get(id), now)
     return steps + [CallStop(id, STOP_GRACE_S) for id in sorted(seen.keys() - rows.keys())]
 
 
@@ -150,13 +158,13 @@ def _lost(row: Wanted, seen: Seen) -> list[Step]:
     return [Replace(row.id, "exited", error, refused), CallStop(row.id, 0.0)]
 
 
-def _draining(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
+def _draining(row: Wanted, seen: Seen | None, now: float, timeout_s: float) -> list[Step]:
     if seen is None or (seen.state == "exited" and row.replaceable):
         return [StopWanted(row.id, "ended_while_draining")]
     waited = now - row.since
     if waited >= SETTLE_S and row.outstanding == 0:
         return [StopWanted(row.id, "drained")]
-    if waited >= DRAIN_TIMEOUT_S:
+    if waited >= timeout_s:
         return [StopWanted(row.id, "drain_timeout")]
     return _up(row, seen, "draining") if seen.state == "ready" else []
 

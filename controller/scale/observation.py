@@ -37,11 +37,11 @@ def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:
 
 
 def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
-    """Requests that run or wait at each instance, summed over gateways, by instance id."""
+    """Requests that run or wait at each instance or whose KV it still keeps, summed over gateways, by instance id."""
     total: dict[str, int] = {}
     for message in messages:
         for item in message["instances"]:
-            total[item["id"]] = total.get(item["id"], 0) + item["running"] + item["waiting"]
+            total[item["id"]] = total.get(item["id"], 0) + item["running"] + item["waiting"] + item.get("kept_kv", 0)
     return total
 
 

@@ -42,8 +42,8 @@ KINDS = {
 
 
 def wanted_instances(outstanding: Mapping[str, int] | None) -> list[Wanted]:
-    """Every live instance. `outstanding`: requests by instance, 0 for an instance that is missing; None: no gateway
-    reports."""
+    """Every live instance. `outstanding`: requests by instance, those counted whose KV it keeps, 0 for an instance
+    that is missing; None: no gateway reports."""
     runs = dict(
         InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
     )  # the run that the row knows of began no later than its open interval

@@ -64,10 +64,11 @@ REFUSALS = [
     ({"DISPATCH_POLICY": "nope"}, "DISPATCH_POLICY: unknown policy set 'nope'; valid: aladdin"),
     ({"DISPATCH_OVERRIDES": NOPE}, "DISPATCH_OVERRIDES: dispatch has no setting 'nope'; valid: engine_rank"),
     ({"TELEMETRY_PERIOD_S": "6"}, "TELEMETRY_PERIOD_S='6': expected 0.05 to 5"),
+    ({"DRAIN_TIMEOUT_S": "0"}, "DRAIN_TIMEOUT_S='0': expected 1 to 86400"),
     ({"LOG_LEVEL": "LOUD"}, "LOG_LEVEL='LOUD': expected one of DEBUG, INFO"),
     ({"SECRET_KEY": "short"}, "SECRET_KEY: shorter than 32 characters"),
 ]
-NAMES = ["policy", "overrides", "period", "level", "secret"]
+NAMES = ["policy", "overrides", "period", "drain", "level", "secret"]
 
 
 @pytest.mark.parametrize(("told", "said"), REFUSALS, ids=NAMES)

@@ -170,7 +170,8 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the instance is wanted {wanted}"
-    limit = TIMEOUTS[Action.Kind(action.kind)]
+    asleep = action.kind == Action.Kind.SLEEP
+    limit = sleeping.sleep_timeout() if asleep else TIMEOUTS[Action.Kind(action.kind)]
     if timezone.now() - action.created_at <= limit:
         return None
     return "timeout", f"not within {limit.total_seconds():.0f} s; {action.error}"

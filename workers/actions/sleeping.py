@@ -15,21 +15,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
+from controller.scale.observation import fresh
 from controller.services.actions import action_end, action_keep
 from workers.actions.long_calls import LongCalls, call_mark, goes_on_elsewhere
 from workers.actions.sleep_client import NoSleepMode, NotOurs, SleepClient, SleepState
 from workers.actions.weights_client import EngineAway, EngineRefuses
+from workers.live import LiveUnavailable, read_fleet
 
-DRAIN_S = 60.0  # from the order; then what still runs there is aborted
 MOST_TRIES = 3
 ANSWER_S = 3.0  # after that an engine that is neither moving nor where it should be is told again
 LOOK_S = 2.0
 STARTS_S = 300.0  # from the order to wake it; a server that is not ready by itself may be starting for so long
 TIMEOUT = timedelta(minutes=20)
+AFTER_DRAIN = timedelta(minutes=5)  # that an order to sleep lasts beyond the time that running requests have to end
 SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
 
 
@@ -148,8 +151,24 @@ def _hindered(said: SleepState, level: int) -> SleepFailed | None:
 
 
 def _drains(action: Action, said: SleepState) -> bool:
-    """What runs there may still finish."""
-    return said.requests > 0 and _age(action) < DRAIN_S
+    """What runs there may still finish, and KV that it keeps may still be pulled: a sleeper keeps none."""
+    if _age(action) >= settings.DRAIN_TIMEOUT_S:  # counted from the order; then it is aborted
+        return False
+    return said.requests > 0 or _kept_kv(action.instance_id) > 0
+
+
+def _kept_kv(instance_id: str) -> int:
+    """Prompts whose KV it keeps, as gateways publish; 0 if Redis is away."""
+    try:
+        fleet = fresh(read_fleet(), time.time())
+    except LiveUnavailable:
+        return 0
+    return sum(item.get("kept_kv", 0) for each in fleet for item in each["instances"] if item["id"] == instance_id)
+
+
+def sleep_timeout() -> timedelta:
+    """Of an order to sleep."""
+    return max(TIMEOUT, timedelta(seconds=settings.DRAIN_TIMEOUT_S) + AFTER_DRAIN)
 
 
 # ---- waking up ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import aiohttp
 from controller.core.errors import SlacklineError
 from controller.core.kv_links import KvMoved, LinkReport
 from controller.core.registry import Registry
-from controller.core.types import InstanceSpec, Load, Role
+from controller.core.types import LONGEST_ANSWER_S, InstanceSpec, Load, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class Limits:
     connect_s: float = 2.0  # TCP connection to the engine
     headers_s: float = 60.0  # request sent to response headers, streamed calls
     between_chunks_s: float = 120.0  # longest silence inside a stream; a queued prompt counts here too
-    total_s: float = 900.0  # one call from first byte out to last byte in; the only limit of a non-streamed call
+    total_s: float = (
+        LONGEST_ANSWER_S  # one call from first byte out to last byte in; the only limit of a non-streamed call
+    )
     telemetry_s: float = 1.0  # one read of /metrics or /health
     control_s: float = 60.0  # sleep and wake move gigabytes
 

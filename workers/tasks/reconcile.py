@@ -65,7 +65,7 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
     seen = {observed.id: observed for provisioner in by_name.values() for observed in provisioner.observe()}
     fleet = fresh(fleet_or_nothing(), now)
     wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
-    steps = converge(wanted, {id: _seen(observed) for id, observed in seen.items()}, now)
+    steps = converge(wanted, {id: _seen(observed) for id, observed in seen.items()}, now, settings.DRAIN_TIMEOUT_S)
     for step in steps:
         try:
             take(step, by_name)

@@ -16,6 +16,7 @@ which instance will be free, early enough that most of the transfer happens duri
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,6 +101,13 @@ class Migrator:
     def fleet(self, now: float) -> list[FleetState]:
         """The decode instances as they are believed to be."""
         return [worker.view(now) for worker in self._roster.workers.values() if worker.spec.role is Role.DECODE]
+
+    def kept_kv(self) -> Counter[str]:
+        """By prefill instance, how many prompts it computed whose KV is still to be pulled or freed. A copy that an
+        engine left to its lease is not counted: nobody needs it."""
+        kept = {(transfer.request.id, transfer.source) for transfer in self._queue if transfer.kv_is_kept}
+        kept.update(self.rollback.kv_releases)
+        return Counter(instance_id for _, instance_id in kept)
 
     @property
     def busy(self) -> bool:

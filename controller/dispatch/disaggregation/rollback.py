@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -187,6 +188,9 @@ class KvReleases:
 
     def __len__(self) -> int:
         return len(self._asked)
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(self._asked)
 
     def ask(self, request_id: str, instance_id: str, now: float, actions: list[ev.Action]) -> None:
         """Release it, unless that is under way."""

@@ -134,6 +134,13 @@ class Transfer:
         return self.state in LANDED
 
     @property
+    def kv_is_kept(self) -> bool:
+        """Its prompt has been computed, and its prefill instance keeps the KV for a decode instance."""
+        if self.state is State.COMMITTED:
+            return self.assumed
+        return self.state in (State.WAITING, *UNDER_WAY) and not self.prefilling
+
+    @property
     def prefilling(self) -> bool:
         """Its prefill has not ended, and its KV is not at a decode instance."""
         return self.state is State.PREFILLING or (self.early and not self.landed)

@@ -158,7 +158,7 @@ class Elastic:
         for instance in cluster:
             if instance.spec.role is stage.role and instance.id not in elsewhere:
                 known = fleet.get(instance.id)
-                load = (known.utilisation, known.running + known.waiting) if known else (0.0, 0)
+                load = (known.utilisation, known.outstanding) if known else (0.0, 0)
                 members.append(Member(instance.id, "draining" if instance.id in cluster.draining else "ready", *load))
         return tuple(sorted(members, key=lambda member: member.id))
 

@@ -79,8 +79,10 @@ class GatewayGroup:
         for scheduler in self.schedulers:
             for state in scheduler.fleet(now):
                 known = found.get(state.id)
+                kept = state.kept_kv + (known.kept_kv if known is not None else 0)
                 if known is None or state.running + state.waiting > known.running + known.waiting:
                     found[state.id] = state
+                found[state.id].kept_kv = kept
         return list(found.values())
 
     def queue(self) -> GatewayQueues:

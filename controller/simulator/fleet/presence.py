@@ -42,7 +42,7 @@ def end_drained(
     fleet = fleet_of(run, now) if names else {}
     for name in sorted(names):
         instance, state = cluster.get(name), fleet.get(name)
-        busy = state is not None and state.running + state.waiting > 0
+        busy = state is not None and state.outstanding > 0
         if instance is None or not instance.engine.idle or busy or (kv is not None and kv.busy(name)):
             continue
         if name in levels:

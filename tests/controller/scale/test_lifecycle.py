@@ -85,8 +85,9 @@ def test_an_endpoint_of_somebody_else_becomes_unreachable_and_returns():
         (0, 2.0, "drained"),
         (3, 60.0, None),
         (None, 60.0, None),  # nobody knows what it still does
-        (None, 120.0, "drain_timeout"),
-        (3, 120.0, "drain_timeout"),
+        (None, 899.0, None),
+        (None, 900.0, "drain_timeout"),
+        (3, 900.0, "drain_timeout"),
     ],
 )
 def test_a_drain_ends_when_it_is_empty_or_too_long(outstanding, drained_for, expected):

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
@@ -54,7 +55,7 @@ def test_what_runs_may_finish_and_is_aborted_after_its_time(vllm, row):
     assert looks(2) == []
     action.refresh_from_db()
     assert (vllm.verbs, action.error) == ([], "2 requests run there")
-    Action.objects.update(created_at=timezone.now() - timedelta(seconds=sleeping.DRAIN_S + 1))
+    Action.objects.update(created_at=timezone.now() - timedelta(seconds=settings.DRAIN_TIMEOUT_S + 1))
     (decision,) = looks()
     assert (decision.kind, decision.outcome["aborted"]) == ("instance_asleep", 2)
 
