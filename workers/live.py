@@ -51,6 +51,7 @@ from controller.core.messages import (
     QueueState,
 )
 from controller.wording.sentences import StoredDecision, message_of
+from workers.shared_clock import SharedClock
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ T = TypeVar("T")
 
 CALL_S = 1.0
 WATCHED_S = 10
+LEAST_AHEAD_S = 0.05  # a smaller difference of two clocks changes no decision
 QUEUE_KEPT_S = 10
 ANSWER_KEPT_S = 30
 _AWAY = (RedisError, OSError, TimeoutError)
@@ -91,6 +93,11 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def _seconds(told: tuple[int, int]) -> float:
+    """Of an answer to TIME."""
+    return told[0] + told[1] / 1e6
+
+
 def _live(topic: str, seq: int, data: Any) -> dict[str, Any]:
     message = LiveMessage(topic=topic, seq=seq, at=time.time(), data=data)
     return {"type": LIVE_TYPE, "message": message}
@@ -111,10 +118,11 @@ class AnswersLost(LiveUnavailable):
 
 
 class LiveState:
-    """Async half. `gateway` is this process's id; "" for one that only reads."""
+    """Async half. `gateway` is this process's id; "" for one that only reads. What it reads is stamped on `clock`."""
 
     def __init__(self, url: str, gateway: str = "") -> None:
         self.gateway = gateway
+        self.clock = SharedClock()
         self._redis = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_TIMEOUTS)  # type: ignore[arg-type]
         self._listener = AsyncRedis.from_url(url, socket_connect_timeout=CALL_S, socket_timeout=None)
         self._renew = self._redis.register_script(_RENEW)
@@ -127,6 +135,10 @@ class LiveState:
         except _AWAY as error:
             raise LiveUnavailable(f"Redis is away: {error}") from error
 
+    async def server_time(self) -> float:
+        """Redis' own clock, epoch seconds."""
+        return _seconds(await self._call(self._redis.time()))
+
     # ---- telemetry ------------------------------------------------------------------------------------------------
 
     async def lease(self, what: str, ttl_s: float) -> bool:
@@ -135,7 +147,7 @@ class LiveState:
         return bool(await self._call(self._renew(keys=keys, args=[self.gateway, ttl_ms])))
 
     async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None:
-        """`loads` by instance id, `observed_at` as epoch seconds."""
+        """`loads` by instance id, `observed_at` on the shared clock."""
         pipe = self._redis.pipeline(transaction=False)
         for instance, load in loads.items():
             message = {"instance": instance, "at": load["observed_at"], "load": load}
@@ -192,7 +204,13 @@ class LiveState:
         gateways = sorted(await self._call(self._redis.smembers(GATEWAYS_KEY)))
         if not gateways:
             return []
-        return _messages(await self._call(self._redis.mget([key.format(gateway=_text(g)) for g in gateways])))
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.time()
+        pipe.mget([key.format(gateway=_text(g)) for g in gateways])
+        sent = time.monotonic()
+        told, values = await self._call(pipe.execute())
+        self.clock.heard(_seconds(told), sent, time.monotonic())
+        return _messages(values)
 
     # ---- browsers -------------------------------------------------------------------------------------------------
 
@@ -266,8 +284,13 @@ def _state() -> LiveState:
     return state
 
 
+def shared_now() -> float:
+    """Seconds on the clock of published states, which `aread_fleet` keeps right."""
+    return _state().clock.now()
+
+
 async def aread_fleet() -> list[FleetMessage]:
-    """The newest state of each gateway heard of lately."""
+    """The newest state of each gateway heard of lately, `at` on the shared clock."""
     return await _state().aread_fleet()
 
 
@@ -306,7 +329,7 @@ def _gateways(client: redis.Redis) -> list[str]:
 
 
 def read_fleet() -> list[FleetMessage]:
-    """The newest state of each gateway heard of lately; check `at` before acting on it."""
+    """The newest state of each gateway heard of lately, `at` on this host's clock; check it before acting on it."""
     return _run(lambda client: _read(client, FLEET_KEY))
 
 
@@ -329,7 +352,17 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
     gateways = _gateways(client)
     if not gateways:
         return []
-    return _messages(client.mget([key.format(gateway=name) for name in gateways]))
+    pipe = client.pipeline(transaction=False)
+    pipe.time()
+    pipe.mget([key.format(gateway=name) for name in gateways])
+    clock, sent = SharedClock(), time.monotonic()
+    told, values = pipe.execute()
+    clock.heard(_seconds(told), sent, time.monotonic())
+    ahead_s, messages = clock.ahead_of_wall(), _messages(values)
+    if abs(ahead_s) >= LEAST_AHEAD_S:
+        for message in messages:
+            message["at"] -= ahead_s
+    return messages
 
 
 def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
@@ -396,7 +429,7 @@ def send_command(
         kind=kind,
         request_ids=request_ids,
         priority=priority,
-        expires_at=time.time() + valid_s,
+        expires_at=_run(lambda client: _seconds(client.time())) + valid_s,
     )
     return _ask(_client(_settings().REDIS_URL), _run(_gateways), message, wait_s)
 

@@ -27,6 +27,7 @@ from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tenants import KeyRing, Quotas
 from api.openai.tokenizers import Tokenizers
+from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
@@ -35,6 +36,9 @@ from controller.predict.lengths import OutputLengthModel, PromptEstimates
 from controller.slo.classes import Applied, ClassBook, SloError
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
+from workers.shared_clock import SharedClock
+
+CLOCK_NEWS_S = 0.05  # engines order requests by deadlines: less than a step or two of theirs is no news
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class Gateway:
         self.output_lengths = OutputLengthModel()
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.fleet = GatewayFleet(session, options.limits, self.clock)
-        self.monitor = Monitor(self.fleet, board, self.clock)
+        self.shared = SharedClock(self.clock)
+        self.monitor = Monitor(self.fleet, board, self.clock, self.shared)
         handle = self.scheduler.handle
         if options.scheduler_log is not None:
             handle = SchedulerLog(options.scheduler_log, self.scheduler, options.overrides).handle
@@ -91,6 +96,7 @@ class Gateway:
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.used_keys: set[int] = set()  # since the database was last told
         self.closing = False
+        self._told_offset_s: float | None = None
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 
     def configure(self, snapshot: GatewaySnapshot) -> None:
@@ -107,6 +113,13 @@ class Gateway:
         for instance_id, seat in self.fleet.seats.items():
             if not seat.up:
                 self.monitor.probe(instance_id)
+
+    def tell_clock(self) -> None:
+        """Tell the scheduler of the clock that gateways share, if that differs from what it was told."""
+        offset_s = self.shared.offset
+        if self._told_offset_s is None or abs(offset_s - self._told_offset_s) >= CLOCK_NEWS_S:
+            self._told_offset_s = offset_s
+            self.runtime.tell(ev.ClockOffset(offset_s))
 
     def tenant(self, authorization: bytes | None) -> TenantConfig:
         """Raises ApiError."""

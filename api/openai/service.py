@@ -58,11 +58,12 @@ class GatewayService:
         self._keep("configuration", self._config.run)
         self._keep("telemetry", gateway.monitor.run)
         if self._live is not None:
-            self._publish(gateway, self._live)
+            await self._publish(gateway, self._live)
         return gateway
 
-    def _publish(self, gateway: Gateway, live: LiveState) -> None:
+    async def _publish(self, gateway: Gateway, live: LiveState) -> None:
         publisher = self._publisher = Publisher(gateway, live, self._store)
+        await publisher.read_clock()
         self._keep("publisher", publisher.run)
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
 

@@ -48,7 +48,7 @@ class QueueBoard:
 
     def take(self, changes: QueueChanges) -> None:
         before = self.mirror.version
-        self.mirror.take(changes, time.time())
+        self.mirror.take(changes, live.shared_now())
         self._tell(before)
 
     async def catch_up(self) -> None:
@@ -62,7 +62,7 @@ class QueueBoard:
                 self._asked_at = now
                 await live.aask_queue()
             for state in await live.aread_queue():
-                self.mirror.take_whole(state, time.time())
+                self.mirror.take_whole(state, live.shared_now())
             self._tell(before)
 
     async def look_at_engines(self) -> None:
@@ -71,7 +71,7 @@ class QueueBoard:
         if now - self._capacity_at < ENGINES_EVERY_S:
             return
         self._capacity_at = now
-        found = capacity(fresh(await live.aread_fleet(), time.time()))
+        found = capacity(fresh(await live.aread_fleet(), live.shared_now()))
         if found != self.capacity:
             self.capacity = found
             for socket in self._sockets:
@@ -85,7 +85,7 @@ class QueueBoard:
         self._reached_at = now
         if now - self._reached_since > GONE_AFTER_S:
             before = self.mirror.version
-            self.mirror.forget_silent(time.time())
+            self.mirror.forget_silent(live.shared_now())
             self._tell(before)
 
     def _tell(self, before: int) -> None:

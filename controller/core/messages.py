@@ -123,7 +123,8 @@ class ModelTraffic(TypedDict):
 
 
 class FleetMessage(TypedDict):
-    """The gateway's view of the fleet, for the scaler and the pages. `at`: epoch seconds; readers check the age."""
+    """A gateway's view of the fleet, for the scaler and the pages. `at`: epoch seconds on the clock that they share
+    (Redis' TIME); readers check the age."""
 
     gateway: str
     at: float
@@ -221,7 +222,7 @@ class CommandMessage(TypedDict):
     kind: str  # cancel | reprioritise | pause | resume
     request_ids: list[str]
     priority: int | None
-    expires_at: float  # epoch seconds
+    expires_at: float  # epoch seconds on the shared clock
 
 
 class CommandAnswer(TypedDict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -54,6 +54,8 @@ class LiveBoard(Protocol):
 
     async def aread_fleet(self) -> list[FleetMessage]: ...
 
+    async def server_time(self) -> float: ...
+
     async def queue_asked(self) -> int: ...
 
     async def publish_queue(self, state: QueueState) -> None: ...
@@ -82,6 +84,7 @@ class Publisher:
         self._store = store
         self._seq = count(1)
         self._published_at = 0.0
+        self._clock_at = -math.inf
         self._refusals_at = self._refused_since = gateway.clock()
         self._shares = Shares(gateway.options.name)
         self._feed: QueueFeed | None = None  # while somebody watches the queue
@@ -97,6 +100,8 @@ class Publisher:
 
     async def tick(self) -> None:
         now = self._gateway.clock()
+        if now - self._clock_at >= self._gateway.monitor.period_s:
+            await self.read_clock()
         try:
             watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
             await self._fleet(now, LIVE_OVERVIEW in watched)
@@ -111,6 +116,16 @@ class Publisher:
             self._refusals_at = now
             await self._refusals(now)
             await self._keys()
+
+    async def read_clock(self) -> None:
+        """The clock that all gateways share; without Redis it goes on from the last reading."""
+        gateway = self._gateway
+        sent = self._clock_at = gateway.clock()
+        try:
+            gateway.shared.heard(await self._board.server_time(), sent, gateway.clock())
+        except LiveUnavailable as error:
+            log.debug("the shared clock was not read: %s", error)
+        gateway.tell_clock()
 
     async def _fleet(self, now: float, watched: bool) -> None:
         period_s = self._gateway.monitor.period_s
@@ -132,7 +147,8 @@ class Publisher:
             return
         gateway = self._gateway
         if self._feed is None:
-            self._feed = QueueFeed(gateway.options.name, gateway.scheduler.dispatcher, time.time() - gateway.clock())
+            shared = gateway.shared
+            self._feed = QueueFeed(gateway.options.name, gateway.scheduler.dispatcher, shared.offset, shared.now)
             self._answered = 0
             await self._feed.start()
         asked = await self._board.queue_asked()
@@ -154,7 +170,7 @@ class Publisher:
 
     async def _share(self) -> None:
         """Tell the dispatcher which part of each instance is this gateway's."""
-        share = self._shares.of(await self._board.aread_fleet(), time.time())
+        share = self._shares.of(await self._board.aread_fleet(), self._gateway.shared.now())
         for change in self._shares.changes(share, list(self._gateway.fleet.seats)):
             self._gateway.runtime.push(change)
 
@@ -200,7 +216,7 @@ class Publisher:
         self._gateway.runtime.spawn(self._answer(answer))
 
     def apply(self, message: CommandMessage) -> CommandAnswer:
-        late = message["expires_at"] < time.time()
+        late = message["expires_at"] < self._gateway.shared.now()
         answer = CommandAnswer(
             command=message["id"], gateway=self._gateway.options.name, applied=[], gone=[], too_late=[]
         )

@@ -11,6 +11,7 @@ import asyncio
 import math
 import secrets
 import time
+from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
@@ -29,13 +30,15 @@ class Waiting(Protocol):
 
 
 class QueueFeed:
-    """What readers were told. `clock_s`: epoch seconds less the dispatcher's clock, fixed as long as the feed lives."""
+    """What readers were told. `clock_s`: epoch seconds less the dispatcher's clock, fixed as long as the feed lives.
+    `now`: epoch seconds."""
 
-    def __init__(self, gateway: str, waiting: Waiting, clock_s: float) -> None:
+    def __init__(self, gateway: str, waiting: Waiting, clock_s: float, now: Callable[[], float] = time.time) -> None:
         self.gateway = gateway
         self.id = secrets.token_hex(6)
         self.version = 0
         self._waiting = waiting
+        self._now = now
         self._clock_s = clock_s
         self._told: dict[str, QueueRow] = {}
         self._untold: dict[str, None] = {}  # ids that may have changed, in the order in which they did
@@ -78,7 +81,7 @@ class QueueFeed:
         if put or gone:
             self.version += 1
         # Readers take what is later than what they have: of one moment, or of a clock set back, it would seem old.
-        self._at = max(time.time(), math.nextafter(self._at, math.inf))
+        self._at = max(self._now(), math.nextafter(self._at, math.inf))
         return QueueChanges(
             gateway=self.gateway,
             feed=self.id,
@@ -98,7 +101,7 @@ class QueueFeed:
             feed=self.id,
             version=self.version,
             asked=asked,
-            at=self._at or time.time(),
+            at=self._at or self._now(),
             rates=rates,
             rows=list(self._told.values()),
         )

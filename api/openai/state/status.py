@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
@@ -87,7 +86,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
     models, known = model_traffic(gateway, now), instances(gateway, now)
     return FleetMessage(
         gateway=gateway.options.name,
-        at=time.time(),
+        at=gateway.shared.now(),
         seq=seq,
         period_s=gateway.monitor.period_s,
         instances=known,

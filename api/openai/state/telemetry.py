@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from controller.core.staleness import STALE_PERIODS
 from controller.core.types import Load, Role
 from workers.backends.base import EngineError
 from workers.live import LiveUnavailable
+from workers.shared_clock import SharedClock
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,19 @@ class TelemetryBoard(Protocol):
 class Monitor:
     """`period_s` 0.05 to 5 seconds. `alone` without a board."""
 
-    def __init__(self, fleet: GatewayFleet, board: TelemetryBoard | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: GatewayFleet,
+        board: TelemetryBoard | None,
+        clock: Callable[[], float],
+        shared: SharedClock | None = None,
+    ) -> None:
         self.period_s = 1.0
         self.leading = board is None
         self._fleet = fleet
         self._board = board
         self._clock = clock
+        self._shared = shared or SharedClock(clock)
         self._polling: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._published: dict[str, dict[str, Any]] = {}
@@ -85,7 +92,7 @@ class Monitor:
             seat = self._fleet.seats[instance_id]
             load = await seat.backend.telemetry(self._clock())
             self._fleet.reported(instance_id, load)  # at once: links may take their time
-            published = self._published[instance_id] = load._asdict() | {"observed_at": time.time()}
+            published = self._published[instance_id] = load._asdict() | {"observed_at": self._shared.now()}
             reports = await self._ask_links(seat)
             self._links.reported(instance_id, reports)
             if reports:
@@ -130,10 +137,10 @@ class Monitor:
             return set()
 
     def _take(self, published: dict[str, dict[str, Any]]) -> set[str]:
-        now, wall = self._clock(), time.time()
+        now, shared = self._clock(), self._shared.now()
         taken = set()
         for instance_id, fields in published.items():
-            age_s = max(0.0, wall - fields["observed_at"])
+            age_s = max(0.0, shared - fields["observed_at"])
             if age_s <= STALE_PERIODS * self.period_s:
                 told = {name: value for name, value in fields.items() if name != LINKS}
                 self._fleet.reported(instance_id, Load(**told | {"observed_at": now - age_s}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,11 @@ class Board:
 
     async def aread_fleet(self) -> list[FleetMessage]:
         return self.fleet
+
+    async def server_time(self) -> float:
+        if self.away:
+            raise LiveUnavailable("Redis is away: test")
+        return time.time()
 
     async def queue_asked(self) -> int:
         return self.asked

@@ -1,0 +1,178 @@
+"""Hosts whose clocks differ by five seconds, and a clock that steps: nobody is stale and engines see one order."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+from django.conf import settings
+
+from api.openai.state.publisher import Publisher
+from controller.core import events as ev
+from controller.scale.observation import fresh
+from tests.api.openai.gateways import TestBed, snapshot
+from workers import live
+from workers.shared_clock import SharedClock
+
+pytestmark = pytest.mark.db
+BEHIND_S = 5.0
+
+
+@contextmanager
+def wall_clock(behind_s):
+    """As on a host whose wall clock is behind by so much. Nobody sets its monotonic clock."""
+    real = time.time
+    with mock.patch("time.time", side_effect=lambda: real() - behind_s):
+        yield
+
+
+class Host:
+    """A gateway on a host of its own, before a real Redis."""
+
+    def __init__(self, name, behind_s=0.0):
+        self.behind_s = behind_s
+        self.bed = TestBed(snapshot(("e1",)))
+        self.board = live.LiveState(settings.REDIS_URL, name)
+        self.gateway = self.bed.gateway
+        self.gateway.options = type(self.gateway.options)(name)
+        self.gateway.monitor._board = self.board
+        self.publisher = Publisher(self.gateway, self.board, None)
+
+    async def tick(self):
+        """What happens in one period."""
+        with wall_clock(self.behind_s):
+            self.publisher._published_at = self.publisher._clock_at = -100.0
+            await self.publisher.tick()
+            await self.gateway.monitor.round()
+            await self.gateway.monitor.settle(1)
+
+    def told(self):
+        """By its dispatcher: what it adds to its clock for the ranks of engines."""
+        self.gateway.runtime._pass()
+        return self.gateway.scheduler.dispatcher._offset_s
+
+    async def close(self):
+        self.publisher.close()
+        await self.board.leave()
+        await self.board.close()
+
+
+@pytest.fixture
+async def hosts():
+    """Two, the first with a wall clock that is five seconds behind; it also leads."""
+    both = [Host("a", BEHIND_S), Host("b")]
+    async with both[0].bed, both[1].bed:
+        for _ in range(2):
+            for host in both:
+                await host.tick()
+        yield both
+        for host in both:
+            await host.close()
+
+
+async def test_both_gateways_count_each_other_and_share_the_fleet(hosts):
+    first, second = hosts
+    await first.tick()
+    assert first.publisher._shares._told == second.publisher._shares._told == {"e1": 0.5}
+
+
+async def test_telemetry_of_the_leader_is_not_stale_for_the_other(hosts):
+    first, second = hosts
+    assert (first.gateway.monitor.leading, second.gateway.monitor.leading) == (True, False)
+    assert await second.gateway.monitor._read_leader() == {"e1"}
+    load = second.gateway.scheduler.dispatcher._fleet.workers["e1"].load
+    assert abs(second.gateway.clock() - load.observed_at) < 2.0
+
+
+async def test_workers_and_pages_find_nobody_stale(hosts):
+    assert {message["gateway"] for message in fresh(live.read_fleet(), time.time())} == {"a", "b"}
+    for behind_s in (BEHIND_S, -BEHIND_S):
+        with wall_clock(behind_s):  # of the worker's host
+            assert {message["gateway"] for message in fresh(live.read_fleet(), time.time())} == {"a", "b"}
+    assert len(fresh(await live.aread_fleet(), live.shared_now())) == 2
+
+
+async def test_engines_are_told_ranks_of_one_clock(hosts):
+    first, second = hosts
+    assert first.told() == pytest.approx(second.told(), abs=0.5)
+    assert first.told() + time.monotonic() == pytest.approx(time.time(), abs=0.5)  # Redis is on this host
+
+
+async def test_a_wall_clock_that_steps_changes_nothing(hosts):
+    first, _ = hosts
+    before = first.told()
+    first.behind_s = -BEHIND_S
+    await first.tick()
+    assert first.told() == pytest.approx(before, abs=0.5)
+    assert {message["gateway"] for message in fresh(live.read_fleet(), time.time())} == {"a", "b"}
+
+
+async def test_all_follow_redis_own_clock_when_that_steps(hosts):
+    first, second = hosts
+    for host in hosts:
+        real = host.board.server_time
+        host.board.server_time = lambda real=real: _later(real)
+        await host.tick()
+    assert first.told() == pytest.approx(second.told(), abs=0.5)
+    assert first.told() + time.monotonic() == pytest.approx(time.time() + BEHIND_S, abs=0.5)
+
+
+async def _later(real):
+    return await real() + BEHIND_S
+
+
+async def test_a_command_from_a_console_behind_is_not_too_late(hosts):
+    first, _ = hosts
+    with wall_clock(BEHIND_S):
+        heard = []
+        with mock.patch.object(live, "_ask", lambda client, gateways, message, wait_s: heard.append(message)):
+            live.send_command("ann", "cancel", ["r1"])
+    (message,) = heard
+    assert 4.0 < message["expires_at"] - first.gateway.shared.now() < 6.0
+
+
+async def test_without_redis_it_is_the_hosts_clock_and_later_goes_on_from_the_last_reading(monkeypatch):
+    async with TestBed(snapshot(("e1",))) as bed:
+        board = live.LiveState("redis://127.0.0.1:1/0", "lonely")
+        publisher = Publisher(bed.gateway, board, None)
+        await publisher.read_clock()
+        bed.gateway.runtime._pass()
+        dispatcher = bed.gateway.scheduler.dispatcher
+        assert dispatcher._offset_s + time.monotonic() == pytest.approx(time.time(), abs=0.1)
+        bed.gateway.shared.heard(time.time() + 60, time.monotonic(), time.monotonic())
+        await publisher.read_clock()
+        bed.gateway.runtime._pass()
+        assert dispatcher._offset_s + time.monotonic() == pytest.approx(time.time() + 60, abs=0.1)
+        publisher.close()
+        await board.close()
+
+
+class Wound:
+    def __init__(self):
+        self.at = 100.0
+
+    def __call__(self):
+        return self.at
+
+
+def test_half_the_round_trip_is_added_and_what_it_explains_is_no_news():
+    clock = SharedClock(Wound())
+    assert clock.now() == pytest.approx(time.time(), abs=0.5)
+    clock.heard(1000.0, 99.0, 100.0)
+    assert clock.now() == 1000.5
+    clock.heard(1000.2, 99.0, 100.0)  # 1000.7, give or take half a second
+    assert clock.now() == 1000.5
+    clock.heard(1003.0, 99.0, 100.0)
+    assert clock.now() == 1003.5
+
+
+async def test_a_small_change_is_not_told_again():
+    async with TestBed(snapshot(("e1",))) as bed:
+        told = []
+        bed.gateway.runtime.tell = told.append
+        for offset_s in (500.0, 500.04, 500.06, 506.0):
+            bed.gateway.shared._offset = offset_s
+            bed.gateway.tell_clock()
+        assert told == [ev.ClockOffset(500.0), ev.ClockOffset(500.06), ev.ClockOffset(506.0)]
