@@ -284,9 +284,17 @@ def _state() -> LiveState:
     return state
 
 
+def ahead_s() -> float:
+    """Seconds to add to this host's clock for that of published states, as `aread_fleet` last saw it; 0 without one."""
+    try:
+        ahead = _state().clock.ahead_of_wall()
+    except RuntimeError:  # no loop runs, so nothing was read
+        return 0.0
+    return ahead if abs(ahead) >= LEAST_AHEAD_S else 0.0
+
+
 def shared_now() -> float:
-    """Seconds on the clock of published states, which `aread_fleet` keeps right."""
-    return _state().clock.now()
+    return time.time() + ahead_s()
 
 
 async def aread_fleet() -> list[FleetMessage]:
@@ -358,10 +366,10 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
     clock, sent = SharedClock(), time.monotonic()
     told, values = pipe.execute()
     clock.heard(_seconds(told), sent, time.monotonic())
-    ahead_s, messages = clock.ahead_of_wall(), _messages(values)
-    if abs(ahead_s) >= LEAST_AHEAD_S:
+    ahead, messages = clock.ahead_of_wall(), _messages(values)
+    if abs(ahead) >= LEAST_AHEAD_S:
         for message in messages:
-            message["at"] -= ahead_s
+            message["at"] -= ahead
     return messages
 
 

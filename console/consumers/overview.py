@@ -88,7 +88,7 @@ class OverviewConsumer(LiveConsumer):
 
     def age_s(self, now: float) -> float | None:
         newest = max((fleet["at"] for fleet in self._fleets.values()), default=None)
-        return None if newest is None else max(0.0, live.shared_now() - newest)
+        return None if newest is None else max(0.0, now + live.ahead_s() - newest)
 
     def stale_after_s(self) -> float:
         return live_view.stale_after_s(self._fleets.values())

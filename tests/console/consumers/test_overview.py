@@ -25,7 +25,7 @@ def test_a_gateway_that_has_fallen_silent_is_forgotten():
     assert kept(consumer)[-1] == "gateway-999"
 
 
-async def test_the_newest_is_kept_however_old_it_is():
+def test_the_newest_is_kept_however_old_it_is():
     consumer = OverviewConsumer()
     told(consumer, fleet(at=NOON))
     assert kept(consumer) == ["gateway-1"]
