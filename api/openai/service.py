@@ -63,7 +63,7 @@ class GatewayService:
 
     async def _publish(self, gateway: Gateway, live: LiveState) -> None:
         publisher = self._publisher = Publisher(gateway, live, self._store)
-        await publisher.read_clock()
+        await publisher.tick()  # before its first request it knows the shared clock and its share of the fleet
         self._keep("publisher", publisher.run)
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
 

@@ -380,19 +380,24 @@ class Worker:
         return sent
 
     def observe_load(self, load: Load) -> None:
-        """Telemetry. What exceeds our own counts in two reports in a row is the load of others."""
+        """Telemetry. What exceeds our own counts in two reports in a row is the load of others. The first report of an
+        instance that has none of ours counts at once, since a gateway may start into a running fleet."""
         previous = self.load
         self.load = load
         self._reported_seqs = load.max_num_seqs or self._reported_seqs
         if previous is None or previous.awake != load.awake:
             self.changes += 1
         if previous is None:
+            if not self.waiting and not self.running:
+                self._others = self._not_ours(load)
+                self._others_count = sum(self._others)
             return
         period = load.observed_at - previous.observed_at
         if period > 0:
             ours, self._prefilled_then = self._prefilled[0] - self._prefilled_then, self._prefilled[0]
-            # Below 0: the engine restarted and its counters with it, or prompts of ours were cached.
-            theirs = max(0, load.prompt_tokens_total - previous.prompt_tokens_total - ours)
+            restarted = load.prompt_tokens_total < previous.prompt_tokens_total  # its counters begin with 0 again
+            counted = load.prompt_tokens_total - (0 if restarted else previous.prompt_tokens_total)
+            theirs = max(0, counted - ours)  # below 0: prompts of ours were cached, or computed before the restart
             self._others_prefill_rate = theirs / period if self._others_count else 0.0
         now, then = self._not_ours(load), self._not_ours(previous)
         self._others = (min(now[0], then[0]), min(now[1], then[1]))
