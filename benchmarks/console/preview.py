@@ -1,6 +1,7 @@
 """What an operator waits for who has an edit simulated before it is saved, on a database of a million records.
 
-Two fleets: the demo's (its load for an hour, its two engines), and one of a hundred engines from console/data.py.
+Two fleets: the demo's (its load for an hour, its two engines), and one of a hundred engines
+(benchmarks/console/data.py).
 """
 
 from __future__ import annotations
