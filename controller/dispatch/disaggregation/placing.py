@@ -206,9 +206,7 @@ class Placing:
             "kv_tokens": transfer.kv_tokens,
         }
         others = [w for w in self._reach.decoders(transfer, now) if w is not worker]
-        rejected: dict[str, Figure] = (
-            {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
-        )
+        rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
         self._queue.advance(transfer, On.PLACE, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
