@@ -284,7 +284,7 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
 
 
 def message_of(decision: StoredDecision) -> DecisionMessage:
-    """One line of the live list. The sentence is made here, for whoever shows it: nobody makes it a second time."""
+    """One line of the live list. Its sentence is made here and nowhere else."""
     known = {**decision.inputs, **decision.outcome}
     return DecisionMessage(
         id=str(decision.pk),
