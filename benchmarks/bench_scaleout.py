@@ -231,10 +231,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     add_shape_options(parser, "half-billion")
-    parser.add_argument("--room", choices=["kept", "released"], default="kept", help="for the warm engine's weights")
-    where = "folder for the copy in host memory, best in memory (%(default)s); without room there it is left out"
+    parser.add_argument(
+        "--room", choices=["kept", "released"], default="kept", help="for the weights of the warm spare"
+    )
+    where = "folder of the copy in host memory, preferably in memory (%(default)s); without room the copy is left out"
     parser.add_argument("--host-copy", type=Path, default=MEMORY, metavar="DIR", help=where)
-    gbit = "put the engines on two hosts with a link of so many Gbit/s between them (root, iproute2)"
+    gbit = "run the engines on two hosts with a link of this bandwidth between them (needs root, iproute2)"
     parser.add_argument("--link-gbit", type=float, metavar="GBIT", help=gbit)
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
     args = parser.parse_args(argv)

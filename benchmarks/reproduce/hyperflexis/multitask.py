@@ -214,9 +214,7 @@ def best_scorpio(
     swept = len(cases)
     for credits in (True, False):
         for refuse in (True, False):
-            name = (
-                f"behind round robin, {'credits' if credits else 'no credits'}, {'refuses' if refuse else 'defers'}"
-            )
+            name = f"behind round robin, {'credits' if credits else 'no credits'}, {'refuses' if refuse else 'defers'}"
             changed = {"admission": {"refuse": refuse}}
             behind = replace(CONTENDERS[BEHIND], overrides=changed)
             cases.append((name, behind if credits else replace(behind, engine={})))
