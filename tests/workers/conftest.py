@@ -26,7 +26,9 @@ django.setup()
 from workers.actions.runner import look
 print("ready", flush=True)
 while True:
+    began = time.time()
     look([])
+    print(began, flush=True)
     time.sleep(0.2)
 """
 
@@ -65,7 +67,8 @@ def row(vllm: SleepingVllm) -> Instance:
 
 @pytest.fixture
 def worker() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a real process that looks at actions as a worker does; those that still run at the end are ended."""
+    """Starts a real process that looks at actions as a worker does and prints when each look began (epoch seconds);
+    those that still run at the end are ended."""
     info = connection.get_connection_params()
     url = f"postgresql://{info['user']}@{info['host']}:{info['port']}/{info['dbname']}"
     told = {"DATABASE_URL": url, "REDIS_URL": settings.REDIS_URL, "DATA_DIR": str(settings.DATA_DIR)}
