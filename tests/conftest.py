@@ -7,6 +7,7 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
+PART = re.compile(r"(?<!not )\b(slow|gpu|vllm|browser|torch)\b")  # asked for, in an expression of marks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,11 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
-    for_torch = collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch")
-    asked = config.option.markexpr.replace("not torch", "").replace("not gpu", "")
-    if for_torch and asked and "torch" not in asked and "gpu" not in asked:
-        return True
+    """Import only what may run: reading all modules takes longer than many of the parts' tests.
+
+    Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`). Who asks for
+    a part (`-m browser`) gets the modules that write this mark themselves.
+    """
+    asked = set(PART.findall(config.option.markexpr))
+    if not config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    if collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch"):
+        return None if asked & {"torch", "gpu"} else True
+    if asked and collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        return None if any(f"mark.{part}" in text for part in asked) else True
     return None
 
 
