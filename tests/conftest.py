@@ -15,7 +15,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from tests.workers.engine.process import EngineProcess, fleet
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 # Nothing in a test's database must survive the machine.
@@ -90,6 +90,19 @@ def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
     """pytest-django asks this before it makes the test database."""
     for where in (settings.DATABASES["default"], connections["default"].settings_dict):
         where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+@pytest.fixture
+def fleet_token(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the fleet's processes show each other; this process has it in its environment."""
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    return FLEET["token"]
+
+
+@pytest.fixture
+def unsent_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments are stored and no worker hears of them."""
+    monkeypatch.setattr("workers.experiments.runner.send_experiment", lambda message: None)
 
 
 @pytest.fixture(scope="module")

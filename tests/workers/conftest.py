@@ -11,6 +11,7 @@ from django.db import connection
 
 from controller.models import Decision, Instance
 from tests import factories
+from tests.workers.engine.process import FLEET
 from tests.workers.scripted_engine import Engine
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers.actions import instance_links as links
@@ -19,7 +20,6 @@ from workers.actions import sleep_client, sleeping
 from workers.actions.parallel_calls import Asker
 from workers.supervisor.plan import ROOT
 
-FLEET_TOKEN = "fleet-secret"
 WORKER = """
 import time, django
 django.setup()
@@ -72,7 +72,7 @@ def worker() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     info = connection.get_connection_params()
     url = f"postgresql://{info['user']}@{info['host']}:{info['port']}/{info['dbname']}"
     told = {"DATABASE_URL": url, "REDIS_URL": settings.REDIS_URL, "DATA_DIR": str(settings.DATA_DIR)}
-    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": FLEET_TOKEN}
+    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": FLEET["token"]}
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:

@@ -20,13 +20,8 @@ from tests import experiment_data as data
 from tests import factories
 from workers.experiments import runner as worker
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("unsent_experiments")]
 FROM_ITS_CLASS = [{"kind": "slo", "reason": "class", "figures": {}}]
-
-
-@pytest.fixture(autouse=True)
-def silent(monkeypatch):
-    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
 
 
 def roles(prefill: int = 1, decode: int = 1) -> None:

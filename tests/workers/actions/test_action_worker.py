@@ -10,7 +10,6 @@ from controller.models import Action, Decision, Instance
 from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
 from tests import factories
-from tests.workers.conftest import FLEET_TOKEN
 from tests.workers.engine.process import EngineProcess
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -19,8 +18,7 @@ LOAD_S = 4.0
 
 
 @pytest.fixture
-def engine(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", FLEET_TOKEN)
+def engine(fleet_token):
     loads = f"engine={LOAD_S},host={LOAD_S},disk={LOAD_S}"
     with EngineProcess(
         *("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent", "--emulated-load-s", loads)

@@ -4,10 +4,7 @@ import pytest
 
 from workers.engine.config import parse
 
-
-@pytest.fixture(autouse=True)
-def fleet_token(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "secret")
+pytestmark = pytest.mark.usefixtures("fleet_token")
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,7 @@ OPTIONS = (
 
 
 @pytest.fixture
-async def pair(monkeypatch) -> AsyncIterator[Pair]:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
+async def pair(fleet_token) -> AsyncIterator[Pair]:
     prefill = Part(parse([*OPTIONS, "--role", "prefill"]), TOKEN_BYTES)
     decode = Part(parse([*OPTIONS, "--role", "decode"]), TOKEN_BYTES)
     device = HandDevice(prefill.engine)

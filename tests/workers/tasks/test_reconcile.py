@@ -322,10 +322,9 @@ def test_what_was_said_of_an_endpoint_is_compared_when_it_joins_and_not_again(po
     "roles", [("prefill", "decode", "collocated"), ("decode", "prefill"), ("collocated", "prefill")]
 )
 def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
-    look, fake, policy, roles, deadlines, monkeypatch
+    look, fake, policy, roles, deadlines, fleet_token
 ):
     """The scheduler is chosen by the role of the start, and neither a role given later nor a restart changes it."""
-    monkeypatch.setenv("FLEET_TOKEN", "t")
     spec = {"scheduler": "slackline", "deadlines": deadlines}
     instance_create(actor=SYSTEM, id="s1", model=policy.model, role="collocated", spec=spec)
     instance_set_role(actor=SYSTEM, instance_id="s1", role=roles[0])  # before it is started

@@ -211,9 +211,8 @@ async def test_many_at_once_are_all_answered_once() -> None:
 
 @pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
 async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_is_the_same(
-    monkeypatch, tmp_path: Path, scheduler: str
+    fleet_token, tmp_path: Path, scheduler: str
 ) -> None:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
     kv = ("--kv-layers", "4", "--kv-token-bytes", "1024", "--no-enable-prefix-caching", "--shutdown-timeout", "0")
     options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", *kv, "--scheduler", scheduler)
     body = completion(prompt=list(range(1, 301)), max_tokens=6, ignore_eos=True, seed=1)

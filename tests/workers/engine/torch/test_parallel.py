@@ -214,8 +214,7 @@ def test_what_cannot_be_split_is_refused(options, complaint):
     assert complaint in refused(*options)
 
 
-def test_roles_that_move_kv_are_refused(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "secret")
+def test_roles_that_move_kv_are_refused(fleet_token):
     assert "the role must be collocated" in refused(*TWO, "--role", "decode")
 
 
