@@ -25,11 +25,6 @@ POLICY = {
 
 
 @pytest.fixture
-def admin(signed_in):
-    return signed_in("admin")
-
-
-@pytest.fixture
 def gone_class(db):
     row = factories.slo_class(name="night", title="at night")
     slo_class_update(actor=factories.ACTOR, slo_class_id=row.pk, version=1, changes={"ttft_s": 3.0})

@@ -18,11 +18,6 @@ from tests import factories
 from tests.console.live.live_data import fleet
 
 
-@pytest.fixture
-def admin(signed_in):
-    return signed_in("admin")
-
-
 def test_the_list_shows_quotas_and_what_was_served(viewer):
     now = timezone.now()
     tenant = factories.tenant(name="quoted", rpm=2, title="<b>Title</b>")

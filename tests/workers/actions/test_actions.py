@@ -11,25 +11,15 @@ from django.utils import timezone
 from controller.models import Action, Decision, Instance
 from controller.selectors.weights import weight_plan
 from controller.services.actions import action_lease
-from controller.services.actors import Actor
 from controller.services.instances import instance_stop
 from tests import factories
 from tests.workers.scripted_engine import Engine, order
+from tests.workers.sleep_orders import OLGA, Killed, lease_runs_out
 from workers.actions import runner as actions
 from workers.actions.runner import look
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
-
-OLGA = Actor.person("olga")
-
-
-class Killed(BaseException):
-    """What `kill -9` is to the worker: nothing after it runs."""
-
-
-def lease_runs_out():
-    Action.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
 
 
 def test_weights_come_from_the_engine_that_was_chosen(warm, holder, engine, look_once):

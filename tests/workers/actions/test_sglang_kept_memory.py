@@ -15,11 +15,9 @@ from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
-from tests.workers.sleep_orders import Killed, lease_runs_out
+from tests.workers.sleep_orders import Killed, lease_runs_out, looks
 from workers.actions import runner as actions
 from workers.actions import sglang_sleep, sleeping
-from workers.actions.long_calls import LongCalls
-from workers.actions.runner import look
 from workers.actions.sglang_sleep import SglangSleepClient
 from workers.actions.sleep_client import SleepState
 from workers.actions.weights_client import EngineAway
@@ -72,10 +70,6 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         lease_runs_out()
 
     return arm
-
-
-def looks(times: int = 1) -> list[Decision]:
-    return [decision for _ in range(times) for decision in look([], calls=LongCalls(threads=False))]
 
 
 def told_to_sleep(level: int) -> Action:

@@ -14,10 +14,10 @@ from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_create, instance_observe
 from controller.services.role_switches import role_ask, role_kept
-from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
+from tests.workers.tasks.test_scaling import tick
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
@@ -43,11 +43,6 @@ def fleet(**utilisations):
     traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
     traffic |= {"migrating": 0, "migrate_wait_over_slo": 0.0}
     return [{"at": time.time(), "period_s": 1.0, "instances": instances, "models": {"mid": traffic}}]
-
-
-def tick(policy, messages):
-    ScalerState.objects.filter(policy=policy).update(updated_at=timezone.now() - timedelta(seconds=5))
-    return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
 
 
 CALM_DECODE = {"p1": 0.95, "d1": 0.2, "d2": 0.1, "d3": 0.2}

@@ -1,30 +1,22 @@
 """The warm pool against a real database: who is taken, who counts as capacity, who is paid for."""
 
 import time
-from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 
 from controller.models import Action, Decision, Instance, ScalerState
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_end, action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe
-from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import scaling_policy_update
 from controller.services.sleeping import wake_order
-from tests.workers.tasks.test_scaling import fleet
+from tests.workers.tasks.test_scaling import fleet, tick
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
-
-
-def tick(policy, messages):
-    ScalerState.objects.filter(policy=policy).update(updated_at=timezone.now() - timedelta(seconds=5))
-    return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
 
 
 def wanting(policy, warm):
