@@ -14,7 +14,7 @@ from api.control.documented import operation
 from controller.core.staleness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
-from workers.failures import failing_told, read_failing
+from workers.failures import failing_in_words, read_failing
 
 PROCESSES = ("worker", "analysis", "beat")
 HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
@@ -57,7 +57,7 @@ def _postgres() -> dict[str, Any]:
 def _live_components(now: float) -> list[dict[str, Any]]:
     try:
         fleets, seen = live.read_fleet(), live.read_heartbeats(PROCESSES)
-        failing = failing_told(read_failing())
+        failing = failing_in_words(read_failing())
     except live.LiveUnavailable as error:
         unknown = [_component(name, "unknown", "Redis is unavailable") for name in ("gateway", *PROCESSES, "jobs")]
         return [_component("redis", "down", str(error)), *unknown]

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 
 from controller.core.messages import FAILING_KEY, HEARTBEAT_KEY
 from controller.postgres.params import server_params
-from workers.failures import EACH_SECOND, failing_told
+from workers.failures import EACH_SECOND, failing_in_words
 
 CHECK_TIMEOUT_S = 2.0
 CONFIG_OLD_S = 10.0  # a gateway asks twice a second
@@ -131,7 +131,7 @@ def jobs_state(redis: Component) -> Component:
     """Periodic tasks that fail on every run."""
     if redis["state"] != "ok":
         return {"state": "unknown", "detail": "Redis is unavailable"}
-    told = failing_told(redis["failing"])
+    told = failing_in_words(redis["failing"])
     return {"state": "down" if told else "ok", "detail": told}
 
 

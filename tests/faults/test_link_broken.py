@@ -23,7 +23,7 @@ from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.proxy import ELSEWHERE, Wire
-from workers.actions.instance_links import look
+from workers.actions.instance_links import update_links
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -137,7 +137,7 @@ async def running(config: GatewaySnapshot) -> AsyncIterator[Fleet]:
 
     async def looks() -> None:
         while True:
-            await in_database(lambda: look(TOKEN))
+            await in_database(lambda: update_links(TOKEN))
             await asyncio.sleep(0.5)
 
     async with aiohttp.ClientSession(auto_decompress=False) as session:

@@ -81,7 +81,7 @@ class LinksClient:
             raise EngineAway(f"{type(error).__name__} at {self._url}: {error}") from error
 
 
-def look(token: str | None = None) -> list[Decision]:
+def update_links(token: str | None = None) -> list[Decision]:
     """One look at the whole fleet."""
     rows = _rows()
     if not rows and not InstanceLink.objects.filter(closed_at__isnull=True).exists():

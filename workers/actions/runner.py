@@ -92,7 +92,7 @@ class HeardEngine:
         return getattr(self._engine, name)
 
 
-def look(
+def advance_actions(
     fleet: list[FleetMessage],
     client: Client | None = None,
     sleep: SleepVerbs = SleepClient,

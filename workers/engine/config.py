@@ -25,7 +25,7 @@ from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.torch.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import KINDS as SOURCES
-from workers.environment import given
+from workers.environment import read_variable
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -110,7 +110,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     profile = None if model and not args.profile else load_profile(args.profile or DEFAULT_PROFILE)
     part = choose_by_stage(args)
     preemption = preemption_config(args)
-    engine, given = _engine_config(args, model, profile), _options(args.batching_options)
+    engine, options = _engine_config(args, model, profile), _options(args.batching_options)
     return ServerConfig(
         host=args.host,
         port=args.port,
@@ -119,8 +119,8 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         seed=args.seed,
         profile=profile,
         engine=engine,
-        batching=_batching(args, part, profile, engine, given),
-        batching_options=given,
+        batching=_batching(args, part, profile, engine, options),
+        batching_options=options,
         preemption=preemption,
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
@@ -137,7 +137,7 @@ def _name(args: argparse.Namespace, model: ModelOptions | None, profile: Profile
 
 
 def _kv_config(args: argparse.Namespace) -> KvConfig:
-    token = given(os.environ, "FLEET_TOKEN")
+    token = read_variable(os.environ, "FLEET_TOKEN")
     if args.role != Role.COLLOCATED and not token:
         raise ConfigError(f"{args.role} moves KV between engines: set FLEET_TOKEN, the same for all of a fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:
@@ -190,7 +190,7 @@ def _batching(
     part: EnginePart | None,
     profile: Profile | None,
     engine: EngineConfig,
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
 ) -> Batching:
     """The policy with what the combined set gives it, and over that what was given."""
     name = args.batching or (PREEMPTIVE_BATCHING if args.scheduler == "preemptive" else DEFAULT_BATCHING)
@@ -203,11 +203,11 @@ def _batching(
             raise ConfigError(f"{name} batching does not cut prompts", "long_prefill_token_threshold")
         if threshold < 1:
             raise ConfigError(f"must be at least 1, got {threshold}", "long_prefill_token_threshold")
-        if "long_prefill_tokens" in given:
+        if "long_prefill_tokens" in explicit:
             raise ConfigError("--batching-options says it too", "long_prefill_token_threshold")
         options["long_prefill_tokens"] = threshold
     try:
-        return build_batching(name, {**options, **given}, "batching_options")
+        return build_batching(name, {**options, **explicit}, "batching_options")
     except ConfigError as error:
         where = (error.field or "").removeprefix("batching_options").lstrip(".")
         raise ConfigError(f"{where}: {error}" if where else str(error), "batching_options") from error

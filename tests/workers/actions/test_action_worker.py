@@ -71,9 +71,9 @@ def test_an_engine_that_wants_another_token_refuses(engine, worker, settings):
     row = factories.instance(url=engine.url, weights="absent")
     action = weights_load_order(actor=SYSTEM, instance_id=row.pk)
     settings.FLEET_TOKEN = "another"
-    from workers.actions.runner import look
+    from workers.actions.runner import advance_actions
 
-    (decision,) = look([])
+    (decision,) = advance_actions([])
     assert (decision.kind, decision.reason) == ("weights_load_failed", "engine_refused")
     assert "token" in decision.outcome["error"]
     action.refresh_from_db()

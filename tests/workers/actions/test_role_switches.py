@@ -22,7 +22,7 @@ from tests.workers.backends.sglang_requests import Job
 from tests.workers.backends.sglang_server import SglangServer, serving
 from workers.actions.long_calls import FRESH_S, LongCalls, this_process
 from workers.actions.role_switches import TIMEOUT, Switch, look_at, switch
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.backends.base import EngineError, RoleRefused
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -45,7 +45,7 @@ def settle() -> None:
 
 
 def look_once() -> list[Decision]:
-    return look([], calls=LongCalls(threads=False))
+    return advance_actions([], calls=LongCalls(threads=False))
 
 
 def look_with(call: Switch, calls: LongCalls | None = None) -> Decision | None:
@@ -266,10 +266,10 @@ def test_a_drain_does_not_cross_a_call_under_way() -> None:
         settle()
         assert look_with(slow, calls) is None
         Instance.objects.update(desired_state="draining")
-        assert look([], calls=calls) == [], "it is being told"
+        assert advance_actions([], calls=calls) == [], "it is being told"
         release.set()
         ended(calls, Action.objects.get())
-        (decision,) = look([], calls=calls)
+        (decision,) = advance_actions([], calls=calls)
         assert (decision.kind, decision.reason) == ("role_switch", "switched")
         row.refresh_from_db()
         assert row.role == "decode"
@@ -352,6 +352,6 @@ def test_a_call_that_ended_is_heard_also_while_its_engine_is_away() -> None:
     release.set()
     ended(calls, Action.objects.get())
     Instance.objects.update(observed_state="unreachable")
-    assert look([], calls=calls) == []
+    assert advance_actions([], calls=calls) == []
     action = Action.objects.get()
     assert (action.tries, "the engine hung up" in action.error, calls.find(action.pk)) == (1, True, None)

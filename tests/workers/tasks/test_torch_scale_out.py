@@ -31,7 +31,7 @@ from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.engine.weights.host_copy import WHOLE, home
 from workers.provisioners import ProcessProvisioner, StaticProvisioner
 from workers.supervisor.engine_processes import EngineFolder
@@ -53,8 +53,8 @@ class Fleet:
     def look(self) -> list[Decision]:
         self.folder.sync()
         static = Instance.objects.live().filter(provisioner="static").values_list("pk", "url")
-        reconcile.look_and_act({**self.provisioners, "static": StaticProvisioner(dict(static))}, time.time())
-        return look([])
+        reconcile.reconcile_once({**self.provisioners, "static": StaticProvisioner(dict(static))}, time.time())
+        return advance_actions([])
 
     def until(self, condition) -> None:
         ends_at = time.monotonic() + WITHIN_S

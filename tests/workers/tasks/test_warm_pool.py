@@ -14,7 +14,7 @@ from controller.services.sleeping import wake_order
 from tests.workers.tasks.test_scaling import fleet, tick
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
-from workers.tasks.reconcile import look_and_act
+from workers.tasks.reconcile import reconcile_once
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
@@ -132,7 +132,7 @@ def test_a_load_that_fails_gives_the_instance_up(policy, two, pool):
 @pytest.fixture
 def reconciled(fake, monkeypatch):
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
-    return lambda: look_and_act({"process": fake, "static": type(fake)()}, time.time())
+    return lambda: reconcile_once({"process": fake, "static": type(fake)()}, time.time())
 
 
 def test_a_warm_one_that_dies_is_replaced_by_a_warm_one(fake, reconciled, pool):
