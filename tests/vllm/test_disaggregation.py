@@ -131,5 +131,5 @@ def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(
         time.sleep(1.0)
         [seen] = server.observe()
     assert seen.error == (
-        "" if state == "ready" else "it was started with kv_role kv_both and is registered with kv_producer"
+        "" if state == "ready" else "the server was started with kv_role kv_both but is registered with kv_producer"
     )

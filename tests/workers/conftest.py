@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ASKER", Asker(patience_s=60.0))
         monkeypatch.setattr(module, "ASK_S", 60.0)
     monkeypatch.setattr(actions, "BUDGET_S", 60.0)
-    monkeypatch.setattr(links, "TELLER", Asker(patience_s=60.0))
+    monkeypatch.setattr(links, "ANNOUNCER", Asker(patience_s=60.0))
     monkeypatch.setattr(links, "KNOWN", {})
 
 

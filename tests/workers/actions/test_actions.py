@@ -240,7 +240,8 @@ def test_an_engine_that_hangs_holds_nobody_up(several, monkeypatch):
     assert advance_actions([], client=engines.__getitem__) == []
     assert [len(engine.orders) for engine in others] == [1, 1, 1]
     orders[0].refresh_from_db()
-    assert (orders[0].state, orders[0].error, orders[0].lease_until) == ("queued", "it has not answered yet", None)
+    found = (orders[0].state, orders[0].error, orders[0].lease_until)
+    assert found == ("queued", "the engine has not responded yet", None)
     Action.objects.update(created_at=timezone.now() - timedelta(hours=1))
     assert {decision.reason for decision in advance_actions([], client=engines.__getitem__)} == {"timeout"}
     gate.set()

@@ -24,7 +24,7 @@ class Engine:
     """`told`: what it was announced, newest last; `away`: it does not answer."""
 
     def __init__(self, port):
-        self.said = links.Told("", "10.0.0.1", port, ())
+        self.said = links.EngineLinks("", "10.0.0.1", port, ())
         self.told = []
         self.away = False
 
@@ -78,7 +78,7 @@ def test_engines_are_told_of_one_another_once(add):
 def test_one_that_was_started_again_is_told_again(add):
     p, d = add("p"), add("d", "decode")
     links.update_links("t")
-    d.said = links.Told("", "10.0.0.1", 99, ())
+    d.said = links.EngineLinks("", "10.0.0.1", 99, ())
     links.update_links("t")
     assert d.told == [["p"], ["p"]]
     assert p.told == [["d"], ["d"]], "it is reached elsewhere now"
@@ -181,7 +181,7 @@ def test_a_hundred_that_hang_hold_nobody_up(add, monkeypatch):
 def test_one_that_moves_no_kv_is_neither_told_nor_told_of(add):
     """An engine of several ranks, or without the fleet's token: it would refuse."""
     p, d = add("p"), add("d", "decode")
-    d.said = links.Told("", "", 0, ())
+    d.said = links.EngineLinks("", "", 0, ())
     links.update_links("t")
     links.join(Instance.objects.get(pk="d"), "http://d", "t")
     assert (p.told, d.told, pairs()) == ([], [], set())

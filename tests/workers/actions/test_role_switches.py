@@ -21,7 +21,7 @@ from tests import factories
 from tests.workers.backends.sglang_requests import Job
 from tests.workers.backends.sglang_server import SglangServer, serving
 from workers.actions.long_calls import FRESH_S, LongCalls, this_process
-from workers.actions.role_switches import TIMEOUT, Switch, look_at, switch
+from workers.actions.role_switches import TIMEOUT, Switch, advance, switch
 from workers.actions.runner import advance_actions
 from workers.backends.base import EngineError, RoleRefused
 
@@ -51,7 +51,7 @@ def look_once() -> list[Decision]:
 def look_with(call: Switch, calls: LongCalls | None = None) -> Decision | None:
     action = action_lease(action_id=Action.objects.get().pk)
     assert action is not None
-    return look_at(action, calls or LongCalls(threads=False), call)
+    return advance(action, calls or LongCalls(threads=False), call)
 
 
 def ended(calls: LongCalls, action: Action) -> None:

@@ -24,7 +24,7 @@ def sleeper():
 
 def test_a_second_supervisor_is_refused_and_told_who_is_there(tmp_path):
     first = Ownership(tmp_path)
-    with pytest.raises(ConfigError, match=f"already runs over .*pid {os.getpid()}"):
+    with pytest.raises(ConfigError, match=f"already runs with .*pid {os.getpid()}"):
         Ownership(tmp_path)
     first.release(all_ended=True)
     Ownership(tmp_path).release(all_ended=True)
