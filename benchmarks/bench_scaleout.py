@@ -60,7 +60,7 @@ PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
 CONTEXT = 8192
 MEMORY = Path("/dev/shm")
-NO_COPY = "no copy of the weights for this host's engines"  # as logged by the engine that should write the copy
+NO_COPY = "could not write a copy of the weights"  # as logged by the engine that should write the copy
 TWO_HOSTS = "the engines are on two hosts"
 ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 

@@ -99,7 +99,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def look_once(engine: Engine) -> Callable[[], list[Decision]]:
-    return lambda: actions.look([], client=lambda url: engine)
+    return lambda: actions.advance_actions([], client=lambda url: engine)
 
 
 @pytest.fixture

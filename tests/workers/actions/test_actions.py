@@ -255,7 +255,7 @@ def test_one_that_fails_unexpectedly_fails_alone(several, monkeypatch):
     advance_actions([], client=engines.__getitem__)
     assert [len(engine.orders) for engine in others] == [1, 1, 1]
     orders[0].refresh_from_db()
-    assert orders[0].error == "the look failed: ZeroDivisionError: division by zero"
+    assert orders[0].error == "unexpected error: ZeroDivisionError: division by zero"
     assert orders[0].lease_until > timezone.now(), "not tried again at once"
 
 

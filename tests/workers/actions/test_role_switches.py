@@ -298,7 +298,7 @@ def test_an_order_whose_engine_was_told_is_not_given_up_while_it_does_not_say_it
         role_ask(actor=OLGA, instance_id=row.pk, role="decode")
     told_long_ago(Action.objects.get())
     assert look_once() == []
-    assert "does not say which role" in Action.objects.get().error
+    assert "does not report its role" in Action.objects.get().error
     Instance.objects.update(desired_state="draining")
     (decision,) = look_once()
     assert decision.kind == "role_switch_failed"

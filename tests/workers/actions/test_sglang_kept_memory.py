@@ -330,7 +330,7 @@ def test_one_that_somebody_continued_in_its_sleep_is_not_told_to_release_again(
     server.paused = False
     (decision,) = looks()
     assert (decision.reason, server.asked.count(RELEASE)) == ("memory_unknown", 1)
-    assert "somebody else continued it" in decision.outcome["error"]
+    assert "it was continued from elsewhere" in decision.outcome["error"]
 
 
 @pytest.mark.parametrize("level", [1])

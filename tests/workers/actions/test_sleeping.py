@@ -53,7 +53,7 @@ def test_what_runs_may_finish_and_is_aborted_after_its_time(vllm, row):
     action = sleep_order(actor=OLGA, instance_id="v1")
     assert looks(2) == []
     action.refresh_from_db()
-    assert (vllm.verbs, action.error) == ([], "2 requests run there")
+    assert (vllm.verbs, action.error) == ([], "2 requests are still running")
     Action.objects.update(created_at=timezone.now() - timedelta(seconds=sleeping.DRAIN_S + 1))
     (decision,) = looks()
     assert (decision.kind, decision.outcome["aborted"]) == ("instance_asleep", 2)

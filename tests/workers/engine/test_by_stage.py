@@ -43,8 +43,8 @@ def test_a_profile_without_a_time_for_tokens_starts_too():
     ("options", "complaint"),
     [
         (["--scheduler", "slackline", "--batching", "calm"], "--batching: --scheduler slackline chooses it"),
-        (["--deadlines"], "--deadlines: needs --scheduler slackline"),
-        (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: needs --scheduler preemptive"),
+        (["--deadlines"], "--deadlines: requires --scheduler slackline"),
+        (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: requires --scheduler preemptive"),
     ],
 )
 def test_what_cannot_go_together(options, complaint, capsys):

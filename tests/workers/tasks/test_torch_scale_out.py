@@ -161,7 +161,7 @@ def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, 
     assert action.state == "done", action.error
     (cut, good) = action.attempts
     assert (cut["kind"], good["kind"], good["error"]) == ("engine", then, "")
-    assert "the transfer broke off" in cut["error"]
+    assert "the transfer failed" in cut["error"]
     assert cut["bytes"] == 0  # nothing of it is kept
     assert action.decision.reason == f"from_{then}"
     assert [each["error"] for each in action.decision.outcome["attempts"]] == [cut["error"], ""]
@@ -190,7 +190,7 @@ def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, job
     assert [(each["kind"], bool(each["error"])) for each in action.attempts] == [("engine", True), ("host", False)]
     assert [each["kind"] for each in action.params["told"]] == ["engine", "host", "disk"]
     assert action.decision.inputs["host_copy"] is True
-    assert "the transfer broke off" in action.decision.outcome["attempts"][0]["error"]
+    assert "the transfer failed" in action.decision.outcome["attempts"][0]["error"]
     new.refresh_from_db()
     served = text(new)
     assert (new.weights, new.pk in routed()) == ("present", True)
@@ -202,7 +202,7 @@ def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, job
 def truncated(path: Path) -> str:
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    return "is no complete safetensors file"
+    return "is not a complete safetensors file"
 
 
 def without_a_tensor(path: Path) -> str:

@@ -162,11 +162,11 @@ async def test_an_older_engine_that_pulls_is_told_what_it_knows_and_no_more() ->
 
 @pytest.mark.parametrize("asked", [None, True, "model", {"model": 1}, [1, None, {}]], ids=str)
 def test_whoever_asks_for_nothing_that_is_known_hears_what_everybody_hears(asked: object) -> None:
-    assert Store().layout.told(asked) == {"layers": 4, "token_bytes": 64}
+    assert Store().layout.as_json(asked) == {"layers": 4, "token_bytes": 64}
 
 
 def test_what_is_asked_for_is_told_if_it_is_known() -> None:
-    told = Store().layout.told(["model", "rope", "dtype"])
+    told = Store().layout.as_json(["model", "rope", "dtype"])
     assert told == {"layers": 4, "token_bytes": 64, "dtype": "bfloat16", "model": "m"}
 
 

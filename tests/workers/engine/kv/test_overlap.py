@@ -346,7 +346,11 @@ def test_progress_counts_only_sequences_that_others_take():
     assert progress.coming(plain) == 0
     kept = Seq("kept", 0.0, 64, 1, keep_kv=True, state=SeqState.RUNNING)
     assert list(progress.began(Step(2, (StepChunk(kept, 0, 32, False),), (), 0))) == []
-    assert (progress.coming(kept), progress.there(kept, 3, 32), progress.there(kept, 3, 33)) == (32, True, False)
+    assert (progress.coming(kept), progress.is_written(kept, 3, 32), progress.is_written(kept, 3, 33)) == (
+        32,
+        True,
+        False,
+    )
     assert list(progress.began(Step(3, (StepChunk(kept, 32, 32, True),), (), 0))) == [kept]
     progress.forget(kept)
     assert progress.coming(kept) == 0

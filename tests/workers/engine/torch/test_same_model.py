@@ -259,7 +259,7 @@ async def test_a_copy_that_an_engine_on_a_device_wrote_is_checked_and_digested_a
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [(f"{WORDS}:00", f"the source digests with {WORDS}, this engine with {XXH3}"), ("00", "no digest")],
+    [(f"{WORDS}:00", f"the source has {WORDS} digests, this engine has {XXH3}"), ("00", "not a digest")],
 )
 def test_digests_that_this_device_does_not_make_are_refused_before_anything_moves(made, said):
     held = memory()

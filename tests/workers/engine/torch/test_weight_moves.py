@@ -258,7 +258,7 @@ async def test_a_source_is_not_put_to_sleep_while_it_sends():
 
 async def test_a_source_that_reaches_nobody_sends_nothing():
     weights = store(memory())
-    with pytest.raises(LoadFailed, match="nobody of the fleet awaits weights at "):
+    with pytest.raises(LoadFailed, match="no engine of the fleet waits for weights at "):
         await weights.send(HOST, 9, "nonce")
     assert not weights.sending
 
@@ -270,6 +270,6 @@ async def test_without_room_for_a_copy_the_weights_stay(monkeypatch):
         raise RuntimeError("not enough memory: you tried to allocate 1 byte")
 
     monkeypatch.setattr(WeightMemory, "keep_host_copy", full)
-    with pytest.raises(LoadFailed, match="no copy can be kept in host memory"):
+    with pytest.raises(LoadFailed, match="no copy could be kept in host memory"):
         await weights.release(keep_host_copy=True)
     assert (weights.present, weights.has_host_copy) == (True, False)
