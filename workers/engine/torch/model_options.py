@@ -38,7 +38,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", default="", help="model name in requests (--model; with torch, its last folder)")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="torch: device of the model (%(default)s)")
     add(
-        "--dtype", default="auto", choices=["auto", *DTYPES], help="torch: type of weights and KV (that of config.json)"
+        "--dtype", default="auto", choices=["auto", *DTYPES], help="torch: type of weights and KV (config.json's)"
     )
     add("--threads", type=int, help="torch: CPU threads of one operator (torch decides)")
     add("--kv-cache-gib", type=float, default=DEFAULT_KV_GIB, help="torch: KV cache size of a rank (%(default)s)")
@@ -55,7 +55,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
         return None
     if args.tensor_parallel > 1 and args.role != "collocated":
         raise ConfigError(
-            "engines with several ranks have no KV transfers: the role must be collocated", "tensor_parallel"
+            "engines of several ranks have no KV transfers, so the role must be collocated", "tensor_parallel"
         )
     if not args.model:
         raise ConfigError("the torch executor requires the folder of a model", "model")
