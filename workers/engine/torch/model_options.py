@@ -37,9 +37,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--executor", default="emulated", choices=["emulated", "torch"], help="torch runs a real model (`make torch`)")
     add("--served-model-name", default="", help="model name in requests (--model; with torch, its last folder)")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="torch: device of the model (%(default)s)")
-    add(
-        "--dtype", default="auto", choices=["auto", *DTYPES], help="torch: type of weights and KV (config.json's)"
-    )
+    add("--dtype", default="auto", choices=["auto", *DTYPES], help="torch: type of weights and KV (config.json's)")
     add("--threads", type=int, help="torch: CPU threads of one operator (torch decides)")
     add("--kv-cache-gib", type=float, default=DEFAULT_KV_GIB, help="torch: KV cache size of a rank (%(default)s)")
     add("--tensor-parallel", type=int, default=1, help="torch: ranks (processes) that share the model (%(default)s)")
