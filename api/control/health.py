@@ -17,7 +17,7 @@ from workers import live
 from workers.failures import failing_in_words, read_failing
 
 PROCESSES = ("worker", "analysis", "beat")
-HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
+HEARTBEAT_OLD_S = 10.0  # a heartbeat is sent every 2 s
 STATES = ("ok", "down", "stale", "unknown")
 
 
@@ -67,7 +67,7 @@ def _live_components(now: float) -> list[dict[str, Any]]:
     ]
     processes = [_process(name, seen.get(name), now) for name in PROCESSES]
     jobs = _component("jobs", "down" if failing else "ok", failing)
-    gateways = gateways or [_component("gateway", "down", "none publishes")]
+    gateways = gateways or [_component("gateway", "down", "no gateway publishes its state")]
     return [_component("redis", "ok"), *gateways, *processes, jobs]
 
 

@@ -10,6 +10,8 @@ from controller.models.base import NAME, Versioned, above_zero, positive, zero_o
 
 
 class Role(models.TextChoices):
+    """`core.types.Role` as a column, with labels."""
+
     COLLOCATED = "collocated", "Prefill and decode"
     PREFILL = "prefill", "Prefill"
     DECODE = "decode", "Decode"
@@ -297,7 +299,7 @@ class Instance(Versioned):
         return self.error.startswith(self.SETTINGS_REFUSED)
 
     @property
-    def said_seqs(self) -> int | None:
+    def configured_seqs(self) -> int | None:
         """Concurrent sequences as configured; None: the number that the engine reports applies. A process of a version
         without `seqs_unsaid` may have stored another number."""
         return None if self.seqs_unsaid and self.max_num_seqs == DEFAULT_MAX_NUM_SEQS else self.max_num_seqs

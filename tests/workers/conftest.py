@@ -23,11 +23,11 @@ from workers.supervisor.plan import ROOT
 WORKER = """
 import time, django
 django.setup()
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 print("ready", flush=True)
 while True:
     began = time.time()
-    look([])
+    advance_actions([])
     print(began, flush=True)
     time.sleep(0.2)
 """

@@ -140,9 +140,7 @@ def _name(args: argparse.Namespace, model: ModelOptions | None, profile: Profile
 def _kv_config(args: argparse.Namespace) -> KvConfig:
     token = read_variable(os.environ, "FLEET_TOKEN")
     if args.role != Role.COLLOCATED and not token:
-        raise ConfigError(
-            f"the role {args.role} needs KV transfers: set FLEET_TOKEN, the same in the whole fleet", "role"
-        )
+        raise ConfigError(f"role {args.role} needs KV transfers: set FLEET_TOKEN, the same in the whole fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
     return KvConfig(

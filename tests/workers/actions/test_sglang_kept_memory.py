@@ -247,7 +247,7 @@ def test_one_that_its_owner_started_again_is_waited_for_and_told_nothing(
         wake_order(actor=SYSTEM, instance_id="s1")
     server.asked.clear()
     assert looks(5) == []
-    assert (server.asked, "it is not ready" in Action.objects.latest("id").error) == ([], True)
+    assert (server.asked, "is not ready" in Action.objects.latest("id").error) == ([], True)
     server.unhealthy = False
     assert outcome()[0] == "instance_awake"
     assert (server.asked.count(RESUME), serves(server)) == (0, True)

@@ -42,7 +42,7 @@ def test_a_profile_without_a_time_for_tokens_starts_too():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--scheduler", "slackline", "--batching", "calm"], "--batching: --scheduler slackline chooses it"),
+        (["--scheduler", "slackline", "--batching", "calm"], "--batching: must not be set with --scheduler slackline"),
         (["--deadlines"], "--deadlines: requires --scheduler slackline"),
         (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: requires --scheduler preemptive"),
     ],

@@ -13,7 +13,7 @@ from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_create, instance_observe
-from controller.services.role_switches import role_ask, role_kept
+from controller.services.role_switches import role_order, role_kept
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
@@ -150,7 +150,7 @@ def test_servers_of_others_turn_where_their_engine_can_be_told(stages):
 def test_one_whose_engine_would_not_switch_is_left_alone_for_a_while(stages):
     _, decode = stages
     Instance.objects.update(backend="sglang", provisioner="static")
-    role_ask(actor=SYSTEM, instance_id="d2", role="prefill")
+    role_order(actor=SYSTEM, instance_id="d2", role="prefill")
     action = action_lease(action_id=Action.objects.get().pk)
     role_kept(action=action, reason="not_enabled", error="", field="", restorable=True, inputs={})
 

@@ -190,7 +190,7 @@ async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token
     stream = Stream(Seq("s-1", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]), (), wake_each=True)
     async with served(Store(), token) as (_, offer):
         disaggregation.reserve(stream, offer)
-        with pytest.raises(HttpError, match=f"first token came as {token}") as raised:
+        with pytest.raises(HttpError, match=f"{token} is not a valid first token") as raised:
             await disaggregation.take_over(stream, offer)
     assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
     assert not engine.failed

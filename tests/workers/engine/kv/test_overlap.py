@@ -190,8 +190,8 @@ class WatchedProgress(KvProgress):
 
     in_vain = 0
 
-    def there(self, seq: Seq, layer: int, stop: int) -> bool:
-        found = super().there(seq, layer, stop)
+    def is_written(self, seq: Seq, layer: int, stop: int) -> bool:
+        found = super().is_written(seq, layer, stop)
         self.in_vain += not found
         return found
 
