@@ -245,7 +245,9 @@ class _InstanceStateView(ControlView):
 class InstanceDrain(_InstanceStateView):
     """Nothing new is sent there; what runs may finish."""
 
-    @operation("instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED)
+    @operation(
+        "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+    )
     def post(self, request: Request, pk: str) -> Response:
         return self.set_state(instance_drain, pk, self.body(InstanceActionSerializer))
 
@@ -253,7 +255,9 @@ class InstanceDrain(_InstanceStateView):
 class InstanceStop(_InstanceStateView):
     """At once, whatever runs there, and for good."""
 
-    @operation("instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED)
+    @operation(
+        "instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+    )
     def post(self, request: Request, pk: str) -> Response:
         return self.set_state(instance_stop, pk, self.body(InstanceActionSerializer))
 

@@ -192,7 +192,7 @@ async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token
         disaggregation.reserve(stream, offer)
         with pytest.raises(HttpError, match=f"{token} is not a valid first token") as raised:
             await disaggregation.take_over(stream, offer)
-    assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
+    assert (raised.value.status, raised.value.extra["kv"]["reason"]) == (502, "corrupt")
     assert not engine.failed
     blocks = engine.scheduler.blocks
     assert (blocks.usage, blocks.cached_tokens(Seq("next", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]))) == (0, 0)
