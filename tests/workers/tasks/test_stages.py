@@ -13,7 +13,7 @@ from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_create, instance_observe
-from controller.services.role_switches import role_order, role_kept
+from controller.services.role_switches import role_kept, role_order
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
