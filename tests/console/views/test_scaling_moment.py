@@ -65,6 +65,7 @@ def test_the_page_of_a_moment_costs_no_more_queries_with_more_policies(
     at = (timezone.now() - timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%S")
     with django_assert_max_num_queries(10):
         answer = viewer.get(reverse("scaling"), {"at": at})
+    assert len(answer.context["cards"]) == 12
     assert all(card["then"] for card in answer.context["cards"])
 
 
