@@ -8,10 +8,10 @@ from typing import Protocol
 from controller.core import events as ev
 from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import KvTransfers
+from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from controller.simulator.heap import EventHeap
 from controller.simulator.in_flight import SimulatedRequest
-from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.results import RunResult
 from controller.simulator.settings import SimulationSettings
 
 
@@ -22,8 +22,8 @@ class FleetRun(Protocol):
     heap: EventHeap
     cluster: Cluster
     scheduler: Scheduler
-    kv: KvTransfers | None
-    result: SimulationResult
+    kv: SimulatedTransfers | None
+    result: RunResult
 
     def tell(self, *events: ev.Event) -> None: ...
 
