@@ -77,7 +77,7 @@ async def test_an_engine_of_another_checkpoint_is_no_source_and_the_next_one_is_
     names = [{"kind": "engine", "url": engines[name].url} for name in ("wrong", "renamed")]
     said = await load(sessions["warm"], *names, {"kind": "disk"})
     wrong, renamed, disk = said["attempts"]
-    assert "answered 409" in wrong["error"]
+    assert "returned 409" in wrong["error"]
     held, wanted = (store(path, memory()).identity for path in (tuned(), folder()))
     assert f"this engine holds {held}, not {wanted}" in wrong["error"]
     assert str(held) != str(wanted)
