@@ -81,7 +81,7 @@ async def test_another_model_is_refused_and_nothing_is_served(engines, sessions)
     status, said = await load(sessions["stranger"], {"kind": "engine", "url": engines["source"].url})
     assert (status, said["loaded"], said["state"]) == (502, False, "absent")
     error = said["attempts"][0]["error"]
-    assert "answered 409" in error
+    assert "returned 409" in error
     assert all(name in error for name in ("holds tiny (checkpoint ", f"not {folder('Qwen2ForCausalLM').name} (check"))
 
 
@@ -233,7 +233,7 @@ async def test_a_source_that_goes_silent_in_the_middle_is_given_up_soon_and_the_
         await source.wait()
     assert (status, said["state"]) == (200, "present"), said
     assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [("engine", True), ("disk", False)]
-    assert "broke off" in said["attempts"][0]["error"]
+    assert "the transfer failed" in said["attempts"][0]["error"]
     assert seconds < PATIENCE_S + 5.0
 
 
