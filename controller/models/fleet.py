@@ -186,7 +186,7 @@ class Instance(Versioned):
 
     `generation` rises with each change of the desired state; `observed_generation` follows once that was acted on.
     `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
-    facts about a server that somebody else started (`kv_role`). `started_role`: the role that its engine was started in
+    facts about a registered server (`kv_role`). `started_role`: the role that its engine was started in
     ("" if never). It stays when the role changes, and a process that is started again gets it again. `seqs_unsaid`: an
     endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place.
     """

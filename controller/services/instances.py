@@ -59,7 +59,7 @@ def instance_register(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """Register an endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
+    """Register an endpoint that Slackline does not run (provisioner `static`). It serves once it was observed ready.
 
     `role`: also recorded as the role it was started in, whichever it gets later. `max_num_seqs` None: what the endpoint
     reports.
@@ -224,8 +224,8 @@ def instance_observe(
 
 
 def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
-    """Delete a stopped or failed instance and its cost history. One that somebody else runs can be deleted as soon as
-    its desired state is stopped."""
+    """Delete a stopped or failed instance and its cost history. One that Slackline does not run can be deleted as soon
+    as its desired state is stopped."""
     with transaction.atomic():
         row = instance_locked(instance_id, version)
         seen = row.observed_state

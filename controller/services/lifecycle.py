@@ -81,7 +81,7 @@ def instance_mark(*, step: Mark) -> list[Decision]:
 
 
 def instance_found_awake(*, step: FoundAwake) -> Decision | None:
-    """An endpoint that somebody else runs reports that it is awake: its owner woke or restarted it. None if that is not
+    """A registered endpoint reports that it is awake: its owner woke or restarted it. None if that is not
     enough to send requests there.
 
     An engine woken from a sleep without a copy of the weights may be awake without weights, since only our own wake-up

@@ -103,15 +103,15 @@ class EngineFolder:
             left.unlink()
 
     def sync(self) -> None:
-        wished = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
-        for engine_id in wished.keys() - self.engines.keys():
-            self._start(engine_id, wished[engine_id])
+        ordered = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
+        for engine_id in ordered.keys() - self.engines.keys():
+            self._start(engine_id, ordered[engine_id])
         for engine_id, engine in list(self.engines.items()):
-            if engine_id in wished and not engine.stopping:  # one ordered again while it stops ends first, then starts
+            if engine_id in ordered and not engine.stopping:  # one ordered again while it stops ends first, then starts
                 self._watch(engine)
             else:
                 self._stop(engine)
-        for engine_id in self.refused - wished.keys():
+        for engine_id in self.refused - ordered.keys():
             self.refused.discard(engine_id)
             (self.folder / f"{engine_id}{STATE}").unlink(missing_ok=True)
 
@@ -127,18 +127,18 @@ class EngineFolder:
         return [(f"engine {e.id}", e.child.pid) for e in self.engines.values() if e.child.exit_code() is None]
 
     def _start(self, engine_id: str, path: Path) -> None:
-        wish = _read(path)
-        if wish is None:
+        options = _read(path)
+        if options is None:
             return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
         try:
-            env = engine_env(self.env, wish)
+            env = engine_env(self.env, options)
         except ConfigError as error:
             return self._refuse(engine_id, path, str(error))
         port = free_port()
         log = self.logs / f"engine-{engine_id}.log"
-        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), env, log, grace_s=GRACE_S))
+        child = Child(Spec(f"engine {engine_id}", engine_argv(port, options), env, log, grace_s=GRACE_S))
         self.engines[engine_id] = EngineProcess(engine_id, child, port)
-        self.engines[engine_id].copies = str(wish.get("host_copy") or "")
+        self.engines[engine_id].copies = str(options.get("host_copy") or "")
         self._write(self.engines[engine_id])
 
     def _refuse(self, engine_id: str, path: Path, error: str) -> None:

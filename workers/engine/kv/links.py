@@ -189,7 +189,7 @@ class Links:
         """Pull the KV of the prompt into the blocks of `seq`. Returns the figures of the transfer and the token that
         the prefill sampled.
 
-        Raises KvTransferError, whose `moved` has the figures until then. The timeout starts anew while the source
+        Raises KvTransferError, whose `moved` has the figures until then. The timeout restarts while the source
         reports that it still computes, for at most LONGEST_PREFILL_S."""
         link = self._links.get((offer.host, offer.port))
         if link is None:
