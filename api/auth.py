@@ -1,7 +1,7 @@
-"""Who is calling: people by the console's session (with CSRF), tenants by API key (`Authorization: Bearer sk-...`).
+"""Authentication: people by the console's session (with CSRF), tenants by API key (`Authorization: Bearer sk-...`).
 
-A key is looked up by the SHA-256 of the whole secret; the secret itself is stored nowhere. Unknown, revoked and expired
-keys, and keys of a suspended tenant, get one and the same answer.
+A key is looked up by the SHA-256 of the whole secret, which is not stored. Unknown, revoked and expired keys, and keys
+of a suspended tenant, all get the same error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USE_NOTED_EVERY = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class TenantPrincipal:
-    """A tenant's API key as `request.user`: no person, no role, only its tenant's data."""
+    """A tenant's API key as `request.user`. It has no role, and gives access to its tenant's data only."""
 
     key_id: int
     tenant_id: int
@@ -40,7 +40,7 @@ class TenantPrincipal:
 
 
 class CsrfFailed(PermissionDenied):
-    """A call with a session, `username`'s, and without that session's token."""
+    """A call with the session of `username` and without that session's CSRF token."""
 
     def __init__(self, detail: Any, username: str) -> None:
         super().__init__(detail)
@@ -48,11 +48,11 @@ class CsrfFailed(PermissionDenied):
 
 
 class ScopeMissing(PermissionDenied):
-    """A valid key that may not read."""
+    """The key is valid but lacks the scope `read`."""
 
 
 class PeopleSessionAuthentication(SessionAuthentication):
-    """The console's login; changes need the CSRF token."""
+    """Authenticates people by the console's session. Changes need the CSRF token."""
 
     def enforce_csrf(self, request: Request) -> None:
         try:
@@ -62,7 +62,8 @@ class PeopleSessionAuthentication(SessionAuthentication):
 
 
 class BearerKeyAuthentication(BaseAuthentication):
-    """A tenant's API key. First in line, so that a missing login answers 401 and not 403."""
+    """Authenticates tenants by API key. It comes first in `authentication_classes`, so that a call without credentials
+    gets 401 instead of 403."""
 
     def authenticate(self, request: Request) -> tuple[TenantPrincipal, ApiKey] | None:
         word, _, secret = request.headers.get("Authorization", "").partition(" ")

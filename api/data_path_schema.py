@@ -1,7 +1,7 @@
-"""The gateway's `/v1/*` endpoints as OpenAPI fragments, merged into the control API's document (`api.schema`).
+"""The gateway's `/v1/*` endpoints as OpenAPI fragments, which `api.schema` merges into the control API's document.
 
-The gateway is no Django process, so nothing here can be read off its views. The fields and codes are those of its own
-modules; `tests/api/control/test_schema.py` compares them.
+The gateway is not a Django process, so this part cannot be generated from views. `tests/api/control/test_schema.py`
+compares fields and codes with the gateway's modules.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ QUOTA_HEADERS: Fragment = {
 }
 RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
-# Status to codes with what they mean. Clients match on the codes: none is ever renamed.
+# By status: codes and their meaning. Codes must not be renamed, since clients match on them.
 ERROR_CODES: dict[int, dict[str, str]] = {
     400: {
         "invalid_json": "The body is not a JSON object.",

@@ -1,7 +1,7 @@
-"""One error shape for the control API: `{"error": {"code", "message", "fields"}}`, with codes that stay stable.
+"""Errors of the control API: `{"error": {"code", "message", "fields"}}`. Codes are stable.
 
-`fields` maps the name of what the caller must change ("ttft_s", "levels.0.ttft_s", "limit") to messages for humans; it
-is empty if no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.protocol.errors`).
+`fields` maps the fields that the caller must change ("ttft_s", "levels.0.ttft_s", "limit") to messages for people; it
+is empty if no single field is at fault. The data path uses OpenAI's format instead (`api.openai.protocol.errors`).
 
 | status | codes |
 |---|---|
@@ -36,13 +36,13 @@ from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 2  # PostgreSQL and Redis come back within seconds of a restart
+RETRY_AFTER_S = 2  # PostgreSQL and Redis are available within seconds of a restart
 
 Fields = dict[str, list[str]]
 
 
-class ApiError(exceptions.APIException):
-    """An error with a stable code; `fields` names what the caller must change."""
+class ControlApiError(exceptions.APIException):
+    """An error of the control API with a stable code. `fields`: messages by field that the caller must change."""
 
     status_code = status.HTTP_400_BAD_REQUEST
     default_code = "validation_failed"
@@ -53,7 +53,7 @@ class ApiError(exceptions.APIException):
         self.fields = fields or {}
 
 
-class Conflict(ApiError):
+class Conflict(ControlApiError):
     """The request conflicts with stored data (a taken name, an object in use)."""
 
     status_code = status.HTTP_409_CONFLICT
@@ -61,7 +61,7 @@ class Conflict(ApiError):
     default_detail = "The request conflicts with the stored data."
 
 
-class LiveDataUnavailable(ApiError):
+class LiveDataUnavailable(ControlApiError):
     """No gateway or no Redis responds, so the live data is unknown."""
 
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
@@ -69,9 +69,9 @@ class LiveDataUnavailable(ApiError):
     default_detail = "No gateway is responding. Try again shortly."
 
 
-TAKEN = ("unique", "unique_together")  # Django's codes for a name or pair that another row has
+TAKEN = ("unique", "unique_together")  # Django's codes for values that must be unique and exist already
 
-# DRF's codes that are less specific than ours.
+# Our codes for those of Django REST framework.
 CODES = {
     "invalid": "validation_failed",
     "parse_error": "malformed_body",
@@ -82,9 +82,9 @@ CODES = {
 
 
 def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response:
-    """DRF's hook: every exception of a control view becomes one response of our shape."""
+    """The exception handler of Django REST framework: turns every exception of a control view into a response."""
     set_rollback()
-    response = _answer(exc, context)
+    response = _response_for(exc, context)
     if response.status_code == status.HTTP_503_SERVICE_UNAVAILABLE:
         response["Retry-After"] = str(RETRY_AFTER_S)
     return response
@@ -97,7 +97,7 @@ def error_response(code: int, name: str, message: str, fields: Fields | None = N
 Rule = Callable[[Exception], Response]
 
 
-def _answer(exc: Exception, context: Mapping[str, Any]) -> Response:
+def _response_for(exc: Exception, context: Mapping[str, Any]) -> Response:
     """The response of the first rule that matches the exception; without one it is an internal error."""
     removing = getattr(context.get("request"), "method", "") == "DELETE"
     for kinds, rule in RULES:
@@ -179,8 +179,9 @@ def _from_drf(exc: Any) -> Response:
         fields = _flat(exc.detail)
         response = error_response(exc.status_code, "validation_failed", _first(fields), _named(fields))
     else:
-        code = exc.default_code if isinstance(exc, ApiError) else str(getattr(exc.detail, "code", exc.default_code))
-        fields = exc.fields if isinstance(exc, ApiError) else {}
+        ours = isinstance(exc, ControlApiError)
+        code = exc.default_code if ours else str(getattr(exc.detail, "code", exc.default_code))
+        fields = exc.fields if ours else {}
         response = error_response(exc.status_code, CODES.get(code, code), str(exc.detail), fields)
     for name, value in headers.items():
         response[name] = value
@@ -188,14 +189,14 @@ def _from_drf(exc: Any) -> Response:
 
 
 def _defect(exc: Exception, context: Mapping[str, Any]) -> Response:
-    """An unexpected error: logged with its traceback, which the response leaves out."""
+    """The response to an unexpected error. The traceback goes to the log only."""
     view = type(context.get("view")).__name__
     log.error("unexpected error in %s", view, exc_info=exc, extra={"action": "api_defect", "view": view})
     return error_response(500, "internal_error", "Internal error. It has been logged.")
 
 
 def _flat(detail: Any, path: str = "") -> Fields:
-    """DRF's nested details as dotted names: `{"levels": [{}, {"ttft_s": [..]}]}` gives `levels.1.ttft_s`."""
+    """Nested error details with dotted names: `{"levels": [{}, {"ttft_s": [..]}]}` gives `levels.1.ttft_s`."""
     fields: Fields = {}
     for name, message in _leaves(detail, path):
         fields.setdefault(name, []).append(message)
@@ -216,7 +217,7 @@ def _leaves(detail: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _first(fields: Fields) -> str:
-    """One sentence that stands alone: the first message, led by its field."""
+    """The first message, with its field, as the message of the whole error."""
     for name, messages in fields.items():
         return f"{name}: {messages[0]}" if name else messages[0]
     return "The request is not valid."

@@ -1,8 +1,8 @@
-"""Who may do what: small rules that compose with `|` and `&`.
+"""Permissions: small rules that can be combined with `|` and `&`.
 
-Viewers read everything but secrets. Operators also act on traffic: classes, mappings, scaling, instances, the queue.
-Admins also own tenants, keys and the topology. A tenant's key sees its own tenant's data and nothing else; the views
-narrow what it finds, so another tenant's object answers 404, not 403.
+Viewers may read everything except secrets. Operators may also change classes, mappings, scaling, instances and the
+queue. Admins may also change tenants, keys and the topology. A tenant's key may read its own tenant's data only; views
+filter their rows by the tenant, so another tenant's object is a 404 and not a 403.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IsAdmin(_AtLeast):
 
 
 class IsTenantKey(BasePermission):
-    """A tenant's API key. The view must narrow its rows to `request.user.tenant_id`."""
+    """A tenant's API key. The view must filter its rows by `request.user.tenant_id`."""
 
     message = "This needs an API key of a tenant."
 

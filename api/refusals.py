@@ -1,4 +1,4 @@
-"""Calls of the control API by who may not make them: those that would change something are in the audit."""
+"""Records unauthorised calls of the control API in the audit, if they would have changed something."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from api.auth import CsrfFailed, ScopeMissing, TenantPrincipal
 from controller.services.actors import Actor
 from controller.services.refusals import NOBODY, access_refused
 
-# The first that fits is the reason.
+# The reason code is that of the first class that matches.
 REASONS: tuple[tuple[type[Exception], str], ...] = (
     (CsrfFailed, "csrf_failed"),
     (ScopeMissing, "scope_missing"),
@@ -23,7 +23,7 @@ REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def refusal_record(request: Request, error: Exception) -> None:
-    """Nothing for a read, or for an error that refuses nobody. Never an error itself."""
+    """Record the refusal, unless the call was a read or the error is another one. Never raises."""
     reason = next((reason for kind, reason in REASONS if isinstance(error, kind)), None)
     if reason is None or request.method in SAFE_METHODS:
         return
@@ -39,11 +39,11 @@ def refusal_record(request: Request, error: Exception) -> None:
 
 
 def _caller(request: Request, error: Exception) -> tuple[Actor, str]:
-    """Who it was as far as is known, and whose share of the audit that takes."""
+    """The caller as far as known, and the bucket that limits how often such refusals are recorded."""
     if isinstance(error, CsrfFailed):
         return Actor.person(error.username), "people"
     if isinstance(request.user, TenantPrincipal):
         return Actor.person(f"{request.user.tenant}/{request.user.pk}"), "keys"
     if request.user.is_authenticated:
         return Actor.person(request.user.get_username()), "people"
-    return NOBODY, "strangers"
+    return NOBODY, "unauthenticated"

@@ -1,7 +1,7 @@
-"""The OpenAPI document: served at `/api/schema`, shown at `/api/docs`, kept in `docs/openapi.yaml` (`make openapi`).
+"""The OpenAPI document: served at `/api/schema`, shown at `/api/docs`, stored in `docs/openapi.yaml` (`make openapi`).
 
-The pages load nothing from elsewhere and need no inline script or style, so that the console's content security policy
-holds for them too.
+The page loads nothing from other servers and has no inline script or style, so the console's content security policy
+applies to it too.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class PeopleSessionScheme(OpenApiAuthenticationExtension):
 
 
 def add_data_path(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Merge the gateway's endpoints, which no Django view stands for."""
+    """Add the gateway's endpoints, for which there are no Django views."""
     result["paths"] = {**result["paths"], **PATHS}
     result["components"].setdefault("schemas", {}).update(COMPONENTS)
     return result
 
 
 class SchemaView(SpectacularAPIView):
-    """The document as YAML, or as JSON where asked for; public, since it holds no data."""
+    """The document as YAML, or as JSON on request. It needs no login, since it contains no data."""
 
     authentication_classes = ()
 
 
 class DocsView(SpectacularSwaggerSplitView):
-    """The document as a page for people."""
+    """The document as a web page."""
 
     authentication_classes = ()
     url_name = "api-schema"

@@ -1,6 +1,6 @@
-"""Request limits of the control API. They protect the console from a script in a loop; they are no billing limit.
+"""Request limits of the control API. They protect the console from scripts in a loop and are not meant as quotas.
 
-Counts live in this process alone, so they hold with Redis away, and N console processes allow N times the rate.
+The counts are kept in this process, so they work without Redis, and N console processes allow N times the rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyThrottle(_LocalThrottle):
 
 
 class PersonThrottle(_LocalThrottle):
-    """Per signed-in person; generous, since the console's own pages may call the API."""
+    """Per signed-in person. The limit is high, since the console's own pages may call the API."""
 
     rate = PERSON_RATE
     scope = "person"

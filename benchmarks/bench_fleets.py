@@ -30,7 +30,7 @@ from benchmarks.fleet_cells import DEFAULT, cells
 from controller.core.types import LatencyCoefficients, Outcome
 from controller.predict.latency import LatencyModel
 from controller.simulator.experiment import Contender, ExperimentPlan, parse_experiment
-from controller.simulator.report.results import SimRecord, SimulationResult
+from controller.simulator.report.results import SimRecord, RunResult
 from controller.simulator.report.summary import attainment
 from controller.simulator.runner import rates_of, run_once
 
@@ -51,7 +51,7 @@ def wrongly_refused(record: SimRecord, latencies: Sequence[LatencyCoefficients])
     return False
 
 
-def direction_changes(result: SimulationResult) -> int:
+def direction_changes(result: RunResult) -> int:
     signs = [SCALING[decision.kind] for decision in result.decisions if decision.kind in SCALING]
     return sum(one != other for one, other in pairwise(signs))
 

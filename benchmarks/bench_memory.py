@@ -140,7 +140,7 @@ def _rounded(processes: Mapping[str, float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_memory", description="Memory (PSS).")
     parser.add_argument("--queued", type=int, default=QUEUED)
-    parser.add_argument("--skip-up", action="store_true", help="without the whole of `make up`")
+    parser.add_argument("--skip-up", action="store_true", help="do not measure `make up`")
     arguments = parser.parse_args()
     stop_on_sigterm()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -129,9 +129,11 @@ def figures(measured: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_overhead", description="Latency added.")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of blocks a rate")
-    parser.add_argument("--block", type=float, default=BLOCK_S, help="seconds a block")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bench_overhead", description="Latency that the gateway adds."
+    )
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of blocks per rate")
+    parser.add_argument("--block", type=float, default=BLOCK_S, help="seconds per block")
     arguments = parser.parse_args()
     stop_on_sigterm()
     prefer(os.getpid())

@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=40.0, help="requests/s of both kinds together (%(default)s)")
     parser.add_argument("--per-task", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--link", type=float, default=1.0, help="GB/s a port in the simulator (%(default)s)")
+    parser.add_argument("--link", type=float, default=1.0, help="GB/s per port in the simulator (%(default)s)")
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/pd as well")
     args = parser.parse_args()
     stop_on_sigterm()

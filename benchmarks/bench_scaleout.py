@@ -60,7 +60,7 @@ PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
 CONTEXT = 8192
 MEMORY = Path("/dev/shm")
-NO_COPY = "no copy of the weights for this host's engines"  # as logged by the engine that should write the copy
+NO_COPY = "could not write a copy of the weights"  # as logged by the engine that should write the copy
 TWO_HOSTS = "the engines are on two hosts"
 ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 
@@ -231,10 +231,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     add_shape_options(parser, "half-billion")
-    parser.add_argument("--room", choices=["kept", "released"], default="kept", help="for the warm engine's weights")
-    where = "folder for the copy in host memory, best in memory (%(default)s); without room there it is left out"
+    parser.add_argument(
+        "--room", choices=["kept", "released"], default="kept", help="for the weights of the warm spare"
+    )
+    where = "folder of the copy in host memory, preferably in memory (%(default)s); without room the copy is left out"
     parser.add_argument("--host-copy", type=Path, default=MEMORY, metavar="DIR", help=where)
-    gbit = "put the engines on two hosts with a link of so many Gbit/s between them (root, iproute2)"
+    gbit = "run the engines on two hosts with a link of this bandwidth between them (needs root, iproute2)"
     parser.add_argument("--link-gbit", type=float, metavar="GBIT", help=gbit)
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
     args = parser.parse_args(argv)

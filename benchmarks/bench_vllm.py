@@ -222,14 +222,20 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description="Policies on real vLLM.")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--from-seed", type=int, default=1, help="the first of them; those before it from elsewhere")
+    parser.add_argument(
+        "--from-seed", type=int, default=1, help="first seed to run; earlier ones come from another machine"
+    )
     parser.add_argument("--loads", default="", help=f"only these, comma-separated: {', '.join(x.name for x in LOADS)}")
-    parser.add_argument("--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee, do not search")
-    parser.add_argument("--per-task", type=int, default=300, help="requests a task in a burst")
+    parser.add_argument(
+        "--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee instead of searching for it"
+    )
+    parser.add_argument("--per-task", type=int, default=300, help="requests per task in a burst")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
-    parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
-    parser.add_argument("--resume", action="store_true", help="go on with an earlier run")
-    parser.add_argument("--output", type=Path, help="rewritten after every load; beside the other results if not said")
+    parser.add_argument("--no-sweep", action="store_true", help="use the usual best windows")
+    parser.add_argument("--resume", action="store_true", help="continue an earlier run")
+    parser.add_argument(
+        "--output", type=Path, help="report, rewritten after every load (default: beside the other results)"
+    )
     arguments = parser.parse_args()
     if not 1 <= arguments.from_seed <= arguments.seeds:
         parser.error(f"--from-seed: between 1 and --seeds, {arguments.seeds}")

@@ -51,8 +51,8 @@ SHAPES = {
 def add_shape_options(parser: argparse.ArgumentParser, shape: str) -> None:
     sizes = ", ".join(f"{name} {found.parameters / 1e9:.3g}e9" for name, found in SHAPES.items())
     parser.add_argument("--shape", default=shape, choices=SHAPES, help=f"parameters: {sizes} (%(default)s)")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (bfloat16 on CUDA)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device of the models (%(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, help="number format of the weights (bfloat16 on CUDA)")
 
 
 def devices(device: str) -> int:

@@ -63,9 +63,9 @@ def measured(program: OperatorProgram, lengths: Sequence[int], repeats: int, see
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_options(parser, "thin")
-    parser.add_argument("--lengths", default=LENGTHS, help="of prompts, tokens (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="of a step, behind one that warms up (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of one operator, on the CPU (%(default)s)")
+    parser.add_argument("--lengths", default=LENGTHS, help="prompt lengths in tokens (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs per step, after a warm-up (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator, on the CPU (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = checked(parser, parser.parse_args(argv))

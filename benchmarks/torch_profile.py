@@ -148,13 +148,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_options(parser, "thin")
     parser.add_argument("--output", type=Path, help="JSON file to write, for an engine's --profile")
-    parser.add_argument("--add", action="store_true", help="to workers/engine/profiles.json")
+    parser.add_argument("--add", action="store_true", help="add it to workers/engine/profiles.json")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="largest batch (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="largest batch x length (%(default)s)")
-    parser.add_argument("--kv-cache-gib", type=float, default=0.0, help="what the profile says (CPU 1, CUDA what fits)")
-    parser.add_argument("--repeats", type=int, default=3, help="of a point, behind one that warms up (%(default)s)")
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        default=0.0,
+        help="size of the KV cache (default: 1 on CPUs, all that fits on CUDA)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs per point, after a warm-up (%(default)s)")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds to spend (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of one operator, on the CPU (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator, on the CPU (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     args = checked(parser, parser.parse_args(argv))
     if min(args.repeats, args.max_num_seqs, args.batch_tokens) < 1:

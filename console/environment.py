@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from controller.core.errors import ConfigError
 from controller.postgres.params import libpq_options
-from workers.environment import given
+from workers.environment import read_variable
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -40,7 +40,7 @@ class Environment:
 
     def text(self, name: str, default: str) -> str:
         try:
-            return given(self._values, name) or default
+            return read_variable(self._values, name) or default
         except ConfigError as error:
             raise ImproperlyConfigured(str(error)) from None
 

@@ -7,6 +7,7 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from tests.workers.engine.process import EngineProcess, fleet
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 # Nothing in a test's database must survive the machine.
@@ -22,6 +23,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
+PART = re.compile(r"(?<!not )\b(slow|gpu|vllm|browser|torch)\b")  # asked for, in an expression of marks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,11 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
-    for_torch = collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch")
-    asked = config.option.markexpr.replace("not torch", "").replace("not gpu", "")
-    if for_torch and asked and "torch" not in asked and "gpu" not in asked:
-        return True
+    """Import only what may run: reading all modules takes longer than many of the parts' tests.
+
+    Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`). Who asks for
+    a part (`-m browser`) gets the modules that write this mark themselves.
+    """
+    asked = set(PART.findall(config.option.markexpr))
+    if not config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    if collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch"):
+        return None if asked & {"torch", "gpu"} else True
+    if asked and collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        return None if any(f"mark.{part}" in text for part in asked) else True
     return None
 
 
@@ -80,6 +90,19 @@ def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
     """pytest-django asks this before it makes the test database."""
     for where in (settings.DATABASES["default"], connections["default"].settings_dict):
         where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+@pytest.fixture
+def fleet_token(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the fleet's processes show each other; this process has it in its environment."""
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    return FLEET["token"]
+
+
+@pytest.fixture
+def unsent_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments are stored and no worker hears of them."""
+    monkeypatch.setattr("workers.experiments.runner.send_experiment", lambda message: None)
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
 from django.contrib.auth.models import Group, User
+from django.db import connection
+from django.utils import timezone
 
 from controller.core.types import RequestRecord
-from controller.models import Host, Instance, PriorityMapping, ScalingPolicy, ServedModel, SLOClass, Tenant
+from controller.models import (
+    Host,
+    Instance,
+    PriorityMapping,
+    ScalingPolicy,
+    ScalingSample,
+    ServedModel,
+    SLOClass,
+    Tenant,
+)
 from controller.services.actors import Actor
 from controller.services.api_keys import NewKey, api_key_create
+from controller.services.records import records_write
 
 _serial = count(1)
 ACTOR = Actor.person("olga")
@@ -118,3 +131,15 @@ def record(**fields: Any) -> RequestRecord:
         "token_times": [0.2, 0.25, 0.35, 1.15],
     }
     return RequestRecord(**{**defaults, **fields})
+
+
+def records_stored(*records: RequestRecord) -> int:
+    """How many of them were new."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")  # opens the test's transaction, which then holds the writer's as a savepoint
+    return records_write(connection=connection.connection, records=records)
+
+
+def scaling_sample(policy: ScalingPolicy, ago_s: float = 0.0, **fields: Any) -> ScalingSample:
+    given = {"load": 0.5, "ready": 2, "starting": 0, "draining": 0, "mind": "steady", **fields}
+    return ScalingSample.objects.create(policy=policy, at=timezone.now() - timedelta(seconds=ago_s), **given)

@@ -38,6 +38,8 @@ DOCUMENTS = (*(ROOT / name for name in READMES), CATALOGUE, *sorted(DOCS.rglob("
 CODE = ("api", "benchmarks", "console", "controller", "tests", "workers")
 SCREENSHOTS = "docs/screenshots/"
 READERS = {"text", "choice", "flag", "number", "whole", "names", "mapping", "url", "database", "secret"}
+OF_DJANGO = {"migrate", "check", "createsuperuser", "shell"}
+NOT_METRICS = {"slackline_session_8000"}  # a cookie
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
 GATEWAY_GAUGES = ("api/openai/state/status.py", "api/openai/service.py")
 CONSOLE_GAUGES = "console/views/metrics.py"
@@ -202,6 +204,33 @@ def test_modules_that_are_run_exist(document):
     assert {name for name, at in places.items() if not (at.with_suffix(".py").exists() or at.is_dir())} == set()
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_commands_of_manage_py_that_are_named_exist(document):
+    named = set(re.findall(r"manage\.py ([a-z_]+)", document.read_text())) - OF_DJANGO
+    assert {name for name in named if not (ROOT / f"console/management/commands/{name}.py").exists()} == set()
+
+
+def test_metrics_that_are_named_are_in_the_metrics_page():
+    listed = first_cells(METRICS, "[a-z0-9_]+")
+    named = {
+        name for document in DOCUMENTS for name in re.findall(r"`(slackline_[a-z0-9_]*[a-z0-9])`", document.read_text())
+    }
+    assert named - listed - NOT_METRICS == set()
+
+
+CODE_PATH = re.compile(
+    r"(?<![\w./-])((?:api|benchmarks|console|controller|docs|tests|workers)/[\w./-]+\.(?:py|md|json))\b"
+)
+
+
+def test_paths_that_code_names_exist():
+    """In docstrings, comments and help texts. NAME, PAPER and ID stand for many."""
+    folders = ("api", "benchmarks", "console", "controller", "workers")
+    named = {(relative(path), name) for path in source_files(*folders) for name in CODE_PATH.findall(path.read_text())}
+    real = {(at, name) for at, name in named if not re.search("NAME|PAPER|MACHINE|ID", name)}
+    assert sorted((at, name) for at, name in real if not (ROOT / name).exists()) == []
+
+
 def test_pictures_that_are_tracked_are_those_that_are_shown():
     done = subprocess.run(["git", "ls-files", SCREENSHOTS], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -250,7 +279,7 @@ def test_what_a_spec_may_say_is_listed():
     assert set(re.findall(r"`([a-z_]{2,})`", listed)) - {"spec", "process", "true"} == set(SAYABLE)
 
 
-def knobs_of(policy: type) -> set[str]:
+def settings_of(policy: type) -> set[str]:
     """Fields of what it is configured by."""
     config = getattr(policy, "Config", None)
     if config is None:
@@ -266,9 +295,9 @@ def knobs_of(policy: type) -> set[str]:
         ("Pacings", PACINGS), ("Batchings", BATCHINGS), ("Preemptions", PREEMPTIONS),
     ],
 )  # fmt: skip
-def test_the_catalogue_names_every_knob(section, registry):
+def test_the_catalogue_names_every_setting(section, registry):
     text = CATALOGUE.read_text().partition(f"\n## {section}")[2].partition("\n## ")[0]
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    place = table[0].index("knobs")
+    place = table[0].index("settings")
     listed = {re.findall(r"`(\w+)`", row[0])[0]: set(re.findall(r"`(\w+)`", row[place])) for row in table[2:]}
-    assert {name: knobs_of(registry[name]) for name in registry} == listed
+    assert {name: settings_of(registry[name]) for name in registry} == listed

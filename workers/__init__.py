@@ -1,1 +1,1 @@
-"""Processes beside the gateway: Celery and its tasks, engines, adapters, provisioners, the supervisor."""
+"""Processes beside the gateway: Celery and its tasks, the reference engine, backends, provisioners, the supervisor."""

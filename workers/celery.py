@@ -1,8 +1,8 @@
-"""The Celery app: broker settings, queues, limits, and the whole beat schedule in one place.
+"""The Celery app: broker settings, queues, time limits and the beat schedule.
 
-Queues: `control` (scaler, reconciler, heartbeat: every second, short), `actions` (changes to instances), `analysis`
-(long, bulky work). In `make up` one worker serves the first two and another one `analysis`: an experiment takes
-minutes, and nothing may wait for it.
+Queues: `control` (scaler, reconciler, heartbeat: short tasks, every second), `actions` (actions on instances) and
+`analysis` (long tasks). In `make up` one worker serves the first two and another one serves `analysis`, because an
+experiment takes minutes and no other task may wait for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from celery.signals import after_setup_logger, before_task_publish, task_failure
 from django.conf import settings
 
 from workers.failures import task_done, task_failed
-from workers.tasks.consuming import TakesMessages
-from workers.tasks.heartbeat import AnalysisLives
+from workers.tasks.consuming import StalledConsumer
+from workers.tasks.heartbeat import AnalysisHeartbeat
 from workers.tasks.logs import quieten
 from workers.tasks.names import (
     ACTIONS,
@@ -40,8 +40,8 @@ app = Celery("slackline")
 app.conf.update(
     broker_url=settings.REDIS_URL,
     broker_connection_retry_on_startup=True,
-    broker_connection_max_retries=None,  # an outage of any length is survived
-    # A Redis that hangs must not hang us: no socket waits longer than this. BRPOP polls each second, far below.
+    broker_connection_max_retries=None,  # reconnect after an outage of any length
+    # The worker must not hang when Redis hangs. BRPOP polls once a second, so these timeouts do not interrupt it.
     broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "health_check_interval": 10},
     imports=TASK_MODULES,
     task_default_queue="control",
@@ -51,19 +51,19 @@ app.conf.update(
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
     },
-    task_ignore_result=True,  # what a task did is in PostgreSQL
-    task_acks_late=False,  # with Redis it would run long tasks twice; the next look repeats what a dead worker left
+    task_ignore_result=True,  # results of tasks are in PostgreSQL
+    task_acks_late=False,  # else Redis would deliver long tasks twice; the next tick does what a killed worker left
     task_time_limit=10,
     task_soft_time_limit=8,
     task_serializer="json",
     accept_content=["json"],
     worker_prefetch_multiplier=1,
-    worker_max_memory_per_child=200_000,  # kB; the child is renewed between two tasks
+    worker_max_memory_per_child=200_000,  # kB; a larger child process is replaced between two tasks
     worker_send_task_events=False,
     worker_enable_remote_control=False,
     timezone="UTC",
     beat_max_loop_interval=5,
-    # Ticks that waited longer than two periods are dropped, or an outage's backlog would run at once.
+    # Ticks older than two periods are dropped; otherwise the backlog of an outage would run all at once.
     beat_schedule={
         "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
@@ -78,7 +78,7 @@ app.conf.update(
 )
 
 
-app.steps["consumer"].update((AnalysisLives, TakesMessages))
+app.steps["consumer"].update((AnalysisHeartbeat, StalledConsumer))
 
 
 @after_setup_logger.connect
@@ -87,12 +87,12 @@ def _quieten(**kwargs: object) -> None:
 
 
 @before_task_publish.connect
-def _beat_lives(sender: str = "", **kwargs: object) -> None:
-    """Runs in the publisher: only beat publishes heartbeats, so a published heartbeat is beat's own sign of life."""
+def _beat_heartbeat(sender: str = "", **kwargs: object) -> None:
+    """Runs in the process that publishes a task. Only beat publishes HEARTBEAT, so this is beat's own heartbeat."""
     if sender == HEARTBEAT:
-        from workers.tasks.heartbeat import sign_of_life
+        from workers.tasks.heartbeat import heartbeat_send
 
-        sign_of_life("beat")
+        heartbeat_send("beat")
 
 
 @task_failure.connect

@@ -1,8 +1,9 @@
-"""Demo traffic of `make up`: several tenants and classes through the gateway, so that the page moves.
+"""Demo traffic of `make up`: requests of several tenants and classes through the gateway.
 
-An open loop (arrivals do not wait for answers) whose rate swings slowly and has a short burst now and then, high enough
-for the scaler to act. `python -m workers.demo_load`; DEMO_LOAD=0 keeps `make up` from starting it. Tenants' keys are
-read from DATA_DIR/credentials.json. Costs a few percent of a core; while the gateway is away it waits.
+It is an open loop: arrivals do not wait for answers. The rate rises and falls slowly, with a short burst every
+BURST_EVERY_S that is high enough for the scaler to act. Start it with `python -m workers.demo_load`; DEMO_LOAD=0 keeps
+`make up` from starting it. API keys are read from DATA_DIR/credentials.json. It takes a few percent of a core, and
+waits while the gateway is unreachable.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import aiohttp
 
-from workers.environment import given
+from workers.environment import read_variable
 
 log = logging.getLogger("demo-load")
 
@@ -53,7 +54,8 @@ WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class TrafficKind:
-    """One sort of request. Lengths are ranges: prompt words, output tokens. `slo`: fields of the body."""
+    """One kind of request. `share`: of all requests; `words`, `tokens`: ranges of prompt words and output tokens;
+    `slo`: SLO fields of the body."""
 
     tenant: str
     share: float
@@ -66,14 +68,14 @@ class TrafficKind:
 
 @dataclass(frozen=True, slots=True)
 class DemoPace:
-    """Requests a second: `low` to `high` along the wave, `burst` for a quarter of a minute now and then."""
+    """Requests/s: between `low` and `high` along a wave of WAVE_PERIOD_S, and `burst` for BURST_LASTS_S at a time."""
 
     low: float
     high: float
     burst: float
 
     def rate(self, seconds: float) -> float:
-        """At this time after the start."""
+        """Requests/s, `seconds` after the start."""
         if (seconds - BURST_AFTER_S) % BURST_EVERY_S < BURST_LASTS_S and seconds >= BURST_AFTER_S:
             return self.burst
         swing = (1 - math.cos(2 * math.pi * seconds / WAVE_PERIOD_S)) / 2
@@ -94,7 +96,7 @@ def body(kind: TrafficKind, model: str, rng: random.Random) -> tuple[str, dict[s
 
 
 class DemoLoad:
-    """Sends until cancelled; keeps counts of outcomes for its log."""
+    """Sends requests until cancelled, and logs the number of each outcome."""
 
     def __init__(
         self, url: str, model: str, keys: Mapping[str, str], kinds: list[TrafficKind], pace: DemoPace, seed: int
@@ -153,7 +155,7 @@ class DemoLoad:
 
 
 def demo_keys(credentials: Mapping[str, Any]) -> dict[str, str]:
-    """Tenant to key: all demo tenants' keys where the seed left them, else the one key that is printed."""
+    """API key by tenant: of all demo tenants if `seed_demo` stored them, else the one key of tenant `demo`."""
     keys = credentials.get("keys")
     if isinstance(keys, dict) and keys:
         return dict(keys)
@@ -171,13 +173,13 @@ KINDS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.demo_load", description=__doc__)
-    parser.add_argument("--url", default=given(os.environ, "GATEWAY_URL") or "http://127.0.0.1:8080")
+    parser.add_argument("--url", default=read_variable(os.environ, "GATEWAY_URL") or "http://127.0.0.1:8080")
     parser.add_argument(
-        "--credentials", type=Path, default=Path(given(os.environ, "DATA_DIR") or ".data", "credentials.json")
+        "--credentials", type=Path, default=Path(read_variable(os.environ, "DATA_DIR") or ".data", "credentials.json")
     )
-    parser.add_argument("--low", type=float, default=1.0, help="requests a second, calm (%(default)s)")
-    parser.add_argument("--high", type=float, default=4.0, help="requests a second, busy (%(default)s)")
-    parser.add_argument("--burst", type=float, default=15.0, help="requests a second, in a burst (%(default)s)")
+    parser.add_argument("--low", type=float, default=1.0, help="lowest rate of the wave, requests/s (%(default)s)")
+    parser.add_argument("--high", type=float, default=4.0, help="highest rate of the wave, requests/s (%(default)s)")
+    parser.add_argument("--burst", type=float, default=15.0, help="rate of a burst, requests/s (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

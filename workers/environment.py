@@ -1,4 +1,4 @@
-"""A variable of the environment, or the file that stands for it: the one rule of all processes."""
+"""Reads environment variables, for all processes. `NAME_FILE` may name a file that holds the value of `NAME`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from controller.core.errors import ConfigError
 
 
-def given(environ: Mapping[str, str], name: str) -> str:
-    """The value of NAME, "" where there is none. NAME_FILE, the path of a file that holds it (a mounted secret), comes
-    first.
+def read_variable(environ: Mapping[str, str], name: str) -> str:
+    """The value of NAME; "" if it is not set. NAME_FILE, the path of a file such as a mounted secret, takes precedence.
 
-    Raises ConfigError that names NAME_FILE where its file cannot be read or is empty: what was meant to be secret would
-    silently be something else.
+    Raises ConfigError naming NAME_FILE if its file is empty or cannot be read; a default must not replace a secret
+    unnoticed.
     """
     path = environ.get(f"{name}_FILE")
     if not path:
@@ -23,5 +22,5 @@ def given(environ: Mapping[str, str], name: str) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}_FILE={path!r}: expected a readable text file ({error})", f"{name}_FILE") from None
     if not value:
-        raise ConfigError(f"{name}_FILE={path!r}: expected a file with something in it", f"{name}_FILE")
+        raise ConfigError(f"{name}_FILE={path!r}: expected a file that is not empty", f"{name}_FILE")
     return value

@@ -1,6 +1,6 @@
-"""Tasks of the schedule, and scaling policies, that fail again and again, for /healthz: how often in a row, in Redis.
+"""Periodic tasks and scaling policies that fail repeatedly, for /healthz: Redis holds how often in a row each failed.
 
-A heartbeat says that tasks run, and not that they come to their end: a reconciler that raises at each look lives too.
+A heartbeat shows that tasks run, but not that they succeed: a reconciler that raises every time has a heartbeat too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from workers.tasks.heartbeat import redis_client
 from workers.tasks.names import ACTIONS, EXPERIMENTS, LINKS, RECONCILE, SCALE
 
 EACH_SECOND = (RECONCILE, SCALE, ACTIONS, LINKS, EXPERIMENTS)
-KEPT_S = 60  # then nobody runs them any more, which the heartbeat says
-IN_A_ROW = 3  # fewer are a hiccup: the next look does what this one left
+KEPT_S = 60  # after that long without a run, the missing heartbeat reports the failure
+IN_A_ROW = 3  # fewer do not count, since the next run does what a failed one left undone
 
 
 def task_failed(task: str, error: BaseException | None) -> None:
-    """Losing one is harmless: the next comes in a second."""
+    """Count a failure. One that Redis does not receive is harmless, since the task runs again a second later."""
     if task not in EACH_SECOND:
         return
     key = FAILING_KEY.format(task=task)
     try:
         with redis_client().pipeline() as pipe:
             pipe.hincrby(key, "count", 1)
-            pipe.hset(key, "error", type(error).__name__)  # its text may hold what not everybody may read
+            pipe.hset(key, "error", type(error).__name__)  # without its text, which may contain secrets
             pipe.expire(key, KEPT_S)
             pipe.execute()
     except redis.RedisError:
@@ -46,14 +46,14 @@ def task_done(task: str) -> None:
 
 
 def read_failing() -> list[Mapping[bytes, bytes]]:
-    """What is kept of each task of EACH_SECOND. Raises LiveUnavailable."""
+    """The count and last error of each task of EACH_SECOND. Raises LiveUnavailable."""
     try:
         with redis_client().pipeline(transaction=False) as pipe:
             for task in EACH_SECOND:
                 pipe.hgetall(FAILING_KEY.format(task=task))
             found: list[Any] = pipe.execute()
     except (redis.RedisError, OSError) as error:
-        raise LiveUnavailable(f"Redis is away: {error}") from error
+        raise LiveUnavailable(f"Redis is unavailable: {error}") from error
     return found
 
 
@@ -62,7 +62,7 @@ def read_failing_policies() -> FailingPolicies:
     try:
         return failing_policies(redis_client().get(FAILING_POLICIES_KEY))
     except (redis.RedisError, OSError) as error:
-        raise LiveUnavailable(f"Redis is away: {error}") from error
+        raise LiveUnavailable(f"Redis is unavailable: {error}") from error
 
 
 def failing_policies(raw: Any) -> FailingPolicies:
@@ -70,7 +70,7 @@ def failing_policies(raw: Any) -> FailingPolicies:
 
 
 def write_failing_policies(failing: FailingPolicies) -> None:
-    """The whole set, at each tick of the scaler: what is missing works again, or is not there any more."""
+    """Replaces the whole set at each tick of the scaler: a policy that works again is no longer in it."""
     try:
         if failing:
             redis_client().set(FAILING_POLICIES_KEY, orjson.dumps(failing), ex=KEPT_S)
@@ -84,8 +84,11 @@ def failed_again(before: FailingPolicy | None, name: str, error: BaseException) 
     return FailingPolicy(name=name, count=1 + (before["count"] if before else 0), error=type(error).__name__)
 
 
-def failing_told(kept: Sequence[Mapping[bytes, bytes]], policies: FailingPolicies | None = None) -> str:
-    """Which of EACH_SECOND fail, in the order of `kept`, then which scaling policies; "" if none does."""
+def failing_in_words(kept: Sequence[Mapping[bytes, bytes]], policies: FailingPolicies | None = None) -> str:
+    """The failing tasks of EACH_SECOND and the failing scaling policies in words; "" if none fails.
+
+    `kept`: what `read_failing` returned.
+    """
     tasks = [
         (task, int(each.get(b"count", 0)), each.get(b"error", b"").decode())
         for task, each in zip(EACH_SECOND, kept, strict=True)

@@ -1,8 +1,12 @@
-"""The one sender to browsers, and the one reader and writer of live state in Redis.
+"""Live state in Redis, and messages to browsers. All other modules read and write both through this one.
 
-Redis holds only what can be rebuilt and may be away or hang at any time: every call here ends within `CALL_S` and
-raises LiveUnavailable. Plain names are for synchronous callers (tasks, pages, the control API), names starting with `a`
-are for the event loop. `LiveState` is the gateway's own, one object a process.
+Redis holds only data that can be rebuilt, and it may be unavailable or hang at any time: every Redis command here ends
+within `CALL_S` and raises LiveUnavailable. Functions with plain names are for synchronous callers (tasks, pages, the
+control API), those whose names start with `a` for an event loop. `LiveState` is the asynchronous client; a gateway has
+one, and each event loop of the console has one.
+
+What both need is written once, as a generator (`Dialogue`) that yields Redis commands and receives their results.
+`_run` executes it with the synchronous client, `LiveState.run` with the asynchronous one.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import count
@@ -56,16 +60,18 @@ from workers.shared_clock import SharedClock
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Command = tuple[Any, ...]  # of Redis: its name and arguments
+Dialogue = Generator[Command, Any, T]
 
-CALL_S = 1.0
-WATCHED_S = 10
+CALL_S = 1.0  # the longest that one Redis command may take
+WATCHED_S = 10  # a topic counts as watched for this long after a browser asked for it
 LEAST_AHEAD_S = 0.05  # a smaller difference of two clocks changes no decision
 QUEUE_KEPT_S = 10
 ANSWER_KEPT_S = 30
 _AWAY = (RedisError, OSError, TimeoutError)
 _TIMEOUTS: dict[str, float] = {"socket_timeout": CALL_S, "socket_connect_timeout": CALL_S}
 
-# The lease is renewed only by its holder: get and set must not be torn apart.
+# Only the holder may renew the lease, so reading and writing it must be one atomic operation.
 _RENEW = """
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return 1 end
@@ -76,7 +82,7 @@ return 1
 
 
 class LiveUnavailable(SlacklineError, ConnectionError):
-    """Redis is away or hangs. Also a ConnectionError, which callers that bound any I/O expect."""
+    """Redis is unavailable or hangs. Also a ConnectionError, which callers that bound any I/O expect."""
 
 
 def _settings() -> Any:
@@ -104,21 +110,60 @@ def _live(topic: str, seq: int, data: Any) -> dict[str, Any]:
 
 
 class Answers(list[CommandAnswer]):
-    """One of each gateway that answered a command. `silent`: how many heard it and said nothing in time."""
+    """The answers to a command, one from each gateway. `silent`: the number of gateways that received the command and
+    did not answer in time."""
 
     silent = 0
 
 
 class AnswersLost(LiveUnavailable):
-    """Redis went away while a command was told or answered: gateways may have applied it. `answers`: what had come."""
+    """Redis failed while a command was sent or answered, so gateways may have applied it. `answers`: those received
+    until then."""
 
     def __init__(self, message: str, answers: Answers) -> None:
         super().__init__(message)
         self.answers = answers
 
 
+# ---- what synchronous and asynchronous callers share ----------------------------------------------------------------
+
+
+def _gateways() -> Dialogue[list[str]]:
+    members = yield ("SMEMBERS", GATEWAYS_KEY)
+    return sorted(_text(member) for member in members)
+
+
+def _published(key: str, clock: SharedClock) -> Dialogue[list[Any]]:
+    """The message that each gateway has stored under `key`, ordered by gateway. Redis' own time goes to `clock`."""
+    gateways = yield from _gateways()
+    if not gateways:
+        return []
+    sent = time.monotonic()
+    told = yield ("TIME",)
+    clock.heard(_seconds(told), sent, time.monotonic())
+    values = yield ("MGET", *(key.format(gateway=name) for name in gateways))
+    return _messages(values)
+
+
+def _time() -> Dialogue[float]:
+    return _seconds((yield ("TIME",)))
+
+
+def _mark_watched(topic: str) -> Dialogue[None]:
+    yield ("SET", WATCHED_KEY.format(topic=topic), b"1", "EX", WATCHED_S)
+
+
+def _ask_queue() -> Dialogue[int]:
+    yield from _mark_watched(LIVE_QUEUE)
+    return int((yield ("INCR", QUEUE_ASKED_KEY)))
+
+
+# ---- asynchronous: gateways and consumers ---------------------------------------------------------------------------
+
+
 class LiveState:
-    """Async half. `gateway` is this process's id; "" for one that only reads. What it reads is stamped on `clock`."""
+    """The asynchronous client. `gateway`: the id of the gateway that publishes; "" for a process that only reads. Times
+    that it reads or writes are those of `clock`."""
 
     def __init__(self, url: str, gateway: str = "") -> None:
         self.gateway = gateway
@@ -133,7 +178,17 @@ class LiveState:
             async with asyncio.timeout(CALL_S):
                 return await work
         except _AWAY as error:
-            raise LiveUnavailable(f"Redis is away: {error}") from error
+            raise LiveUnavailable(f"Redis is unavailable: {error}") from error
+
+    async def run(self, dialogue: Dialogue[T]) -> T:
+        """The result of the dialogue. Each of its commands takes at most CALL_S; raises LiveUnavailable."""
+        result = None
+        while True:
+            try:
+                command = dialogue.send(result)
+            except StopIteration as end:
+                return end.value
+            result = await self._call(self._redis.execute_command(*command))
 
     async def server_time(self) -> float:
         """Redis' own clock, epoch seconds."""
@@ -142,12 +197,12 @@ class LiveState:
     # ---- telemetry ------------------------------------------------------------------------------------------------
 
     async def lease(self, what: str, ttl_s: float) -> bool:
-        """True while this gateway holds it; renewed by calling again before it ends."""
+        """Take or renew the lease; True if this gateway holds it. Call again before `ttl_s` is over to keep it."""
         keys, ttl_ms = [LEASE_KEY.format(what=what)], int(ttl_s * 1000)
         return bool(await self._call(self._renew(keys=keys, args=[self.gateway, ttl_ms])))
 
     async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None:
-        """`loads` by instance id, `observed_at` on the shared clock."""
+        """`loads`: telemetry by instance id, with `observed_at` on the shared clock."""
         pipe = self._redis.pipeline(transaction=False)
         for instance, load in loads.items():
             message = {"instance": instance, "at": load["observed_at"], "load": load}
@@ -163,12 +218,13 @@ class LiveState:
     # ---- state of a gateway ---------------------------------------------------------------------------------------
 
     async def watched(self, topics: Iterable[str]) -> set[str]:
+        """Those of the topics that a browser watches."""
         names = list(topics)
         values = await self._call(self._redis.mget([WATCHED_KEY.format(topic=name) for name in names]))
         return {name for name, value in zip(names, values, strict=True) if value is not None}
 
     async def amark_watched(self, topic: str) -> None:
-        await self._call(self._redis.set(WATCHED_KEY.format(topic=topic), b"1", ex=WATCHED_S))
+        await self.run(_mark_watched(topic))
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
         pipe = self._redis.pipeline(transaction=False)
@@ -181,41 +237,30 @@ class LiveState:
         await self._call(self._redis.set(key, orjson.dumps(state), ex=QUEUE_KEPT_S))
 
     async def queue_asked(self) -> int:
-        """How often somebody has asked for whole queues."""
+        """The number of requests for whole queues so far."""
         return int(await self._call(self._redis.get(QUEUE_ASKED_KEY)) or 0)
 
     async def aask_queue(self) -> int:
-        return int(await self._call(self._redis.incr(QUEUE_ASKED_KEY)))
+        return await self.run(_ask_queue())
 
     async def leave(self) -> None:
-        """At shutdown: pages need not wait for the state to expire."""
+        """Remove this gateway's state at shutdown, so that pages need not wait until it expires."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.srem(GATEWAYS_KEY, self.gateway)
         pipe.delete(FLEET_KEY.format(gateway=self.gateway), QUEUE_KEY.format(gateway=self.gateway))
         await self._call(pipe.execute())
 
     async def aread_fleet(self) -> list[FleetMessage]:
-        return await self._read_all(FLEET_KEY)
+        return await self.run(_published(FLEET_KEY, self.clock))
 
     async def aread_queue(self) -> list[QueueState]:
-        return await self._read_all(QUEUE_KEY)
-
-    async def _read_all(self, key: str) -> list[Any]:
-        gateways = sorted(await self._call(self._redis.smembers(GATEWAYS_KEY)))
-        if not gateways:
-            return []
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.time()
-        pipe.mget([key.format(gateway=_text(g)) for g in gateways])
-        sent = time.monotonic()
-        told, values = await self._call(pipe.execute())
-        self.clock.heard(_seconds(told), sent, time.monotonic())
-        return _messages(values)
+        return await self.run(_published(QUEUE_KEY, self.clock))
 
     # ---- browsers -------------------------------------------------------------------------------------------------
 
     async def send(self, topic: str, data: Any) -> None:
-        """To every browser on this topic. Delivered at most once; `seq` shows gaps."""
+        """Send to every browser that watches the topic. A message is delivered at most once; gaps in `seq` show
+        losses."""
         from channels.layers import get_channel_layer
 
         await self._call(get_channel_layer().group_send(topic, _live(topic, next(self._seq), data)))
@@ -223,7 +268,8 @@ class LiveState:
     # ---- commands and notices -------------------------------------------------------------------------------------
 
     async def listen(self) -> AsyncIterator[CommandMessage | int]:
-        """Commands to this gateway, and config versions (int). Raises LiveUnavailable when the connection is lost."""
+        """Yields commands to this gateway and configuration versions (int). Raises LiveUnavailable if the connection is
+        lost."""
         mine = COMMAND_CHANNEL.format(gateway=self.gateway)
         pubsub = self._listener.pubsub(ignore_subscribe_messages=True)
         try:
@@ -236,7 +282,7 @@ class LiveState:
                     data = orjson.loads(message["data"])
                     yield data if message["channel"] == mine.encode() else int(data)
         except (*_AWAY, orjson.JSONDecodeError) as error:
-            raise LiveUnavailable(f"Redis is away: {error}") from error
+            raise LiveUnavailable(f"Redis is unavailable: {error}") from error
         finally:
             await pubsub.aclose()
 
@@ -255,7 +301,7 @@ class LiveState:
 async def follow(
     state: LiveState, on_command: Callable[[CommandMessage], None], on_config: Callable[[int], None]
 ) -> None:
-    """Hear commands and notices for ever, through outages."""
+    """Pass commands and configuration versions on, until cancelled. Reconnects after an outage of Redis."""
     pause_s = 0.5
     while True:
         try:
@@ -271,7 +317,7 @@ async def follow(
             pause_s = min(2 * pause_s, 5.0)
 
 
-# ---- for consumers: one state a loop --------------------------------------------------------------------------------
+# ---- asynchronous, for consumers: one LiveState for each event loop -------------------------------------------------
 
 _states: WeakKeyDictionary[asyncio.AbstractEventLoop, LiveState] = WeakKeyDictionary()
 
@@ -298,26 +344,26 @@ def shared_now() -> float:
 
 
 async def aread_fleet() -> list[FleetMessage]:
-    """The newest state of each gateway heard of lately, `at` on the shared clock."""
+    """The newest state of each gateway that published lately, with `at` on the shared clock."""
     return await _state().aread_fleet()
 
 
 async def aread_queue() -> list[QueueState]:
-    """Whole queues, as of the last time that somebody asked for them."""
+    """See `read_queue`."""
     return await _state().aread_queue()
 
 
 async def aask_queue() -> int:
-    """Asks each gateway for its whole queue, which comes with its next tick; see `ask_queue`."""
+    """See `ask_queue`."""
     return await _state().aask_queue()
 
 
 async def amark_watched(topic: str) -> None:
-    """A browser watches: gateways publish this topic for ten more seconds."""
+    """Have gateways publish this topic for WATCHED_S more, since a browser watches it."""
     await _state().amark_watched(topic)
 
 
-# ---- for tasks, pages and the control API: synchronous --------------------------------------------------------------
+# ---- synchronous: tasks, pages and the control API ------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
@@ -325,48 +371,41 @@ def _client(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
 
 
-def _run(work: Callable[[redis.Redis], T]) -> T:
-    try:
-        return work(_client(_settings().REDIS_URL))
-    except _AWAY as error:
-        raise LiveUnavailable(f"Redis is away: {error}") from error
-
-
-def _gateways(client: redis.Redis) -> list[str]:
-    return sorted(_text(member) for member in client.smembers(GATEWAYS_KEY))
+def _run(dialogue: Dialogue[T]) -> T:
+    """The result of the dialogue. Each of its commands takes at most CALL_S; raises LiveUnavailable."""
+    client, result = _client(_settings().REDIS_URL), None
+    while True:
+        try:
+            command = dialogue.send(result)
+        except StopIteration as end:
+            return end.value
+        try:
+            result = client.execute_command(*command)
+        except _AWAY as error:
+            raise LiveUnavailable(f"Redis is unavailable: {error}") from error
 
 
 def read_fleet() -> list[FleetMessage]:
-    """The newest state of each gateway heard of lately, `at` on this host's clock; check it before acting on it."""
-    return _run(lambda client: _read(client, FLEET_KEY))
+    """The newest state of each gateway that published lately, with `at` on this host's clock; check it before acting on
+    it."""
+    return _read(FLEET_KEY)
 
 
 def read_queue() -> list[QueueState]:
-    """Whole queues, as of the last time that somebody asked for them."""
-    return _run(lambda client: _read(client, QUEUE_KEY))
+    """The whole queue of each gateway, as of the last request for it (`ask_queue`)."""
+    return _read(QUEUE_KEY)
 
 
 def ask_queue() -> int:
-    """Asks each gateway for its whole queue: it comes, with this number in `asked`, within half a second or so."""
-
-    def ask(client: redis.Redis) -> int:
-        client.set(WATCHED_KEY.format(topic=LIVE_QUEUE), b"1", ex=WATCHED_S)
-        return int(client.incr(QUEUE_ASKED_KEY))
-
-    return _run(ask)
+    """Have each gateway publish its whole queue. It does within about half a second, with the number returned here, or
+    a higher one, in `asked`."""
+    return _run(_ask_queue())
 
 
-def _read(client: redis.Redis, key: str) -> list[Any]:
-    gateways = _gateways(client)
-    if not gateways:
-        return []
-    pipe = client.pipeline(transaction=False)
-    pipe.time()
-    pipe.mget([key.format(gateway=name) for name in gateways])
-    clock, sent = SharedClock(), time.monotonic()
-    told, values = pipe.execute()
-    clock.heard(_seconds(told), sent, time.monotonic())
-    ahead, messages = clock.ahead_of_wall(), _messages(values)
+def _read(key: str) -> list[Any]:
+    clock = SharedClock()
+    messages = _run(_published(key, clock))
+    ahead = clock.ahead_of_wall()
     if abs(ahead) >= LEAST_AHEAD_S:
         for message in messages:
             message["at"] -= ahead
@@ -374,39 +413,47 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
 
 
 def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
-    """When each process (worker, beat) last acted, epoch seconds; one that is not heard of is missing."""
-    keys = [HEARTBEAT_KEY.format(process=name) for name in processes]
-    values = _run(lambda client: client.mget(keys))
+    """When each process (worker, beat) last sent a heartbeat, epoch seconds; without those that sent none lately."""
+
+    def read() -> Dialogue[list[bytes | None]]:
+        return (yield ("MGET", *(HEARTBEAT_KEY.format(process=name) for name in processes)))
+
+    values = _run(read())
     return {name: float(value) for name, value in zip(processes, values, strict=True) if value is not None}
 
 
 def notify_config(version: int) -> None:
-    """Makes gateways look at the configuration at once. They find out by themselves within half a second."""
-    _run(lambda client: client.publish(CONFIG_CHANNEL, str(version)))
+    """Have gateways read the configuration at once. Without it they do so within half a second."""
+
+    def publish() -> Dialogue[None]:
+        yield ("PUBLISH", CONFIG_CHANNEL, str(version))
+
+    _run(publish())
 
 
 def announce(decision: StoredDecision | None) -> None:
-    """Log a decision and send it to the browsers that watch. Call it after the transaction has committed.
+    """Log a decision and send it to the browsers that watch decisions. Call it after the transaction has committed.
 
-    Never raises: the row is what counts, and a browser that hears nothing reads it at its next look.
+    Never raises: the decision is stored already, and a browser that misses the message sees the decision when it next
+    reads the list.
     """
     if decision is None:
         return
     message = message_of(decision)
     log.info("decision %s (%s, %s): %s", decision.pk, decision.kind, decision.reason, message["sentence"])
     try:
-        to_group(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
+        send_to_group(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
     except LiveUnavailable as error:
-        log.warning("decision %s was not sent live: %s", decision.pk, error)
+        log.warning("decision %s was not sent to browsers: %s", decision.pk, error)
 
 
 def send_experiment(message: ExperimentMessage) -> None:
-    """To the browsers that watch experiments."""
-    to_group(LIVE_EXPERIMENTS, _live(LIVE_EXPERIMENTS, 0, message))
+    """Send the progress of an experiment to the browsers that watch experiments."""
+    send_to_group(LIVE_EXPERIMENTS, _live(LIVE_EXPERIMENTS, 0, message))
 
 
-def to_group(group: str, event: dict[str, Any]) -> None:
-    """To the sockets of a group of the channel layer; `type` names their method."""
+def send_to_group(group: str, event: dict[str, Any]) -> None:
+    """Send to the sockets of a group of the channel layer; the event's `type` names the method that receives it."""
     from asgiref.sync import async_to_sync
     from channels.layers import get_channel_layer
 
@@ -417,7 +464,7 @@ def to_group(group: str, event: dict[str, Any]) -> None:
     try:
         async_to_sync(deliver)()
     except _AWAY as error:
-        raise LiveUnavailable(f"Redis is away: {error}") from error
+        raise LiveUnavailable(f"Redis is unavailable: {error}") from error
 
 
 def send_command(
@@ -429,30 +476,33 @@ def send_command(
     valid_s: float = 5.0,
     wait_s: float = 2.0,
 ) -> Answers:
-    """Tell every gateway, and wait for their answers (one each). A gateway that does not answer in time is missing.
-    Raises LiveUnavailable where nobody was told, AnswersLost where somebody may have been."""
+    """Send a queue command to every gateway and wait up to `wait_s` for the answers, one from each. A gateway that does
+    not answer in time is missing from them; after `valid_s` it no longer applies the command.
+
+    Raises LiveUnavailable if no gateway received the command, and AnswersLost if one may have.
+    """
     message = CommandMessage(
         id=uuid.uuid4().hex,
         actor=actor,
         kind=kind,
         request_ids=request_ids,
         priority=priority,
-        expires_at=_run(lambda client: _seconds(client.time())) + valid_s,
+        expires_at=_run(_time()) + valid_s,
     )
-    return _ask(_client(_settings().REDIS_URL), _run(_gateways), message, wait_s)
+    return _send_and_wait(_client(_settings().REDIS_URL), _run(_gateways()), message, wait_s)
 
 
-def _ask(client: redis.Redis, gateways: Sequence[str], message: CommandMessage, wait_s: float) -> Answers:
+def _send_and_wait(client: redis.Redis, gateways: Sequence[str], message: CommandMessage, wait_s: float) -> Answers:
     raw, answers = orjson.dumps(message), Answers()
     key = COMMAND_ANSWER_KEY.format(command=message["id"])
     try:
-        heard = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in gateways)
+        received = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in gateways)
         give_up_at = time.monotonic() + wait_s
-        while len(answers) < heard and (left := give_up_at - time.monotonic()) > 0:
-            # Shorter than the socket's own time-out, which would end the call with an error.
+        while len(answers) < received and (left := give_up_at - time.monotonic()) > 0:
+            # Shorter than the socket's own timeout, which would end the call with an error.
             if (popped := client.blpop([key], timeout=min(left, CALL_S / 2))) is not None:
                 answers.append(orjson.loads(popped[1]))
     except _AWAY as error:
-        raise AnswersLost(f"Redis went away before the gateways' answers had come: {error}", answers) from error
-    answers.silent = heard - len(answers)
+        raise AnswersLost(f"Redis became unavailable before all gateways had answered: {error}", answers) from error
+    answers.silent = received - len(answers)
     return answers

@@ -1,6 +1,6 @@
-"""Telling gateways at once that their configuration changed.
+"""Notifies gateways of a changed configuration.
 
-They look for themselves within half a second, so a notice that gets lost costs that time and never the change.
+Gateways also poll the configuration version every half second, so a lost notice delays the change and nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 
 def announce_config() -> None:
-    """After the change's transaction has committed. Waits at most `live.CALL_S` for Redis, and fails nothing."""
-    transaction.on_commit(_tell)
+    """Notify the gateways once the transaction has committed. Waits at most `live.CALL_S` for Redis; never raises."""
+    transaction.on_commit(_notify)
 
 
-def _tell() -> None:
+def _notify() -> None:
     try:
         live.notify_config(config_version())
     except (live.LiveUnavailable, DatabaseError) as error:
-        log.info("gateways were not told of a change: %s", error, extra={"action": "config_notice_lost"})
+        log.info("gateways were not notified of a change: %s", error, extra={"action": "config_notice_lost"})

@@ -1,13 +1,15 @@
 """Profiles a serving engine over HTTP and fits the latency model to it (HyperFlexis App. A, eq. 1 and 2).
 
-Grid of batch sizes and prompt lengths; for each point a batch of equal prompts is prefilled and decoded together.
-A *blocker* request is sent first: while the engine computes it the whole batch arrives and waits, so that the engine
-takes it in one step, and the time from the blocker's token to the batch's first tokens is the batch's prefill time,
-transport not included twice. Works on any engine that speaks the OpenAI dialect with token ids as prompt.
+It measures a grid of batch sizes and prompt lengths. For each point a batch of prompts of equal length is prefilled and
+decoded together. A *blocker* request is sent first. While the engine computes it, the whole batch arrives and waits, so
+the engine takes the batch in one step. The time from the blocker's token to the batch's first tokens is then the
+prefill time of the batch, without the transport of its requests. It works with any engine that has OpenAI's completions
+endpoint and accepts token ids as prompt.
 
     python -m workers.profiler --url http://127.0.0.1:8101 --model mid --output profile.json
 
-Several --url are profiled at the same time, so that engines sharing a machine are measured as they will serve.
+Engines of several --url are profiled at the same time, so that engines that share a machine are measured under the
+load of the others.
 """
 
 from __future__ import annotations
@@ -39,22 +41,23 @@ from controller.predict.latency_fit import (
 
 OUTPUT_TOKENS = 24
 BLOCKER_TOKENS = 1536
-BLOCKER_LEAD_S = 0.06  # by then the engine computes the blocker; a batch sent sooner could share its step
-BLOCKER_LEAD_SHARE = 0.4  # at most, of the blocker's own time: a fast engine would have ended it before the batch comes
+BLOCKER_LEAD_S = 0.06  # after it the engine computes the blocker; a batch sent earlier could share its step
+# The lead is at most this share of the blocker's own time; a fast engine would otherwise end it before the batch comes.
+BLOCKER_LEAD_SHARE = 0.4
 VOCABULARY = 1000
 FIRST_PLAIN_TOKEN = 3
-# A batch whose first tokens came further apart than this share of its time was not prefilled as one.
+# A batch whose first tokens are further apart than this share of its time was not prefilled in one step.
 MAX_SPREAD = 0.3
-# A long prompt is an engine's best pace a token: a batch much faster than that was computed beside the blocker.
+# An engine computes the tokens of a long prompt fastest. A batch much faster than that shared the blocker's step.
 MIN_PACE = 0.4
 MIN_DECODE_STEPS = 4
-# Samples this far (relative) from a first fit were disturbed by something else on the machine.
+# Samples with a larger relative error against a first fit were disturbed by other programs on the machine.
 OUTLIER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilingLimits:
-    """What bounds the grid: the engine's slots and context, tokens a batch, and the time to spend (seconds)."""
+    """Bounds of the grid: concurrent sequences and context of the engine, tokens of a batch, and seconds to spend."""
 
     max_num_seqs: int = 32
     max_model_len: int = 4096
@@ -62,7 +65,8 @@ class ProfilingLimits:
     budget_s: float = 120.0
 
     def points(self) -> list[tuple[int, int]]:
-        """(batch, length) of App. A within the bounds, shuffled: a budget that runs out leaves an even sample."""
+        """(batch, length) of App. A within the bounds, shuffled, so that a run cut short by its budget covers the whole
+        grid evenly."""
         grid = [
             (batch, length)
             for batch in GRID_BATCHES
@@ -86,15 +90,15 @@ class ProfileSamples:
     kv_capacity_tokens: int | None = None
 
     def fit(self) -> Fit:
-        """Fitted twice: the second time without the samples that the first contradicts by more than OUTLIER."""
+        """Fit, then fit again without the samples whose error against the first fit exceeds OUTLIER."""
         model = LatencyModel(fit(self.prefill, self.decode).coefficients)
         prefill = [s for s in self.prefill if _close(model.prefill_sums(s.tokens, s.squares), s.seconds)]
         decode = [s for s in self.decode if _close(model.decode(s.batch, s.context_sum), s.seconds)]
         return fit(prefill, decode)
 
     def as_json(self, model: str, urls: Sequence[str]) -> dict[str, Any]:
-        """A profile file as `python -m workers.engine --profile` reads it, with coefficients by name (as an instance's
-        spec and LatencyProfile hold them), fit errors and raw samples."""
+        """A profile as `python -m workers.engine --profile` reads it, with coefficients by name (as in an instance's
+        spec and in LatencyProfile), fit errors and raw samples."""
         fitted = self.fit()
         k = fitted.coefficients
         return {
@@ -117,11 +121,11 @@ class ProfileSamples:
 
 
 class ProfilingFailed(RuntimeError):
-    """The engine answered with an error, or not at all."""
+    """The engine returned an error or did not respond."""
 
 
 class EngineProfiler:
-    """Profiles one engine. Prompts are random, so that no prefix is ever reused."""
+    """Profiles one engine. Prompts are random, so that no prefix is reused."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
         self.session = session
@@ -131,7 +135,7 @@ class EngineProfiler:
         self.lead_s = BLOCKER_LEAD_S
 
     async def run(self, limits: ProfilingLimits, profile: ProfileSamples) -> None:
-        await self._stream(64, OUTPUT_TOKENS)  # first use of an engine is slow
+        await self._stream(64, OUTPUT_TOKENS)  # the first request of an engine is slow
         await self.settle()
         profile.kv_capacity_tokens = await self.kv_capacity()
         deadline = time.monotonic() + limits.budget_s
@@ -141,15 +145,15 @@ class EngineProfiler:
             await self.measure(batch, length, profile)
 
     async def settle(self) -> None:
-        """Shorten the blocker's lead to what this engine takes for it (the second time: the first use of a size is
-        slow, too)."""
+        """Shorten the blocker's lead for a fast engine. Measured at the second blocker, since the first request of a
+        size is slow."""
         for _ in range(2):
             sent = time.monotonic()
             blocker_s = (await self._stream(BLOCKER_TOKENS, 1))[0] - sent
         self.lead_s = min(BLOCKER_LEAD_S, BLOCKER_LEAD_SHARE * blocker_s)
 
     async def measure(self, batch: int, length: int, profile: ProfileSamples) -> None:
-        """One grid point: adds its samples, or counts it as discarded where it was not one batch."""
+        """Measure one grid point. Adds its samples, or counts it as discarded if it was not computed as one batch."""
         sent = time.monotonic()
         blocker = asyncio.create_task(self._stream(BLOCKER_TOKENS, 1))
         await asyncio.sleep(self.lead_s)
@@ -160,7 +164,7 @@ class EngineProfiler:
         prefill_s = max(firsts) - start
         fastest_s = MIN_PACE * (start - sent) * batch * length / BLOCKER_TOKENS
         profile.points += 1
-        alone = start < batch_sent  # the engine stood still in between, which is no part of the batch's time
+        alone = start < batch_sent  # the engine was idle in between, which is not part of the batch's time
         if alone or prefill_s < fastest_s or max(firsts) - min(firsts) > MAX_SPREAD * prefill_s:
             profile.discarded += 1
         else:
@@ -170,7 +174,8 @@ class EngineProfiler:
             profile.decode.append(sample)
 
     async def kv_capacity(self) -> int | None:
-        """Tokens the key-value cache holds, from vLLM's `cache_config_info`; None where the engine does not say."""
+        """Tokens that the KV cache holds, from vLLM's metric `cache_config_info`; None if the engine has no such
+        metric."""
         async with self.session.get(f"{self.url}/metrics") as response:
             text = await response.text() if response.status == 200 else ""
         line = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")), "")
@@ -179,7 +184,7 @@ class EngineProfiler:
         return int(blocks) * int(size) if blocks and size else None
 
     async def _stream(self, length: int, output_tokens: int) -> list[float]:
-        """Times (monotonic) of the tokens of one request."""
+        """Send one request. Returns the monotonic time of each token; raises ProfilingFailed."""
         body = {
             "model": self.model,
             "prompt": [self.rng.randrange(FIRST_PLAIN_TOKEN, VOCABULARY) for _ in range(length)],
@@ -191,7 +196,7 @@ class EngineProfiler:
         times: list[float] = []
         async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
             if response.status != 200:
-                raise ProfilingFailed(f"{self.url} answered {response.status}: {(await response.text())[:300]}")
+                raise ProfilingFailed(f"{self.url} returned {response.status}: {(await response.text())[:300]}")
             async for chunk in response.content.iter_any():
                 times += [time.monotonic()] * chunk.count(b"data: {")
         if not times:
@@ -216,9 +221,9 @@ def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSamp
 
 
 async def profile_engines(urls: Sequence[str], model: str, limits: ProfilingLimits, seed: int = 1) -> ProfileSamples:
-    """Profiles all at the same time into one ProfileSamples. Raises ProfilingFailed or aiohttp.ClientError."""
+    """Profile all engines at the same time, into one ProfileSamples. Raises ProfilingFailed or aiohttp.ClientError."""
     profile = ProfileSamples()
-    # Shorter than engines keep idle connections (vLLM: 5 s), or a request may go into one that just closes.
+    # Engines close idle connections (vLLM after 5 s). Closing them earlier here keeps requests off a closing one.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
         profilers = [EngineProfiler(session, url, model, seed + index) for index, url in enumerate(urls)]

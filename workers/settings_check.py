@@ -1,6 +1,6 @@
-"""`python -m workers.settings_check`: every setting read and the dispatcher built, before anything starts on them.
+"""`python -m workers.settings_check`: reads every setting and builds the scheduler from them, before anything starts.
 
-Run by `make up` before the first server, and by each gateway before it listens. One line says what is wrong.
+`make up` runs it before the first server, and each gateway before it listens. An error is one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REFUSED = 2  # exit code
 
 
 def require_settings() -> None:
-    """Loads Django's settings. Raises ConfigError: which variable, what is wrong with it, what is valid."""
+    """Load Django's settings. Raises ConfigError with the variable, the error and the valid values."""
     from django.conf import settings
     from django.core.exceptions import ImproperlyConfigured
 
@@ -29,7 +29,7 @@ def require_settings() -> None:
 
 
 def require_dispatcher(policy: str, overrides: Mapping[str, Any]) -> None:
-    """Raises ConfigError that names DISPATCH_POLICY or DISPATCH_OVERRIDES when no dispatcher can be built from them."""
+    """Raises ConfigError naming DISPATCH_POLICY or DISPATCH_OVERRIDES if no scheduler can be built from them."""
     try:
         build_dispatcher(policy, overrides)
         build_migrator(policy, overrides)

@@ -1,7 +1,7 @@
-"""Attainment by class and tenant: of the last minute as gateways measure it, of the last hour and day as recorded.
+"""Attainment by class and tenant: over the last minute as gateways measure it, over the last hour or day from records.
 
-Attained means TTFT and TPOT, and the deadline where one was promised, were met. Refused, expired, failed and cut
-requests are misses; cancelled ones are counted apart.
+A request attains its SLO if TTFT, TPOT and the deadline, if any, are met. Refused, expired, failed and cut requests are
+misses; cancelled ones are counted separately.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _live_row(window: ClassWindow) -> dict[str, Any]:
 
 
 def _recorded_row(row: Attainment, targets: dict[tuple[str | None, str], float]) -> dict[str, Any]:
-    """A tenant's own class of a name wins over the shared one; requests without a class have no target."""
+    """A row from records. The target is that of the tenant's own class, else of the shared class of that name; requests
+    without a class have none."""
     name = row.slo_class or ""
     ttft, tpot = row.ttft_s or {}, row.tpot_s or {}
     return {

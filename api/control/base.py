@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
 from api.control.fields import name_choices
 from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
-from api.errors import ApiError, exception_handler
+from api.errors import ControlApiError, exception_handler
 from api.permissions import IsAdmin, IsTenantKey, IsViewer
 from api.refusals import refusal_record
 from api.throttle import KeyThrottle, PersonThrottle
@@ -34,7 +34,7 @@ UNKNOWN = "Unknown field."
 SIGNED_IN = IsViewer | IsTenantKey
 
 
-class VersionRequired(ApiError):
+class VersionRequired(ControlApiError):
     """A change must name the version of the object that it is based on."""
 
     default_code = "validation_failed"
@@ -55,7 +55,7 @@ class PageQuery(serializers.Serializer):
 
 
 class BoundedJSONParser(JSONParser):
-    """A body nested deeper than Python reads is the sender's mistake, not a defect of ours."""
+    """A JSON parser that reports a body nested too deeply for Python as an error of the caller, not as a defect."""
 
     def parse(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -65,10 +65,10 @@ class BoundedJSONParser(JSONParser):
 
 
 class ControlView(APIView):
-    """Base of all control views. `access` maps an HTTP method to the rule for it; one without a rule is for admins.
+    """Base of all control views. `access`: the permission by HTTP method; methods that are not listed are for admins.
 
-    A method that the view does not have answers 405 to everybody signed in. `configures`: whether its writes change
-    what gateways serve by.
+    A method that the view does not have gets 405 for everyone signed in. `configures`: whether its writes change the
+    configuration of gateways.
     """
 
     authentication_classes: ClassVar[Sequence[type]] = [BearerKeyAuthentication, PeopleSessionAuthentication]
@@ -93,7 +93,7 @@ class ControlView(APIView):
 
     def handle_exception(self, exc: Exception) -> Response:
         response: Response = super().handle_exception(exc)
-        refusal_record(self.request, exc)  # after the answer: what it had begun is rolled back by then
+        refusal_record(self.request, exc)  # after the handler has rolled back the transaction
         return response
 
     def get_exception_handler(self) -> Any:
@@ -101,19 +101,19 @@ class ControlView(APIView):
 
     @property
     def tenant_id(self) -> int | None:
-        """The tenant whose key calls, or None for a person. Every list narrows itself by it."""
+        """The tenant of the API key that calls, or None for a person. Every list must filter by it."""
         user = self.request.user
         return user.tenant_id if isinstance(user, TenantPrincipal) else None
 
     @property
     def tenant_name(self) -> str | None:
-        """The same as the name that records carry."""
+        """The name of that tenant, as in records."""
         user = self.request.user
         return user.tenant if isinstance(user, TenantPrincipal) else None
 
     @property
     def actor(self) -> Actor:
-        """The person who makes a change, for the audit. Keys of tenants change nothing."""
+        """The person who makes a change, for the audit. API keys cannot change anything."""
         return Actor.person(self.request.user.get_username())
 
     def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class ControlView(APIView):
 
 
 def claimed_version(request: Request, data: dict[str, Any]) -> int:
-    """The version a change was made from; it must be stated."""
+    """The version that a change is based on, from body or If-Match. Raises VersionRequired if it is missing."""
     version = stated_version(request, data)
     if version is None:
         raise VersionRequired("Required: send `version` in the body, or the ETag in If-Match.")
@@ -172,7 +172,8 @@ def claimed_version(request: Request, data: dict[str, Any]) -> int:
 
 
 def stated_version(request: Request, data: dict[str, Any]) -> int | None:
-    """`version` in the body (taken out of it) or If-Match, where there is one."""
+    """The version in the body, which is removed from it, or in If-Match; None without one. Raises VersionRequired if
+    the two differ."""
     stated, matched = data.pop("version", None), matched_version(request)
     if stated is not None and matched is not None and stated != matched:
         raise VersionRequired("`version` and If-Match must name the same version.")
@@ -180,13 +181,13 @@ def stated_version(request: Request, data: dict[str, Any]) -> int | None:
 
 
 def matched_version(request: Request) -> int | None:
-    """The version in If-Match, where there is one; a removal without it removes whatever is there."""
+    """The version in If-Match, or None. A removal without one removes any version."""
     header = request.headers.get("If-Match", "").strip()
     return _version_of(header) if header else None
 
 
 def filtered(rows: QuerySet[Any], query: Mapping[str, Any], lookups: Mapping[str, str]) -> QuerySet[Any]:
-    """Narrow by those query parameters that were given; an empty text asks for rows that refer to nothing."""
+    """Filter by the given query parameters. An empty text matches rows whose reference is null."""
     for name, lookup in lookups.items():
         value = query.get(name)
         if value == "" and "__" in lookup:
@@ -197,7 +198,7 @@ def filtered(rows: QuerySet[Any], query: Mapping[str, Any], lookups: Mapping[str
 
 
 def without_page(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Only the filters."""
+    """The query without the parameters of pagination."""
     return {name: value for name, value in query.items() if name not in ("limit", "cursor")}
 
 

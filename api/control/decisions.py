@@ -1,4 +1,4 @@
-"""Decisions: who or what decided what, when, on which figures. Read-only, newest first."""
+"""Decisions of the audit, each with its actor, time, reason and figures. Read-only, newest first."""
 
 from __future__ import annotations
 

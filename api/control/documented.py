@@ -1,4 +1,5 @@
-"""The decorator that describes an operation in the OpenAPI document, with the error responses all share."""
+"""The decorator that describes an operation in the OpenAPI document, with the error responses that all operations
+share."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class ErrorBody(serializers.Serializer):
     )
 
     def get_fields(self) -> dict[str, serializers.Field]:
-        """`fields` is a name DRF uses itself, so the field is declared under another one."""
+        """Renames `fields_` to `fields`, which is a name of Django REST framework and cannot be declared directly."""
         found = super().get_fields()
         found["fields"] = found.pop("fields_")
         return found

@@ -1,4 +1,4 @@
-"""Shared field types: bounded numbers, names, JSON that PostgreSQL can store, versions, times."""
+"""Serializer fields that several resources share: bounded numbers, names, JSON that PostgreSQL can store, versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NameField(serializers.CharField):
 
 
 class BaseUrlField(serializers.CharField):
-    """Where an engine listens: http or https, a host (a bare name will do), perhaps a port and a path."""
+    """The URL of an engine: http or https, a host (also a name without a domain), an optional port and path."""
 
     def to_internal_value(self, data: Any) -> str:
         value = super().to_internal_value(data)
@@ -44,7 +44,7 @@ class BaseUrlField(serializers.CharField):
 
 
 class NumberField(serializers.FloatField):
-    """A finite number: NaN would pass every bound, here and in PostgreSQL, and `true` is not 1."""
+    """A finite number. NaN would pass every bound, here and in PostgreSQL; `true` is not accepted as 1."""
 
     def to_internal_value(self, data: Any) -> float:
         value = math.inf if isinstance(data, bool) else super().to_internal_value(data)
@@ -53,7 +53,7 @@ class NumberField(serializers.FloatField):
         return value
 
 
-class SecondsField(NumberField):
+class SecondsSerializerField(NumberField):
     """A positive duration of at most a day, in seconds."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -63,7 +63,7 @@ class SecondsField(NumberField):
 
 
 class VersionField(serializers.IntegerField):
-    """The version a change was made from; may come as If-Match instead."""
+    """The version that a change is based on. If-Match may be sent instead."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("min_value", 0)
@@ -75,7 +75,7 @@ class VersionField(serializers.IntegerField):
 
 @extend_schema_field({"type": "object", "additionalProperties": True})
 class JsonObjectField(serializers.DictField):
-    """A small JSON object; what PostgreSQL's jsonb cannot hold (NUL, half a surrogate pair) is refused here."""
+    """A small JSON object. Values that PostgreSQL's jsonb cannot store (NUL, unpaired surrogates) are refused."""
 
     depth_max = JSON_DEPTH_MAX
     values_max = JSON_VALUES_MAX
@@ -92,13 +92,13 @@ class JsonObjectField(serializers.DictField):
 
 @extend_schema_field({"type": "object", "additionalProperties": {"type": "string"}})
 class LabelsField(JsonObjectField):
-    """Names to short texts."""
+    """Short texts by name."""
 
     child = serializers.CharField(max_length=200, allow_blank=True)
 
 
 def name_choices(field: serializers.Field) -> None:
-    """Have every choice below a field say what would have been valid, where something else was given."""
+    """Make the errors of all choice fields in this field list the valid choices."""
     if isinstance(field, serializers.ChoiceField):
         valid = ", ".join(str(each) for each in field.choices if each != "").replace("{", "{{").replace("}", "}}")
         field.error_messages["invalid_choice"] = f'"{{input}}" is not a valid choice. Must be one of: {valid}.'
@@ -109,7 +109,7 @@ def name_choices(field: serializers.Field) -> None:
 
 
 def _texts(value: Any, depth: int) -> Iterable[str]:
-    """Every key and value as text, depth first; at most `depth` levels below this one."""
+    """Every key and value as text. Raises ValidationError if it is nested more than `depth` levels deep."""
     if depth < 0:
         raise serializers.ValidationError("Nested too deeply.")
     if isinstance(value, dict):

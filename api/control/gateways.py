@@ -1,4 +1,4 @@
-"""Live state published by gateways. Anything older than three publishing periods is left out as stale."""
+"""The live state that gateways publish, without states that are stale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers import live
 
 
 def fresh_fleets() -> list[FleetMessage]:
-    """At least one; raises LiveDataUnavailable when no gateway has published lately."""
+    """The state of each gateway that is not stale. Raises LiveDataUnavailable if there is none."""
     now = time.time()
     fresh = [fleet for fleet in live.read_fleet() if is_fresh(fleet["at"], fleet["period_s"], now)]
     if not fresh:

@@ -14,10 +14,10 @@ from api.control.documented import operation
 from controller.core.staleness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
-from workers.failures import failing_told, read_failing, read_failing_policies
+from workers.failures import failing_in_words, read_failing, read_failing_policies
 
 PROCESSES = ("worker", "analysis", "beat")
-HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
+HEARTBEAT_OLD_S = 10.0  # a heartbeat is sent every 2 s
 STATES = ("ok", "down", "stale", "unknown")
 
 
@@ -57,7 +57,7 @@ def _postgres() -> dict[str, Any]:
 def _live_components(now: float) -> list[dict[str, Any]]:
     try:
         fleets, seen = live.read_fleet(), live.read_heartbeats(PROCESSES)
-        failing = failing_told(read_failing(), read_failing_policies())
+        failing = failing_in_words(read_failing(), read_failing_policies())
     except live.LiveUnavailable as error:
         unknown = [_component(name, "unknown", "Redis is unavailable") for name in ("gateway", *PROCESSES, "jobs")]
         return [_component("redis", "down", str(error)), *unknown]
@@ -67,7 +67,7 @@ def _live_components(now: float) -> list[dict[str, Any]]:
     ]
     processes = [_process(name, seen.get(name), now) for name in PROCESSES]
     jobs = _component("jobs", "down" if failing else "ok", failing)
-    gateways = gateways or [_component("gateway", "down", "none publishes")]
+    gateways = gateways or [_component("gateway", "down", "no gateway publishes its state")]
     return [_component("redis", "ok"), *gateways, *processes, jobs]
 
 

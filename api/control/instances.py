@@ -1,4 +1,4 @@
-"""Instances: set the desired state here; a provisioner brings it about and reports `observed_state`."""
+"""Instances: callers set the desired state; a provisioner acts on it and reports the observed state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from controller.services.instances import (
     instance_update,
 )
 from controller.services.launches import instance_join
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 from controller.services.sleeping import LEVELS, sleep_order, wake_order
 
 BACKENDS = ("reference", "sglang", "vllm")
@@ -42,7 +42,7 @@ NOT_STARTED = (
 )
 PROVISIONERS = ("process", "static")
 SOURCES = ("engine", "host", "disk")
-SOURCES_MAX = 8  # of one order, as engines take it
+SOURCES_MAX = 8  # of one weight load; engines have the same limit
 LOOKUPS = {
     "model": "model__name",
     "host": "host__name",
@@ -124,19 +124,19 @@ class InstancePatch(_InstanceFields):
     version = VersionField()
 
 
-class InstanceAction(serializers.Serializer):
+class InstanceActionSerializer(serializers.Serializer):
     """The version an action was decided on; without one it acts on whatever is there."""
 
     version = VersionField()
 
 
-class InstanceWish(InstanceAction):
+class InstanceWish(InstanceActionSerializer):
     """The state an instance shall be in."""
 
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices)
 
 
-class InstanceRole(InstanceAction):
+class InstanceRole(InstanceActionSerializer):
     """The stage of requests an instance shall serve."""
 
     role = serializers.ChoiceField(choices=Role.choices)
@@ -147,7 +147,7 @@ class InstanceOutput(serializers.ModelSerializer):
 
     model = serializers.CharField(source="model.name")
     host = serializers.CharField(source="host.name", allow_null=True, default=None)
-    max_num_seqs = serializers.IntegerField(source="said_seqs", allow_null=True, read_only=True)
+    max_num_seqs = serializers.IntegerField(source="configured_seqs", allow_null=True, read_only=True)
     spec = JsonObjectField()
 
     class Meta:
@@ -161,7 +161,7 @@ class InstanceOutput(serializers.ModelSerializer):
         read_only_fields = fields
 
 
-class WeightSource(serializers.Serializer):
+class WeightSourceSerializer(serializers.Serializer):
     """One source of weights."""
 
     kind = serializers.ChoiceField(choices=SOURCES)
@@ -173,13 +173,13 @@ class WeightSource(serializers.Serializer):
         return attrs
 
 
-class InstanceLoadInput(InstanceAction):
+class InstanceLoadInput(InstanceActionSerializer):
     """Where the weights may come from, in the order to try; absent: chosen by topology and load."""
 
-    sources = WeightSource(many=True, required=False, allow_empty=False, max_length=SOURCES_MAX)
+    sources = WeightSourceSerializer(many=True, required=False, allow_empty=False, max_length=SOURCES_MAX)
 
 
-class InstanceSleepInput(InstanceAction):
+class InstanceSleepInput(InstanceActionSerializer):
     """How deeply: 1 keeps a copy of the weights in host memory, 2 keeps none."""
 
     level = serializers.ChoiceField(choices=LEVELS, required=False, default=1)
@@ -200,7 +200,7 @@ class InstanceList(ControlView):
         "instance_create", "Create an instance", body=InstanceInput, answer=InstanceOutput, status=201, errors=CREATED
     )
     def post(self, request: Request) -> Response:
-        data = _referring(self.body(InstanceInput))
+        data = _with_host(self.body(InstanceInput))
         data["model"] = model_named(data["model"], "model")
         if data["provisioner"] == "static":
             del data["provisioner"]
@@ -221,7 +221,7 @@ class InstanceDetail(ControlView):
 
     @operation("instance_update", "Change an instance", body=InstancePatch, answer=InstanceOutput, errors=CHANGED)
     def patch(self, request: Request, pk: str) -> Response:
-        data = _referring(self.body(InstancePatch, partial=True))
+        data = _with_host(self.body(InstancePatch, partial=True))
         version = claimed_version(request, data)
         row = instance_update(actor=self.actor, instance_id=pk, version=version, changes=data)
         return self.one(row, InstanceOutput)
@@ -245,17 +245,21 @@ class _InstanceStateView(ControlView):
 class InstanceDrain(_InstanceStateView):
     """Nothing new is sent there; what runs may finish."""
 
-    @operation("instance_drain", "Drain an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
+    @operation(
+        "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+    )
     def post(self, request: Request, pk: str) -> Response:
-        return self.set_state(instance_drain, pk, self.body(InstanceAction))
+        return self.set_state(instance_drain, pk, self.body(InstanceActionSerializer))
 
 
 class InstanceStop(_InstanceStateView):
     """At once, whatever runs there, and for good."""
 
-    @operation("instance_stop", "Stop an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
+    @operation(
+        "instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+    )
     def post(self, request: Request, pk: str) -> Response:
-        return self.set_state(instance_stop, pk, self.body(InstanceAction))
+        return self.set_state(instance_stop, pk, self.body(InstanceActionSerializer))
 
 
 class InstanceSetRole(ControlView):
@@ -272,12 +276,12 @@ class InstanceSetRole(ControlView):
     def post(self, request: Request, pk: str) -> Response:
         data = self.body(InstanceRole)
         version = stated_version(self.request, data)
-        role_ask(actor=self.actor, instance_id=pk, role=data["role"], version=version)
+        role_order(actor=self.actor, instance_id=pk, role=data["role"], version=version)
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 
 class _InstanceOrderView(ControlView):
-    """What takes an instance a while. The answer is the action, which ends with a decision; said twice it is one."""
+    """Orders an action on an instance and returns it. Idempotent: an open action of the same kind is returned."""
 
     access: ClassVar = {"POST": IsOperator}
 
@@ -309,9 +313,9 @@ class InstanceSleep(_InstanceOrderView):
 class InstanceWake(_InstanceOrderView):
     """The end of a sleep. Requests are sent there once all of its weights are back."""
 
-    @ordered("instance_wake", "Wake an instance", body=InstanceAction)
+    @ordered("instance_wake", "Wake an instance", body=InstanceActionSerializer)
     def post(self, request: Request, pk: str) -> Response:
-        return self.order(wake_order, pk, self.body(InstanceAction))
+        return self.order(wake_order, pk, self.body(InstanceActionSerializer))
 
 
 class InstanceDesiredState(_InstanceStateView):
@@ -335,7 +339,8 @@ class InstanceDesiredState(_InstanceStateView):
         return self.set_state(self.SERVICES[data["desired_state"]], pk, data)
 
 
-def _referring(data: dict[str, Any]) -> dict[str, Any]:
+def _with_host(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with the host's row in place of its name."""
     if "host" in data:
         data["host"] = host_named(data["host"], "host")
     return data

@@ -1,4 +1,4 @@
-"""Links: one direction between two hosts over one medium."""
+"""Links between hosts, each in one direction and over one medium."""
 
 from __future__ import annotations
 

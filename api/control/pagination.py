@@ -17,15 +17,15 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Q, QuerySet
 
-from api.errors import ApiError
+from api.errors import ControlApiError
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 500
 CURSOR_LENGTH_MAX = 1_000
 
 
-class InvalidCursor(ApiError):
-    """The cursor was not made by this list, or was changed on the way."""
+class InvalidCursor(ControlApiError):
+    """The cursor is not from this list, or was changed."""
 
     default_code = "invalid_cursor"
 
@@ -35,25 +35,27 @@ class InvalidCursor(ApiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """`items` are model rows; `next_cursor` is None on the last page."""
+class CursorPage:
+    """One page. `items`: rows; `next_cursor`: None on the last page."""
 
     items: Sequence[Any]
     next_cursor: str | None
 
 
-def paginate(rows: QuerySet[Any], order: Sequence[str], limit: int, cursor: str | None) -> Page:
-    """One page of `rows` in `order` (field names, "-" descending, the last one unique)."""
+def paginate(rows: QuerySet[Any], order: Sequence[str], limit: int, cursor: str | None) -> CursorPage:
+    """The page after `cursor`, of at most `limit` rows in `order` (field names, "-" for descending, the last one
+    unique). Raises InvalidCursor."""
     ordered = rows.order_by(*order)
     if cursor:
         ordered = ordered.filter(_after(order, _decode(cursor, rows.model, order)))
     found = list(ordered[: limit + 1])
     more = len(found) > limit
-    return Page(found[:limit], _encode(found[limit - 1], order) if more else None)
+    return CursorPage(found[:limit], _encode(found[limit - 1], order) if more else None)
 
 
 def _after(order: Sequence[str], values: Sequence[Any]) -> Q:
-    """Rows sorting after `values`: a.gt | (a.eq & (b.gt | ...)), led by the plain range that an index can use."""
+    """A filter for rows that sort after `values`: a.gt | (a.eq & (b.gt | ...)), with a plain range in front that an
+    index can use."""
     condition = Q()
     for name, value in reversed(list(zip(order, values, strict=True))):
         field, way = (name[1:], "lt") if name.startswith("-") else (name, "gt")
@@ -95,7 +97,7 @@ def _decode(cursor: str, model: type[Model], order: Sequence[str]) -> list[Any]:
 
 
 def _typed(model: type[Model], path: str, text: Any) -> Any:
-    """The text of a sort value as its field's type; whatever is not such a value is no cursor of ours."""
+    """A sort value of a cursor in the type of its field. Raises InvalidCursor if it is not one."""
     if not isinstance(text, str) or "\x00" in text:
         raise InvalidCursor
     *parents, last = path.split("__")
@@ -112,5 +114,5 @@ def _typed(model: type[Model], path: str, text: Any) -> Any:
 
 
 def _is_utc_time(value: datetime) -> bool:
-    """With a zone, and with room for zone arithmetic at both ends of the calendar."""
+    """Whether the time has a zone, and is not so close to the calendar's ends that zone arithmetic would fail."""
     return value.tzinfo is not None and 1 < value.year < 9999

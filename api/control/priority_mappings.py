@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import SecondsField, VersionField
+from api.control.fields import SecondsSerializerField, VersionField
 from api.control.references import tenant_named
 from api.permissions import IsOperator
 from controller.models import PriorityMapping
@@ -35,12 +35,12 @@ class PriorityMappingQuery(PageQuery):
 class LevelField(serializers.Serializer):
     """One priority level: its targets before there is history, and the range they may move in."""
 
-    ttft_s = SecondsField()
-    tpot_s = SecondsField()
-    ttft_min_s = SecondsField()
-    ttft_max_s = SecondsField()
-    tpot_min_s = SecondsField()
-    tpot_max_s = SecondsField()
+    ttft_s = SecondsSerializerField()
+    tpot_s = SecondsSerializerField()
+    ttft_min_s = SecondsSerializerField()
+    ttft_max_s = SecondsSerializerField()
+    tpot_min_s = SecondsSerializerField()
+    tpot_max_s = SecondsSerializerField()
 
 
 class _MappingFields(serializers.Serializer):
@@ -51,7 +51,7 @@ class _MappingFields(serializers.Serializer):
         help_text="Level 0 is the most urgent: none may be tighter than the one before it.",
     )
     window = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
-    window_age_s = SecondsField(required=False)
+    window_age_s = SecondsSerializerField(required=False)
     contention = serializers.ChoiceField(choices=CONTENTION_RULES, required=False)
 
 

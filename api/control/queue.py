@@ -1,6 +1,6 @@
 """The live queue of all gateways, and commands on the requests in it.
 
-Gateways publish their whole queue only while it is watched, so the first read waits up to `FIRST_LOOK_S` for it.
+Gateways publish their whole queue only on request, so a read waits up to `FIRST_LOOK_S` for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers import live
 
 FIRST_LOOK_S = 1.5
 LOOK_EVERY_S = 0.1
-FRESH_S = 3.0  # of a whole queue that an earlier look asked for
+FRESH_S = 3.0  # the oldest queue shown for a gateway that does not respond in time
 REQUESTS_MAX = 500
 PRIORITY_MAX = 1_000
 
@@ -75,7 +75,7 @@ class QueueOutput(serializers.Serializer):
     items = QueueRowOutput(many=True)
 
 
-class QueueView(ControlView):
+class LiveQueueView(ControlView):
     """What waits, by urgency."""
 
     access: ClassVar = {"GET": SIGNED_IN}
@@ -123,12 +123,12 @@ class CommandOutput(serializers.Serializer):
 
 
 class _QueueCommand(ControlView):
-    """Tells every gateway and waits for their answers; audited, whatever they say."""
+    """Sends a command to every gateway and waits for the answers. It is audited whatever they are."""
 
     access: ClassVar = {"POST": IsOperator}
     configures = False
 
-    def tell(self, kind: str, data: dict[str, Any]) -> Response:
+    def send(self, kind: str, data: dict[str, Any]) -> Response:
         ids, priority = list(dict.fromkeys(data["request_ids"])), data.get("priority")
         record = partial(queue_command_record, actor=self.actor, kind=kind, request_ids=ids, priority=priority)
         try:
@@ -136,8 +136,8 @@ class _QueueCommand(ControlView):
         except live.AnswersLost as error:
             outcome = queue_command_outcome(ids, error.answers, complete=False)
             record(outcome={**outcome, "error": str(error)})
-            said = "Redis lost the answers; the command may have taken effect, or will within 5 s."
-            raise LiveDataUnavailable(said) from error
+            message = "Redis failed during the command. It may have taken effect, or may still do so within 5 s."
+            raise LiveDataUnavailable(message) from error
         except live.LiveUnavailable as error:
             record(outcome={"error": str(error)})
             raise
@@ -153,7 +153,7 @@ class QueueCancel(_QueueCommand):
 
     @operation("queue_cancel", "Cancel waiting requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:
-        return self.tell("cancel", self.body(QueueSelection))
+        return self.send("cancel", self.body(QueueSelection))
 
 
 class QueueReprioritise(_QueueCommand):
@@ -161,7 +161,7 @@ class QueueReprioritise(_QueueCommand):
 
     @operation("queue_reprioritise", "Reprioritise waiting requests", body=QueuePriority, answer=CommandOutput)
     def post(self, request: Request) -> Response:
-        return self.tell("reprioritise", self.body(QueuePriority))
+        return self.send("reprioritise", self.body(QueuePriority))
 
 
 class QueuePause(_QueueCommand):
@@ -169,7 +169,7 @@ class QueuePause(_QueueCommand):
 
     @operation("queue_pause", "Pause waiting requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:
-        return self.tell("pause", self.body(QueueSelection))
+        return self.send("pause", self.body(QueueSelection))
 
 
 class QueueResume(_QueueCommand):
@@ -177,11 +177,12 @@ class QueueResume(_QueueCommand):
 
     @operation("queue_resume", "Resume paused requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:
-        return self.tell("resume", self.body(QueueSelection))
+        return self.send("resume", self.body(QueueSelection))
 
 
 def _look(expected: int) -> list[QueueState]:
-    """The queues of `expected` gateways as of now; of those that do not answer in time, as of a moment ago."""
+    """The current queues of the gateways, of which `expected` exist. For gateways that do not respond in time, their
+    last queue if it is at most FRESH_S old."""
     asked = live.ask_queue()
     give_up_at = time.monotonic() + FIRST_LOOK_S
     while True:
@@ -195,12 +196,12 @@ def _look(expected: int) -> list[QueueState]:
 
 
 def _of_tenant(state: QueueState, tenant: str) -> QueueState:
-    """What a tenant may see of a gateway's queue: its own rows."""
+    """The rows of a gateway's queue that belong to the tenant."""
     return QueueState(**{**state, "rows": [row for row in state["rows"] if row["tenant"] == tenant]})
 
 
 def _merged(states: Sequence[QueueState], query: dict[str, Any], expected: int) -> dict[str, Any]:
-    """Ages and slack as of each gateway's own state, by its own clock."""
+    """The answer for the queues of all gateways. Waiting times and slack are computed with each gateway's own clock."""
     chosen: dict[str, str] = {name: query[name] for name in ("tenant", "slo_class") if name in query}
     rows = [_aged(row, state["at"]) for state in states for row in state["rows"] if _is_chosen(row, chosen)]
     return {

@@ -1,4 +1,4 @@
-"""Looks up objects that a body refers to by name. A missing object is an error of its field."""
+"""Looks up objects that a body refers to by name. A missing object is an error of that field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from django.db.models import QuerySet
 
-from api.errors import ApiError
+from api.errors import ControlApiError
 from controller.models import Host, ServedModel, SLOClass, Tenant
 from controller.selectors import catalogue
 
@@ -36,4 +36,4 @@ def _named(rows: QuerySet[Any], name: str, field: str) -> Any:
 
 def _missing(field: str) -> NoReturn:
     message = "No object with this name exists."
-    raise ApiError(f"{field}: {message}", {field: [message]})
+    raise ControlApiError(f"{field}: {message}", {field: [message]})

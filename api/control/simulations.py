@@ -1,7 +1,7 @@
-"""Simulations: a workload under several policy sets or fleets, run by the serving code on virtual time.
+"""Simulations: a workload with several policy sets or fleets, run by the serving code in virtual time.
 
-`spec` is the JSON of the simulator, with fleets, recorded traffic and uploaded traces by name. The Experiments page of
-the console shows the same objects.
+They are the experiments of the console. `spec` is the simulator's JSON, in which fleets, recorded traffic and traces
+may be named.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SimulationOutput(SimulationSummary):
         read_only_fields = fields
 
 
-class SimulationResult(serializers.Serializer):
+class SimulationResultSerializer(serializers.Serializer):
     """Medians over the seeds by policy and rate, and the first seed's whole report."""
 
     name = serializers.CharField()
@@ -117,7 +117,7 @@ class _SimulationView(ControlView):
         return found
 
     def ended(self, slug: str) -> Experiment:
-        """Done, or a conflict that says what it is instead."""
+        """The simulation if it is done. Raises Conflict with its state otherwise."""
         row = self.row(slug)
         if row.state != Experiment.State.DONE:
             raise Conflict(f"No result: the simulation is {row.state}. {row.error}".strip())
@@ -195,13 +195,15 @@ class SimulationResultView(_SimulationView):
 
     access: ClassVar = {"GET": IsViewer}
 
-    @operation("simulation_result", "Read a simulation's result", answer=SimulationResult, errors=(*FOUND, 409))
+    @operation(
+        "simulation_result", "Read a simulation's result", answer=SimulationResultSerializer, errors=(*FOUND, 409)
+    )
     def get(self, request: Request, pk: str) -> Response:
         return Response(self.ended(pk).result)
 
 
-class _Lenient(DefaultContentNegotiation):
-    """JSON for errors, whatever is accepted."""
+class _AlwaysJson(DefaultContentNegotiation):
+    """Renders errors as JSON whatever the `Accept` header contains, which may be `text/csv`."""
 
     def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> Any:
         return renderers[0], renderers[0].media_type
@@ -211,7 +213,7 @@ class SimulationResultCsv(_SimulationView):
     """Its figures as a table: a row a policy and rate, and one a class below it."""
 
     access: ClassVar = {"GET": IsViewer}
-    content_negotiation_class = _Lenient
+    content_negotiation_class = _AlwaysJson
 
     @operation("simulation_result_csv", "Read a simulation's result as CSV", errors=(*FOUND, 409))
     def get(self, request: Request, pk: str) -> HttpResponse:

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NameField, NumberField, SecondsField, VersionField
+from api.control.fields import NameField, NumberField, SecondsSerializerField, VersionField
 from api.control.references import tenant_named
 from api.permissions import IsOperator
 from controller.models import SLOClass
@@ -31,10 +31,10 @@ class SLOClassQuery(PageQuery):
 
 class _SLOClassFields(serializers.Serializer):
     title = serializers.CharField(max_length=120, allow_blank=True, required=False)
-    ttft_s = SecondsField(help_text="Time to the first token.")
-    tpot_s = SecondsField(help_text="Time per output token.")
-    deadline_s = SecondsField(allow_null=True, required=False, help_text="End to end; null: none.")
-    waiting_time_s = SecondsField(required=False, help_text="Dropped if not sent to an engine by then.")
+    ttft_s = SecondsSerializerField(help_text="Time to the first token.")
+    tpot_s = SecondsSerializerField(help_text="Time per output token.")
+    deadline_s = SecondsSerializerField(allow_null=True, required=False, help_text="End to end; null: none.")
+    waiting_time_s = SecondsSerializerField(required=False, help_text="Dropped if not sent to an engine by then.")
     target = NumberField(
         min_value=0.000_001, max_value=1, required=False, help_text="Share of requests that must attain their SLO."
     )

@@ -14,14 +14,14 @@ from api.control.documented import LISTED, operation
 from api.permissions import IsViewer
 from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, InstanceStart, starts, times_by_way
 
-MOST = 100
+LIMIT_MAX = 100
 
 
 class StartsQuery(serializers.Serializer):
     """How many."""
 
     limit = serializers.IntegerField(
-        min_value=1, max_value=MOST, default=STARTS_SHOWN, help_text="The newest instances that are looked at."
+        min_value=1, max_value=LIMIT_MAX, default=STARTS_SHOWN, help_text="The newest instances that are looked at."
     )
 
 

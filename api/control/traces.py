@@ -47,7 +47,7 @@ class TraceName(serializers.Serializer):
 
 
 class FileParser(BaseParser):
-    """The body as it is, up to one byte more than is allowed: the service says what is wrong with it."""
+    """Reads the raw body, up to one byte more than allowed, so that the service reports a file that is too large."""
 
     media_type = "text/csv"
 
@@ -56,7 +56,7 @@ class FileParser(BaseParser):
 
 
 class GzipParser(FileParser):
-    """The same, packed."""
+    """Reads a body compressed with gzip."""
 
     media_type = "application/gzip"
 

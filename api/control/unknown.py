@@ -1,4 +1,4 @@
-"""Answers unknown paths under the control API in its own error shape."""
+"""Returns 404 for unknown paths of the control API, in the format of its errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from api.control.base import ControlView
 
 
 @extend_schema(exclude=True)
-class UnknownAddress(ControlView):
-    """404 for whoever asks, with any method."""
+class UnknownPath(ControlView):
+    """404 for every method, without authentication."""
 
     def get_permissions(self) -> list[Any]:
         return [AllowAny()]

@@ -28,7 +28,7 @@ from api.control import (
     traces,
     transfers,
 )
-from api.control.unknown import UnknownAddress
+from api.control.unknown import UnknownPath
 
 urlpatterns = [
     path("tenants", tenants.TenantList.as_view()),
@@ -67,7 +67,7 @@ urlpatterns = [
     path("requests", requests.RequestList.as_view()),
     path("requests/<str:pk>", requests.RequestDetail.as_view()),
     path("attainment", attainment.AttainmentView.as_view()),
-    path("queue", queue.QueueView.as_view()),
+    path("queue", queue.LiveQueueView.as_view()),
     path("queue/cancel", queue.QueueCancel.as_view()),
     path("queue/reprioritise", queue.QueueReprioritise.as_view()),
     path("queue/pause", queue.QueuePause.as_view()),
@@ -86,5 +86,5 @@ urlpatterns = [
     path("kv-transfers", kv_transfers.KvTransferList.as_view()),
     path("kv-transfers/<int:pk>", kv_transfers.KvTransferDetail.as_view()),
     path("health", health.HealthView.as_view()),
-    re_path(r"", UnknownAddress.as_view()),
+    re_path(r"", UnknownPath.as_view()),
 ]

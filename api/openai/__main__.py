@@ -1,4 +1,4 @@
-"""`python -m api.openai --port 8080`: one gateway. Settings come from Django's (see docs); flags only place it.
+"""`python -m api.openai --port 8080`: one gateway. Its settings are Django's (see docs); flags say where it listens.
 
 With `--snapshot FILE` it runs alone: configuration from the file, records into its spool, no PostgreSQL and no Redis.
 """
@@ -25,14 +25,14 @@ from api.openai.service import GatewayService, Store
 from controller.core.errors import ConfigError
 from workers.settings_check import REFUSED, require_settings
 
-GRACE_S = 20  # running requests may finish for so long after SIGTERM
+GRACE_S = 20  # how long running requests may take to finish after SIGTERM
 GC_THRESHOLDS = (
     20_000,
     20,
     50,
 )  # with 10,000 requests queued a full collection stops the loop for tens of milliseconds
 OPEN_FILES = 65_536
-SWITCH_S = 0.001  # threads write records: the loop gets the interpreter back within a millisecond
+SWITCH_S = 0.001  # the loop gets the interpreter back from threads that write records within a millisecond
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
-    gc.freeze()  # what was imported stays: no collection need look at it again
+    gc.freeze()  # imported modules stay, so that no collection looks at them again
     gc.set_threshold(*GC_THRESHOLDS)
     _raise_file_limit()
     name = arguments.name or f"gateway-{socket.gethostname()}-{arguments.port}"
@@ -89,7 +89,7 @@ def serve(service: GatewayService, host: str, port: int) -> None:
         log_config=None,
         server_header=False,
         date_header=False,
-        proxy_headers=False,  # nobody asks where a client is, and looking costs a layer around each request
+        proxy_headers=False,  # client addresses are not used, and reading them costs a layer around each request
         backlog=8192,
         timeout_keep_alive=75,
     )
@@ -123,7 +123,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _raise_file_limit() -> None:
-    """One connection a waiting request: the soft limit of 1,024 is far too small."""
+    """Each waiting request has a connection: the soft limit of 1,024 files is too small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft < wanted:

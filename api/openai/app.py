@@ -1,7 +1,7 @@
-"""The ASGI application: routes, keys, bodies in, answers out. One coroutine a request, and no task while it waits.
+"""The ASGI application: routes, keys, bodies in, answers out. One coroutine for each request.
 
-After it handed the request over, the coroutine sleeps in `receive`, which returns when the client hangs up or the
-answer is complete: so a hang-up is seen at once, at any stage, for free.
+After it has submitted the request, the coroutine waits in `receive`, which returns when the client hangs up or the
+answer is complete. So a hang-up is noticed at once, at any stage, without another task.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from api.openai.state.status import health, metrics
 
 log = logging.getLogger(__name__)
 
-HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: off the loop
-HEAVY_COUNTED_BYTES = 4 << 10  # and so does counting its tokens
+HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
+HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
 SERVED = (CHAT, COMPLETIONS, RESPONSES, "/v1/models")
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class OpenAIApp:
-    """`start` and `stop` are the lifespan's; they build and close what needs a running loop."""
+    """`start` and `stop` are called by the lifespan; they build and close what needs a running loop."""
 
     def __init__(self, start: Callable[[], Awaitable[Gateway]], stop: Callable[[], Awaitable[None]]) -> None:
         self._start = start
@@ -78,7 +78,7 @@ class OpenAIApp:
         try:
             await self._route(gateway, scope, receive, send)
         except ApiError as error:
-            if not error.about:  # else its record was counted
+            if not error.about:  # else it has a record, which was counted
                 gateway.instruments.refused(error.code)
             if error.code == "request_too_large":
                 await refuse_body(send, receive, error)
@@ -118,7 +118,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
     tenant = gateway.tenant(header(scope, b"authorization"))
     try:
         raw = await read_body(scope, receive)
-    except asyncio.CancelledError:  # the server's grace is over, and its own words would be a bare 500
+    except asyncio.CancelledError:  # the server's grace is over; by itself it would answer a bare 500
         if not gateway.closing:
             raise
         raise shutting_down() from None
@@ -127,7 +127,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
         parsed = await asyncio.to_thread(_parse, path, raw, gateway)
     else:
         parsed = _parse(path, raw, gateway)
-    del raw  # the waiting request keeps its upstream form alone
+    del raw  # a waiting request keeps only the body for its engine
     in_flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
     del parsed
     while (await receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""The few ASGI types and senders the data path needs."""
+"""ASGI as the data path uses it: types, bodies read, responses sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_BODY_BYTES = 2 << 20
-BODY_S = 30.0  # a client that trickles its body must not hold a connection for ever
+BODY_S = 30.0  # a client that sends its body slowly must not hold a connection for ever
 # A connection closed while its client still writes is reset, and the reset may overtake the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
@@ -40,7 +40,7 @@ async def respond_error(send: Send, error: ApiError, headers: Iterable[Header] =
 
 
 async def refuse_body(send: Send, receive: Receive, error: ApiError) -> None:
-    """Answer at once, then let the client write on for a while (its bytes are dropped) before the connection closes."""
+    """Answer at once, then read and drop what the client still sends, for a while, before the connection closes."""
     body = error.body()
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": error.status, "headers": [JSON, length, _CLOSE]})
@@ -70,7 +70,7 @@ class ClientGone(Exception):
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The whole body. Raises ApiError beyond 2 MB (before reading, where the length is declared) or 30 seconds."""
     declared = header(scope, b"content-length")
-    # By its digits first: Python reads no number of thousands of them.
+    # The count of digits first: Python refuses to read a number with thousands of them.
     if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > MAX_BODY_BYTES):
         raise _too_large()
     try:

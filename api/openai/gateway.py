@@ -1,4 +1,8 @@
-"""All parts of one gateway, put together, and the one way in for a request."""
+"""One gateway: all its parts put together, and the way in for a request.
+
+At arrival a request gets its tenant, its targets and its predicted lengths; its quota is charged. The predictions learn
+from requests that end well.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +53,12 @@ class GatewayOptions:
     policy: str = "slackline"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: as they come
-    scheduler_log: Path | None = None  # where to record what the scheduler is told and answers
+    token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
+    scheduler_log: Path | None = None  # where to record the scheduler's events and actions
 
 
 class Gateway:
-    """Everything on the loop; nothing here blocks."""
+    """Everything runs on the loop, and nothing blocks."""
 
     def __init__(
         self,
@@ -94,13 +98,13 @@ class Gateway:
         self.named_models: dict[str, ModelConfig] = {}  # by name alone
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
-        self.used_keys: set[int] = set()  # since the database was last told
+        self.used_keys: set[int] = set()  # since they were last written to the database
         self.closing = False
         self._told_offset_s: float | None = None
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 
     def configure(self, snapshot: GatewaySnapshot) -> None:
-        """A new configuration, effective for the next request. What is learned and counted stays."""
+        """Apply a new configuration, from the next request on. What was learned and counted stays."""
         self.snapshot = snapshot
         self.keys = KeyRing(snapshot)
         self.named_models = {model.name: model for model in snapshot.models}
@@ -122,7 +126,7 @@ class Gateway:
             self.runtime.tell(ev.ClockOffset(offset_s))
 
     def tenant(self, authorization: bytes | None) -> TenantConfig:
-        """Raises ApiError."""
+        """The tenant of an API key. Raises ApiError."""
         if self.snapshot is None:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
@@ -134,8 +138,8 @@ class Gateway:
     def submit(
         self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool
     ) -> InFlightRequest:
-        """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
-        if self.closing:  # since its key was looked at
+        """Let a request in: targets, quota, scheduler. Raises ApiError, and then nothing is queued."""
+        if self.closing:  # the gateway may have begun to stop since its key was checked
             raise shutting_down()
         request, applied = self._request(parsed, tenant, arrival)
         arrived_wall = time.time() - (self.clock() - arrival)

@@ -39,7 +39,7 @@ class UnreadableAnswer(EngineError):
 class Translation(Protocol):
     """For a client that does not speak the engines' API (responses)."""
 
-    def told(self, raw: bytes) -> bytes:
+    def translate(self, raw: bytes) -> bytes:
         """The engine's answer, or whole events of it, in the client's API. Raises UnreadableAnswer."""
         ...
 
@@ -252,7 +252,7 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
         if not chunk.tokens and not chunk.done:
             return held + chunk.raw
         await start_stream(in_flight)
-    raw = _told(in_flight, held + chunk.raw)
+    raw = _translated(in_flight, held + chunk.raw)
     if chunk.done:
         driver.completed(in_flight, driver.clock())
     if raw or chunk.done:
@@ -267,22 +267,22 @@ async def start_stream(in_flight: InFlightRequest) -> None:
 
 
 async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
-    raw = _told(in_flight, chunk.raw)
+    raw = _translated(in_flight, chunk.raw)
     in_flight.usage = chunk.usage
     in_flight.state = State.ANSWERING
     driver.completed(in_flight, driver.clock())
     await respond(in_flight.send, 200, raw, in_flight.headers())
 
 
-def _told(in_flight: InFlightRequest, raw: bytes) -> bytes:
-    return raw if in_flight.translation is None else in_flight.translation.told(raw)
+def _translated(in_flight: InFlightRequest, raw: bytes) -> bytes:
+    return raw if in_flight.translation is None else in_flight.translation.translate(raw)
 
 
 async def end_with_error(in_flight: InFlightRequest, error: ApiError, *, started: bool) -> None:
     """Answer with an error: as a response, or as the last event of a stream that has begun."""
     if started:
         await in_flight.send(
-            {"type": "http.response.body", "body": _told(in_flight, error.event()), "more_body": False}
+            {"type": "http.response.body", "body": _translated(in_flight, error.event()), "more_body": False}
         )
     else:
         headers = [*in_flight.headers(), *error.headers()]

@@ -283,7 +283,7 @@ def _shown_by_answer(error: EngineError) -> str:
     return "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
 
 
-def told_migrator(error: EngineError) -> str:
+def migrator_reason(error: EngineError) -> str:
     """Why it failed, for the migrator: the KV, the link or the engine, where that is known."""
     reason, moved = _shown_by_answer(error), moved_in(error.body)
     if reason == "no_room":

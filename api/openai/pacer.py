@@ -1,13 +1,13 @@
-"""Optional (TOKEN_PACING): tokens that come in bursts leave at the promised pace.
+"""Token pacing (optional, TOKEN_PACING): tokens that come in bursts leave at the pace of the TPOT target.
 
-Kairos' decode runs short sequences ahead and then lets them wait: their mean time per token keeps its promise, but a
+Kairos' decode runs short sequences ahead and then lets them wait: their mean time per token meets its target, but a
 reader sees bursts (sec. 2.3 of its paper has early tokens buffered and released little by little). With a share s of
 the TPOT target as pace, token k after the first leaves at the first's time + k x s x TPOT, or when it comes if that is
-later. So an answer whose tokens were early ends later than it could, yet within its promise for s up to 1; a late one
-is not touched.
-The engine is never slowed down: it is read as fast as it sends, and records hold the times at which tokens came.
+later. An answer whose tokens were early thus ends later than it could, yet within its target for s up to 1; a late one
+is unchanged. The engine is never slowed down: it is read as fast as it sends, and records hold the times at which
+tokens came.
 
-Not paced: answers in one piece, requests with an end-to-end deadline, and those without a TPOT.
+Not paced: answers in one piece, requests with an end-to-end deadline, and those without a TPOT target.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Clock = Callable[[], float]
 
 
 def paced(send: Send, targets: Targets, share: float, clock: Clock, carries: Callable[[bytes], bool]) -> Send:
-    """`send` itself where nothing is to be paced. `carries`: does an event deliver a token?"""
+    """A paced `send`, or `send` itself for a request that is not paced. `carries`: does an event deliver a token?"""
     if share <= 0 or targets.deadline_s is not None or not math.isfinite(targets.tpot_s) or targets.tpot_s <= 0:
         return send
     return Pacer(send, share * targets.tpot_s, clock, carries)
 
 
 class Pacer:
-    """A Send. The last message of a response returns when everything has left; the others return at once."""
+    """A Send that holds tokens back. The last message returns when everything was sent; the others return at once."""
 
     def __init__(self, send: Send, pace_s: float, clock: Clock, carries: Callable[[bytes], bool]) -> None:
         self._send = send
@@ -61,14 +61,14 @@ class Pacer:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _hold(self, raw: bytes) -> None:
-        """Whole events, as the relay gives them; what is no event goes with the one before it."""
+        """Add whole events, as the relay sends them; anything else goes with the event before it."""
         *events, rest = raw.split(b"\n\n")
         self._waiting.extend((event + b"\n\n", self._carries(event)) for event in events)
         if rest:
             self._waiting.append((rest, False))
 
     async def _leave(self) -> None:
-        """Until nothing waits. A client that is gone takes nothing more."""
+        """Send until nothing waits. Stops at a client that is gone."""
         with suppress(OSError):
             while self._waiting:
                 await self._one_more()
@@ -80,7 +80,7 @@ class Pacer:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             begun = self._clock() if math.isinf(self._next_at) else self._next_at
-            self._next_at = begun + self._pace_s  # a late token does not move those after it
+            self._next_at = begun + self._pace_s  # a late token does not delay those after it
         self._waiting.popleft()
         message: dict[str, Any] = {"type": "http.response.body", "body": event, "more_body": True}
         await self._send(message)

@@ -1,13 +1,14 @@
 """The asyncio driver of a Scheduler: events in, actions performed, one wake-up, no polling. It decides nothing.
 
-Events of one loop iteration are handed over in one batch. An arrival on an unsaturated fleet is therefore sent in the
-iteration in which it was read. Acceptance and token progress alone start no pass: they travel with the next event, or
+Events of one loop iteration go to the scheduler in one batch, so an arrival on a fleet with free capacity is sent in
+the iteration in which it was read. Acceptance and token progress alone start no pass: they go with the next event, or
 after 50 ms.
 
-Of a request with two stages the prefill instance is asked for one token and keeps the KV; the decode instance pulls it
-and streams the answer from its first token on. Engines that give out KV while they compute are pulled from beside their
-prefill. Engines that want both stages at once (pairs) get them so, with one room to meet in, when the decode stage is
-placed. Nothing reaches the client before the first token, so until then every failure can begin again elsewhere.
+A disaggregated request has two stages. The prefill instance computes one token and keeps the KV; the decode instance
+pulls the KV and streams the answer from its first token on. Where engines give out KV while they compute, it is pulled
+during the prefill. Engines that need both stages at once (pairs) get both when the decode stage is placed, with one
+room in which they meet. Nothing reaches the client before the first token, so until then any failure can be retried
+elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from api.openai.in_flight import InFlightRequest, UnreadableAnswer, end_with_error, relay
-from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, reason_of, told_migrator
+from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, migrator_reason, reason_of
 from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
 from controller.core import events as ev
@@ -35,13 +36,13 @@ from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
 
-PROGRESS_S = 0.05  # how long token counts may wait for another event to travel with
+PROGRESS_S = 0.05  # how long token counts may wait for another event to go with
 
 Handle = Callable[[Sequence[ev.Event], float], ev.Reply]
 
 
 class Outcomes(Protocol):
-    """Hears of every request that ended, exactly once."""
+    """Is told of every request that ended, exactly once."""
 
     def ended(
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
@@ -62,8 +63,8 @@ class Runtime:
         heard: Callable[[str, float], None] = lambda instance_id, now: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`handle`: the scheduler's, or one that records its calls. `suspect`: told of an instance that cannot be
-        reached. `heard`: told of each token's instance: it lives."""
+        """`handle`: the scheduler's, or one that records its calls. `suspect`: is told of an instance that cannot be
+        reached. `heard`: is told of the instance of each token, which is therefore alive."""
         self.scheduler = scheduler
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
@@ -94,20 +95,20 @@ class Runtime:
             ev.GiveUp: self._given_up,
         }
 
-    # ---- what the gateway tells -----------------------------------------------------------------------------------
+    # ---- called by the gateway ------------------------------------------------------------------------------------
 
     def arrive(self, in_flight: InFlightRequest) -> None:
         self.requests[in_flight.request.id] = in_flight
         self.push(ev.Arrived(in_flight.request))
 
     def hang_up(self, in_flight: InFlightRequest) -> None:
-        """The client is gone: cancel at the engine at once."""
+        """The client is gone: cancel the request at its engine at once."""
         if in_flight.state is not State.ENDED:
             self._end(in_flight, Outcome.CANCELLED, code="client_closed", status=499)
             self.push(ev.Cancelled(in_flight.request.id))
 
     def instance_down(self, instance_id: str, why: str) -> None:
-        """Fail what it was serving. Of KV that it kept the scheduler knows."""
+        """Fail what it was serving. The scheduler deals with the KV that it kept."""
         self.push(ev.InstanceDown(instance_id))
         error = EngineError(f"instance {instance_id} is down: {why}")
         for in_flight in [each for each in self.requests.values() if each.instance == instance_id]:
@@ -119,7 +120,7 @@ class Runtime:
                 self.lost(in_flight, error)
 
     def serving(self, instance_id: str) -> int:
-        """Requests that would be lost or begin again without it: also those whose KV it still holds for another."""
+        """How many requests would fail or start over without it, with those whose KV it keeps for another instance."""
         return sum(1 for in_flight in self.requests.values() if _needs(in_flight, instance_id))
 
     def push(self, event: ev.Event) -> None:
@@ -128,18 +129,18 @@ class Runtime:
             self._soon = asyncio.get_running_loop().call_soon(self._pass)
 
     def tell(self, event: ev.Event) -> None:
-        """What starts no pass of its own."""
+        """An event that starts no pass of its own."""
         self._events.append(event)
         self._soon_enough()
 
-    # ---- what the relay tells -------------------------------------------------------------------------------------
+    # ---- called by the relay --------------------------------------------------------------------------------------
 
     def accepted(self, in_flight: InFlightRequest) -> None:
-        """It frees no room, so it starts no pass either."""
+        """Acceptance frees no room, so it starts no pass."""
         self.tell(ev.Accepted(in_flight.request.id))
 
     def pulling(self, in_flight: InFlightRequest) -> None:
-        """Only decode stages pull (DecodeLeg)."""
+        """Nothing to do: only decode stages pull KV (DecodeLeg)."""
 
     def first_token(self, in_flight: InFlightRequest, now: float) -> None:
         self._heard(in_flight.instance, now)
@@ -162,7 +163,7 @@ class Runtime:
         self._end(in_flight, Outcome.OK)
 
     def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
-        """Its engine failed it: retried before the first token, ended by an error event after it."""
+        """Its engine failed. Before the first token it is retried, after it the stream ends with an error event."""
         in_flight.task = None
         in_flight.stop_answer()
         if error.unreachable:
@@ -197,12 +198,12 @@ class Runtime:
             self._count(reply.actions, now)
 
     def _woke(self) -> None:
-        """Behind what has happened: a first token that was seen just now comes before its time-out."""
+        """Queued behind what has happened: a first token seen just now comes before its time-out."""
         self._wake = None
         self.push(ev.Woke())
 
     def _collect(self) -> list[ev.Event]:
-        """The batch; every pass answers with a new wake-up, so all timers of the old one go."""
+        """The batch of events. Every pass returns a new wake-up, so the timers of the old one are cancelled."""
         for handle in (self._soon, self._later, self._wake):
             if handle is not None:
                 handle.cancel()
@@ -215,7 +216,7 @@ class Runtime:
         return events or [ev.Woke()]
 
     def _count(self, actions: Sequence[ev.Action], now: float) -> None:
-        """Sends that stand: one that was turned away in the same pass is counted where it went instead."""
+        """Count what was sent. A request that was sent twice in one pass counts where it went last."""
         for send in {action.request.id: action for action in actions if type(action) is ev.Send}.values():
             in_flight = self.requests.get(send.request.id)
             if in_flight is not None and in_flight.state is State.SENT:
@@ -230,7 +231,7 @@ class Runtime:
 
     def _send(self, action: ev.Send) -> None:
         in_flight = self.requests.get(action.request.id)
-        if in_flight is None:  # it ended in this very iteration; its Cancelled is in the next batch
+        if in_flight is None:  # it ended in this iteration; its Cancelled is in the next batch
             return
         self.note(in_flight, action.decision)
         backend = self._backends.get(action.instance_id)
@@ -244,7 +245,7 @@ class Runtime:
         call = in_flight.upstream_call(action.rank)
         if action.part is not Part.WHOLE:
             in_flight.call, in_flight.paired, in_flight.two_stages = call, action.part is Part.PAIR, True
-            if not in_flight.paired:  # a pair begins when its decode instance is known
+            if not in_flight.paired:  # a pair starts when its decode instance is known
                 self.transfers.begun(in_flight.request.id, action.instance_id)
                 in_flight.prefill = self.spawn(self._prefill(in_flight, backend, call))
             return
@@ -307,13 +308,13 @@ class Runtime:
         there = replace(call, rank=action.rank, offer=in_flight.offer or b"")
         in_flight.task = self.spawn(relay(in_flight, backend, there, leg))
         if call.streamed:
-            return  # its headers say that it has begun
+            return  # its headers will show that it has begun
         self.push(ev.TransferStarted(name, target))
         if not backend.capabilities.tells_landing:
             self.push(ev.TransferDone(name, target, assumed=True))
 
     def _abort(self, action: ev.Abort) -> None:
-        """Its decode stage there, and a prefill begun with it: the request itself goes on."""
+        """Abort its decode stage there, and a prefill that began with it. The request itself goes on."""
         in_flight = self.requests.get(action.request_id)
         if in_flight is None or not in_flight.prefill_instance or in_flight.instance != action.instance_id:
             return
@@ -322,7 +323,7 @@ class Runtime:
         if in_flight.task is not None:
             in_flight.stop_answer()
             self.transfers.undone(in_flight, action.reason or "undone", self.clock())
-        if action.reason == "prefill_failed":  # nothing of it is left
+        if action.reason == "prefill_failed":  # neither stage is left
             in_flight.instance = in_flight.prefill_instance
             in_flight.restart()
 
@@ -333,10 +334,10 @@ class Runtime:
             in_flight.restart()
 
     def _stop_stages(self, in_flight: InFlightRequest) -> None:
-        """All that runs of it, and what is remembered of its transfer."""
+        """Stop both stages, and forget its transfer."""
         source = in_flight.prefill_instance or in_flight.instance
         if in_flight.stop_prefill() and not in_flight.paired:
-            self.transfers.free(in_flight.request.id, source)  # its engine may just have ended it
+            self.transfers.free(in_flight.request.id, source)  # its engine may have finished it just now
         in_flight.stop_answer()
         if in_flight.two_stages:
             self.transfers.forget(in_flight, self.clock())
@@ -344,7 +345,7 @@ class Runtime:
     # ---- prefills and pairs ---------------------------------------------------------------------------------------
 
     async def _prefill(self, in_flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
-        """One leg. Of a pair its end says that the KV was taken."""
+        """The prefill stage. For a pair its end means that the KV was taken."""
         source, me = backend.spec.id, asyncio.current_task()
         try:
             if in_flight.paired:
@@ -369,7 +370,7 @@ class Runtime:
             self.push(ev.TransferDone(in_flight.request.id, in_flight.instance))
 
     def _ending(self, in_flight: InFlightRequest, source: str, offer: bytes) -> None:
-        """Its prompt is nearly computed, and its KV may be pulled."""
+        """Its prompt is nearly computed, so its KV may be pulled."""
         if in_flight.state is State.SENT:
             in_flight.offer = offer
             self.push(ev.PrefillEnding(in_flight.request.id, source))
@@ -381,7 +382,7 @@ class Runtime:
         self.note(in_flight, Decision("prefill", "prefilled", request.id, now, figures))
 
     def _answer_whole(self, in_flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
-        """Nothing is left to decode. One token is cheap to ask for once more, as the client wants it framed."""
+        """Nothing is left to decode. The one token is computed again, which is cheap, in the client's format."""
         if in_flight.task is not None:
             in_flight.stop_answer()
             self.transfers.undone(in_flight, "undone", self.clock())
@@ -391,14 +392,14 @@ class Runtime:
         in_flight.task = self.spawn(relay(in_flight, backend, call, self))
 
     async def _both(self, in_flight: InFlightRequest, call: UpstreamCall, place: ev.Place, leg: DecodeLeg) -> None:
-        """Both stages of a pair, with a room of their own."""
+        """Both stages of a pair, with a new room in which they meet."""
         prefiller, decoder = self._backends.get(place.source), self._backends.get(place.target)
         try:
             if prefiller is None or decoder is None:
                 raise EngineError(f"instance {place.source if prefiller is None else place.target} is gone")
             offer = await prefiller.meeting()
         except EngineError as error:
-            in_flight.task = None  # this one
+            in_flight.task = None  # the present task
             self._prefill_lost(in_flight, place.source, error)
             return
         there = replace(call, offer=offer)
@@ -407,7 +408,7 @@ class Runtime:
         await relay(in_flight, decoder, replace(there, rank=place.rank), leg)
 
     def _prefill_lost(self, in_flight: InFlightRequest, source: str, error: EngineError) -> None:
-        """What follows is the scheduler's to say where a decode stage is at work already."""
+        """The prefill failed. If its decode stage has begun, the scheduler decides what follows."""
         needed = in_flight.state is State.SENT and in_flight.moved is None  # else the decode engine has all KV
         if in_flight.state is State.ENDED:
             return
@@ -418,7 +419,7 @@ class Runtime:
             self.lost(in_flight, error)
             return
         if not needed:
-            if self.transfers.under_way(in_flight):  # of a stream, before its first token
+            if self.transfers.under_way(in_flight):  # a stream, before its first token
                 self.transfers.landed(in_flight, in_flight.moved, self.clock())
                 self.push(ev.TransferDone(in_flight.request.id, in_flight.instance, in_flight.moved, released=True))
             self._prefilled(in_flight, source)
@@ -439,12 +440,12 @@ class Runtime:
             in_flight.instance, in_flight.prefill_instance = in_flight.prefill_instance, ""
             self._rejected(in_flight, error)
         else:
-            self.push(ev.TransferFailed(request.id, target, told_migrator(error)))
+            self.push(ev.TransferFailed(request.id, target, migrator_reason(error)))
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 
     def _rejected(self, in_flight: InFlightRequest, error: EngineError) -> None:
-        """It is the request that is at fault: no engine would take it."""
+        """The request itself is at fault: no engine would take it."""
         self.push(ev.Cancelled(in_flight.request.id))
         self._end(in_flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
         self.spawn(end_with_error(in_flight, engine_refusal(error.status, error.body), started=False))
@@ -458,12 +459,12 @@ class Runtime:
         in_flight.state = State.ENDED
         self._stop_stages(in_flight)
         del self.requests[in_flight.request.id]
-        # Judging and recording take as long as all else at the end of a request: the last bytes leave before it.
+        # Judging and recording take as long as all else at the end of a request, so the last bytes are sent first.
         ended = partial(self._outcomes.ended, in_flight, outcome, self.clock(), code=code, status=status)
         asyncio.get_running_loop().call_soon(ended)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that is kept until done; what it raises is logged, never lost."""
+        """Run as a task that is kept until it is done; exceptions are logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -475,20 +476,20 @@ class Runtime:
             log.error("a request's task failed", exc_info=error)
 
     def give_up(self) -> None:
-        """The gateway stops: whatever is still open ends, with its record, in words that its client understands."""
+        """The gateway stops: every open request ends, with a record and an error its client understands."""
         for in_flight in list(self.requests.values()):
             outcome = Outcome.FAILED if in_flight.sends else Outcome.REFUSED
             self.push(ev.Cancelled(in_flight.request.id))
             self._refuse(in_flight, Outcome.CUT if in_flight.state is State.ANSWERING else outcome, shutting_down())
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for open writes at shutdown."""
+        """Wait for open writes, at shutdown."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
 
 def report_defect(who: str, events: Sequence[ev.Event], error: Exception) -> None:
-    """A policy raised. The scheduler goes on without what it would have decided."""
+    """A policy raised. The scheduler goes on without its decision."""
     what = repr(events[0]) if len(events) == 1 else f"{len(events)} events"
     log.error("the %s failed on %s", who, what, exc_info=error)
 

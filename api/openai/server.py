@@ -1,5 +1,5 @@
-"""uvicorn, but for its end. By itself it closes its listeners first and cancels what is open when its grace is over:
-nobody could see that the gateway stops, and clients would get a bare 500 and leave no record."""
+"""uvicorn with another shutdown. By itself uvicorn closes its listeners first and cancels open requests when its grace
+is over: new clients would not learn that the gateway stops, and open ones would get a bare 500 and leave no record."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import uvicorn
 from api.openai.service import GatewayService
 
 LOOK_S = 0.05
-LAST_BYTES_S = 1  # for the last words to whoever was still there
+LAST_BYTES_S = 1  # for the last bytes to clients that are still connected
 
 
 class GatewayServer(uvicorn.Server):
-    """`grace_s`: running requests may finish for so long. Meanwhile new ones are answered that the gateway stops."""
+    """`grace_s`: how long running requests may take to finish; new ones are refused meanwhile (`shutting_down`)."""
 
     def __init__(self, config: uvicorn.Config, service: GatewayService, grace_s: float) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A gateway process: builds the parts on a running loop, keeps its background tasks alive, and takes it all down."""
+"""A gateway process: builds the parts on a running loop, keeps its background tasks alive, and stops them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ END_TRIES = 4
 
 
 class Store(ConfigStore, Audit, Protocol):
-    """The blocking side: PostgreSQL, or a file for a gateway that runs alone."""
+    """Blocking reads and writes: PostgreSQL, or a file for a gateway that runs alone."""
 
     def write(self, records: Sequence[RequestRecord]) -> int: ...
 
 
 class GatewayService:
-    """`redis_url` None: alone, nothing is published."""
+    """`redis_url` None: nothing is published."""
 
     def __init__(self, options: GatewayOptions, store: Store, data_dir: Path, redis_url: str | None) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class GatewayService:
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
 
     def close(self) -> None:
-        """Nothing new is let in from now on; what is open goes on."""
+        """Refuse new requests from now on; open ones continue."""
         if self.gateway is not None:
             self.gateway.closing = True
 
@@ -77,12 +77,12 @@ class GatewayService:
         return self.gateway is not None and bool(self.gateway.runtime.requests)
 
     def give_up(self) -> None:
-        """What is still open ends here."""
+        """End the requests that are still open."""
         if self.gateway is not None:
             self.gateway.runtime.give_up()
 
     async def stop(self) -> None:
-        """Nothing new comes in any more; what is recorded reaches the database or the spool."""
+        """End everything; records reach the database or the spool."""
         self.close()
         self.give_up()
         if self.gateway is not None:
@@ -95,7 +95,7 @@ class GatewayService:
             try:
                 await self._live.leave()
             except LiveUnavailable as error:
-                log.info("left without saying so: %s", error)
+                log.info("could not sign off from Redis: %s", error)
             await self._live.close()
         await self._session.close()
 
@@ -118,7 +118,7 @@ class GatewayService:
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel, again if need be: a library that is about to time out may take a cancellation for itself."""
+    """Cancel, again if needed: a library that is about to time out may swallow a cancellation."""
     pending = set(tasks)
     for _ in range(END_TRIES):
         if not pending:
@@ -131,7 +131,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """A background task that fails is reported and started again: a gateway without it would go blind in silence."""
+    """Run a background task; one that fails is logged and started again, or the gateway would silently do without."""
     while True:
         try:
             await work()
@@ -141,7 +141,7 @@ async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _session() -> aiohttp.ClientSession:
-    """No limit on connections: the dispatcher decides how much an engine gets. Bytes are relayed as they come."""
+    """No limit on connections: the scheduler decides how much an engine gets. Bytes are relayed as they come."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0, ttl_dns_cache=30)
     return aiohttp.ClientSession(
         connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False

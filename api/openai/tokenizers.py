@@ -1,8 +1,8 @@
 """Prompt lengths by a model's own tokenizer, where its configuration names one (a Hugging Face `tokenizer.json`).
 
-Needs the optional library `tokenizers` (requirements/tokenizers.txt). Files are read beside the loop, once for each
-path and modification time. Until one is there, and where it cannot be read, the characters' estimate holds, and why is
-said in the log, in /healthz and in /metrics. A file that could not be read is tried again with the next configuration.
+Needs the optional library `tokenizers` (requirements/tokenizers.txt). Files are read in a thread, once for each path
+and modification time. Until a file is read, or if it cannot be, lengths are estimated from characters; the reason is in
+the log, in /healthz and in /metrics. A file that could not be read is tried again with the next configuration.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ READY, LOADING = "ready", "loading"
 
 
 class Unusable(SlacklineError):
-    """A tokenizer that cannot be had; the message says why."""
+    """A tokenizer that cannot be used; the message says why."""
 
 
 class ModelTokenizer(Protocol):
-    """Called from threads, too."""
+    """Also called from threads."""
 
     def count(self, texts: Sequence[str], *, special: bool) -> int:
-        """Tokens of all of them; `special`: with those the model puts around a text."""
+        """Tokens of all texts; `special`: with those the model puts around a text."""
         ...
 
 
@@ -60,7 +60,7 @@ class HuggingFace:
 
 
 class Tokenizers:
-    """Those of one configuration. Everything but `count` happens on the loop."""
+    """The tokenizers of one configuration. Everything except `count` runs on the loop."""
 
     def __init__(self, load: Load = HuggingFace) -> None:
         self._load = load
@@ -71,11 +71,11 @@ class Tokenizers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
-        """Is there one that can be used?"""
+        """Can any tokenizer be used?"""
         return bool(self._loaded)
 
     def configure(self, models: Iterable[ModelConfig]) -> None:
-        """Level-triggered: read what is new or has changed, forget what nobody names any more."""
+        """Level-triggered: read what is new or has changed, forget what is no longer configured."""
         self._wanted = {model.name: model.tokenizer for model in models if model.tokenizer}
         paths = set(self._wanted.values())
         for path in self._loaded.keys() - paths:
@@ -88,12 +88,12 @@ class Tokenizers:
             task.add_done_callback(self._tasks.discard)
 
     async def settle(self) -> None:
-        """Wait until all are read, or known to be unusable."""
+        """Wait until every file is read or known to be unusable."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def count(self, model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None:
-        """None where there is no tokenizer, or it fails on these texts."""
+        """Tokens of all texts. None without a tokenizer, or if it fails on them."""
         loaded = self._loaded.get(model.tokenizer) if model.tokenizer else None
         if loaded is None:
             return None
@@ -104,7 +104,7 @@ class Tokenizers:
             return None
 
     def states(self) -> dict[str, str]:
-        """By model: ready, loading, or why it is not used."""
+        """By model: ready, loading, or why its tokenizer is not used."""
         return {model: self._state(path) for model, path in sorted(self._wanted.items())}
 
     def _state(self, path: str) -> str:
@@ -128,7 +128,7 @@ class Tokenizers:
             self._loading.discard(path)
 
     def _changed(self, path: str, known_at: float | None) -> tuple[float, ModelTokenizer] | None:
-        """In a thread. None: it is as it was."""
+        """Runs in a thread. None if the file has not changed."""
         file = _file(path)
         at = file.stat().st_mtime if file.is_file() else 0.0
         return (at, self._load(path)) if at != known_at else None

@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
 
 def prepare() -> None:
-    """What the SQL of console/data.py cannot make: an experiment with its result, and a trace."""
+    """What the SQL of benchmarks/console/data.py cannot make: an experiment with its result, and a trace."""
     from console.management.demo import PROFILE, TRACE, TRACE_NAME
     from controller.services.actors import Actor
     from controller.services.experiments import experiment_create

@@ -18,7 +18,7 @@ import urllib.request
 
 from benchmarks.console.pages import published, servers
 from benchmarks.engines import stop_on_sigterm
-from workers.supervisor.embedded import free_port
+from workers.supervisor.ports import free_port
 
 PERSON = "operator"
 READY_S = 120.0

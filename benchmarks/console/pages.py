@@ -24,7 +24,7 @@ Figures = dict[str, dict[str, Any]]
 
 
 def measure(records: int, decisions: int, instances: int) -> tuple[Figures, Figures]:
-    """Pages, and previews by simulation (console/preview.py) on the same database.
+    """Pages, and previews by simulation (benchmarks/console/preview.py) on the same database.
 
     By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; CPU time without PostgreSQL's),
     `queries`, `status`, `kb`.

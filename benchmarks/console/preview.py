@@ -1,6 +1,7 @@
 """What an operator waits for who has an edit simulated before it is saved, on a database of a million records.
 
-Two fleets: the demo's (its load for an hour, its two engines), and one of a hundred engines from console/data.py.
+Two fleets: the demo's (its load for an hour, its two engines), and one of a hundred engines
+(benchmarks/console/data.py).
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def _preview(name: str) -> dict[str, Any]:
     from controller.selectors import previews
     from controller.selectors.edits import ClassEdit
     from controller.services.actors import Actor
-    from controller.services.previews import preview_ask
+    from controller.services.previews import preview_order
     from workers.experiments.runner import next_experiment
 
     row = SLOClass.objects.get(name=name, tenant=None)
     edit = ClassEdit(name, previews.class_owners(row), row.ttft_s / 2, row.tpot_s, row.deadline_s, row.waiting_time_s)
     began, busy = time.monotonic(), time.process_time()
-    asked = preview_ask(
+    asked = preview_order(
         actor=Actor.person("benchmark"), name="Edit", edit=edit, policy=settings.DISPATCH_POLICY,
         overrides=settings.DISPATCH_OVERRIDES, now=timezone.now(),
     )  # fmt: skip

@@ -213,17 +213,17 @@ def parse() -> argparse.Namespace:
         prog="python -m benchmarks.fidelity", description="The simulator against real vLLM."
     )
     parser.add_argument("--recorded", action="store_true", help="against recorded runs; needs no vLLM")
-    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="vllm_measured_requests.csv.gz")
-    parser.add_argument("--knee", type=float, help="round robin's 0.9 knee, requests/s (else the last one measured)")
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="vllm_recorded_requests.csv.gz")
+    parser.add_argument("--knee", type=float, help="requests/s at round robin's 0.9 knee (default: as last measured)")
     parser.add_argument("--times", type=float, nargs="+", default=list(TIMES), help="loads as multiples of the knee")
-    parser.add_argument("--seconds", type=float, help=f"of arrivals a run ({SECONDS:g})")
-    parser.add_argument("--runs", type=int, help=f"real runs a load and policy ({RUNS})")
+    parser.add_argument("--seconds", type=float, help=f"seconds of arrivals per run ({SECONDS:g})")
+    parser.add_argument("--runs", type=int, help=f"real runs per load and policy ({RUNS})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s and {QUICK_RUNS} runs each")
-    parser.add_argument("--resume", action="store_true", help="use the runs and the profile on file")
+    parser.add_argument("--resume", action="store_true", help="continue with the stored runs and profile")
+    parser.add_argument("--on-file", action="store_true", help="only the report, from the stored runs and profile")
     parser.add_argument(
-        "--on-file", action="store_true", help="the report alone, from the runs and the profile on file"
+        "--output", type=Path, default=RESULTS / "report.json", help="runs and profile are stored beside it"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="runs and profile lie beside it")
     arguments = parser.parse_args()
     arguments.seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     arguments.runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)

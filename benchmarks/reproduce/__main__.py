@@ -76,10 +76,12 @@ def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequenc
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--paper", action="append", choices=PAPERS, help="may be given more than once; default: all")
-    parser.add_argument("--part", action="append", help="of one paper, again; the rest stays as it is stored")
+    parser.add_argument(
+        "--part", action="append", help="run only this part of one paper; its other parts keep their stored results"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
     parser.add_argument("--page-only", action="store_true", help="write the pages from the stored results, run nothing")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers at a time")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers in parallel")
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
     parts = tuple(args.part or ())

@@ -123,7 +123,7 @@ def install(target: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, default=DEFAULT_TARGET)
-    parser.add_argument("--force", action="store_true", help="install again although the stamp is current")
+    parser.add_argument("--force", action="store_true", help="install again even if it is up to date")
     arguments = parser.parse_args()
     if is_installed(arguments.target) and not arguments.force:
         print(f"vLLM is installed in {arguments.target} (nothing to do)")

@@ -33,7 +33,7 @@ class ScalingForm(forms.Form):
     """Model and role cannot change once the policy exists."""
 
     model = forms.ModelChoiceField(queryset=ServedModel.objects.all())
-    role = forms.ChoiceField(choices=Role.choices)
+    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role])
     enabled = forms.BooleanField(required=False, initial=True, label="Enabled")
     min_instances = forms.IntegerField(
         min_value=0, max_value=INSTANCES_MAX, initial=1, label="Minimum instances", help_text="Kept at any load."

@@ -19,7 +19,7 @@ from workers import live
 
 SHARED_S = 2.0  # all pages that poll within this time share one rendering
 REDIS_AWAY = "Redis is unavailable: load is unknown"
-NOBODY = "No gateway is reporting: load is unknown"
+NO_GATEWAY = "No gateway is reporting: load is unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def fleet_now() -> FleetNow:
     limit = live_view.stale_after_s(published)
     fresh = live_view.fresh(published, time.time())
     if not fresh:
-        return FleetNow([], AsOf(time.time(), limit, NOBODY))
+        return FleetNow([], AsOf(time.time(), limit, NO_GATEWAY))
     return FleetNow(fresh, AsOf(min(fleet["at"] for fleet in fresh), limit))
 
 

@@ -97,7 +97,7 @@ def _stranded(row: Instance, after: Counter[Role]) -> str:
     if row.role == Role.DECODE:
         prefill = f"{after[Role.PREFILL]} prefill instance{'' if after[Role.PREFILL] == 1 else 's'}"
         return f"This is the last decode instance for {prefill} of {model}. Change those first."
-    return f"{model} has no decode instance for what it would prefill. Change another instance to decode first."
+    return f"{model} has no decode instance that could continue its requests. Change another instance to decode first."
 
 
 def _scaling(row: Instance, role: Role, counts: Counter[Role], policies: Mapping[str, ScalingPolicy]) -> list[str]:

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 
 from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
 from controller.postgres.params import server_params
-from workers.failures import EACH_SECOND, failing_policies, failing_told
+from workers.failures import EACH_SECOND, failing_in_words, failing_policies
 
 CHECK_TIMEOUT_S = 2.0
 CONFIG_OLD_S = 10.0  # a gateway asks twice a second
@@ -133,7 +133,7 @@ def jobs_state(redis: Component) -> Component:
     """Periodic tasks, and scaling policies, that fail on every run."""
     if redis["state"] != "ok":
         return {"state": "unknown", "detail": "Redis is unavailable"}
-    told = failing_told(redis["failing"], redis.get("policies"))
+    told = failing_in_words(redis["failing"], redis.get("policies"))
     return {"state": "down" if told else "ok", "detail": told}
 
 

@@ -16,7 +16,7 @@ from controller.selectors import catalogue
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 from workers.backends.registry import BACKENDS
 from workers.notices import announce_config
 
@@ -38,7 +38,7 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
         return redirect("instance-role", row.pk)
     actor = Actor.person(request.user.get_username())
     try:
-        action = role_ask(actor=actor, instance_id=row.pk, role=chosen, version=version)
+        action = role_order(actor=actor, instance_id=row.pk, role=chosen, version=version)
     except VersionConflict:
         messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
     except ValidationError as error:

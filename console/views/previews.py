@@ -26,7 +26,7 @@ from controller.selectors import catalogue, experiments, previews
 from controller.selectors.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
-from controller.services.previews import EDITED, RECORDED, preview_ask
+from controller.services.previews import EDITED, RECORDED, preview_order
 from controller.wording.vocabulary import class_name
 
 
@@ -69,7 +69,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
     said: dict[str, Any] = {"errors": {}, "summary": ""}
     if request.POST.get("simulate"):
         try:
-            row = preview_ask(
+            row = preview_order(
                 actor=Actor.person(request.user.get_username()),
                 name=f"Edit of {name}",
                 edit=edit,

@@ -16,7 +16,7 @@ from console.panels.context import around
 from console.panels.history import NO_CLASS
 from console.panels.timeline import span_s, timeline
 from console.views.paging import page_of
-from console.wording.verdict import APART
+from console.wording.verdict import COUNTED_SEPARATELY
 from controller.core.types import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
@@ -88,7 +88,7 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
         until=until,
     )
     if data["attained"] == "no":
-        rows = rows.exclude(APART)
+        rows = rows.exclude(COUNTED_SEPARATELY)
     return rows.defer("decisions", "token_times")
 
 

@@ -28,7 +28,7 @@ def end_sockets(sender: Any, request: HttpRequest, **rest: Any) -> None:
     if key is None:
         return
     try:
-        live.to_group(session_group(key), {"type": "session.ended"})
+        live.send_to_group(session_group(key), {"type": "session.ended"})
     except live.LiveUnavailable as error:
         log.info("signed out while Redis was away: %s", error, extra={"action": "sign_out_untold"})
 

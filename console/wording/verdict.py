@@ -1,4 +1,4 @@
-"""What the windows and the roll-up made of a request: attained, missed, or neither, and counted apart."""
+"""How the windows and the roll-up count a request: as attained, as missed, or separately."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from django.db.models import Q
 from controller.core.types import ENGINE_REJECTED, Outcome
 from controller.models import RequestRecord
 
-# As `core.types.RequestRecord.counted_as` has it: what a client gave up, and what the engine itself refused.
-APART = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
+# The same as `core.types.RequestRecord.counted_as`: requests that their client cancelled or the engine refused.
+COUNTED_SEPARATELY = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
 
 
 class Verdict(NamedTuple):

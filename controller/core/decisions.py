@@ -12,8 +12,8 @@ class Decision(NamedTuple):
     """One decision: a short, stable `reason` code and the figures it was based on.
 
     `kind` is what was decided ("dispatch", "refuse", "expire", "scale_out"), `subject` the request or instance it is
-    about. `at` is seconds on the clock of whoever decides. `rejected` holds the alternatives, each with the score or
-    reason that ruled it out.
+    about. `at` is seconds on the clock of the code that decides. `rejected` holds the alternatives, each with the score
+    or reason that ruled it out.
     """
 
     kind: str

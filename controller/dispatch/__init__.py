@@ -1,4 +1,4 @@
-"""Scheduling: the scheduler over dispatcher and migrator, and the policy sets to build one from."""
+"""Scheduling, pure: the scheduler over dispatcher and migrator, and the policy sets to build one from."""
 
 from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.disaggregation.placements import MIGRATIONS

@@ -385,7 +385,7 @@ class StageDispatcher:
             "queued": len(lane.queue),
         }
         rejected: dict[str, Figure] = {
-            other.id: f"{other.outstanding} requests there, {other.waiting_tokens} prompt tokens waiting"
+            other.id: f"{other.outstanding} outstanding, {other.waiting_tokens} tokens waiting"
             for other in (lane.workers.values() if len(lane.workers) <= MOST_NAMED + 1 else ())
             if other is not worker
         }

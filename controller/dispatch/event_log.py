@@ -1,9 +1,9 @@
-"""A log of what a scheduler was told and what it answered: JSON lines that a gateway writes and a simulation replays.
+"""A log of a scheduler's events and actions: JSON lines that a gateway writes and a simulation replays.
 
 The first line says which policy set the scheduler was built from. Every other line is one call of `Scheduler.handle`:
 its time, events, actions and wake-up. Events and actions are named tuples of other named tuples, dataclasses, enums and
-numbers, so one codec does for all of them: `[name, {field: value}]` without fields that have their default value. A
-request is written in full when it is first seen and by its id afterwards, as all speak of the same object.
+numbers, so one codec is enough: `[name, {field: value}]`, without fields that have their default value. A request is
+written in full when it first appears and by its id afterwards, since all refer to the same object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 class Encoder:
-    """Values that JSON takes. Remembers which requests were written in full."""
+    """Turns values into JSON. Remembers which requests were written in full."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -81,7 +81,7 @@ class EventDecoder:
         self._requests: dict[str, Request] = {}
 
     def events(self, raw: Iterable[Sequence[Any]]) -> list[ev.Event]:
-        """Raises KeyError or TypeError for what is no event."""
+        """Raises KeyError or TypeError for anything but events."""
         return [self._built(_EVENTS[name], values) for name, values in raw]
 
     def _built(self, kind: Any, raw: Any) -> Any:
@@ -108,7 +108,7 @@ class EventDecoder:
 
 
 class EventRecorder:
-    """Lines for a log, one a call of `handle`. `encode` the events before the call, which may change requests."""
+    """Lines of a log, one for each call of `handle`. `encode` the events before the call, which may change requests."""
 
     def __init__(self) -> None:
         self._encoder = Encoder()
@@ -129,7 +129,7 @@ class EventRecorder:
 
 
 class Log:
-    """A log that was written. Raises ConfigError where `lines` are none."""
+    """A log as read from a file. Raises ConfigError if `lines` are not one."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
@@ -157,7 +157,7 @@ class Log:
 
 @cache
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Of each field; a value that equals nothing where there is none."""
+    """The default of each field; without one, a value that equals nothing."""
     if is_dataclass(kind):
         return {each.name: MISSING if each.default is MISSING else each.default for each in fields(kind)}
     return {name: kind._field_defaults.get(name, MISSING) for name in kind._fields}

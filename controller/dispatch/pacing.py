@@ -1,7 +1,7 @@
-"""How much an engine is given before it has finished what it has.
+"""Pacing: how much an instance is sent before it has finished what it has. Registered by name.
 
 `Unlimited` and `FixedWindow` are what routers do today; `Maturity` is HyperFlexis (Alg. 1, eq. 5, App. B); `Backlog`
-asks eq. 5 at every event instead of at maturity times, so that an arrival never waits for a worker that has room.
+evaluates eq. 5 at every event instead of at maturity times, so that an arrival never waits for a worker that has room.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pacing(Protocol):
         ...
 
     def spare(self, worker: Worker, now: float) -> bool:
-        """Is there budget that nothing else wants? Then a hopeless request may have it."""
+        """Is there room that nothing else needs? A hopeless request may have it."""
         ...
 
     def wake_at(self, worker: Worker, now: float) -> float:
@@ -57,7 +57,7 @@ PACINGS: Registry[type[Pacing]] = Registry("pacing")
 
 
 class EventOnly:
-    """For pacings that no passing of time changes."""
+    """For pacings that only events change, not the passing of time."""
 
     exact = False
     per_pass: int | None = 1
@@ -100,7 +100,7 @@ class Unlimited(EventOnly):
 
 @PACINGS.register("fixed_window")
 class FixedWindow(EventOnly):
-    """At most `window` requests at each engine. Right or ruinous: the right one moves with the load."""
+    """At most `window` requests at each engine. The right window changes with the load; a wrong one is costly."""
 
     name: ClassVar[str] = "fixed_window"
 
@@ -158,7 +158,7 @@ class Maturity:
         worker.mature_at = now + after
 
     def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
-        """Telemetry-grade knowledge: nothing waits there any more, so a maturity of infinity is over."""
+        """If nothing waits there any more, an infinite maturity is over."""
         if math.isinf(worker.mature_at) and not worker.waiting:
             worker.mature_at = now
 
@@ -179,12 +179,12 @@ class Backlog:
 
     backlog = tail + E_P(waiting) x TPOT / (TPOT - E_d); a request fits while backlog plus its own share stays below
     min(share x TTFT, most_s). `tail` is the amortisation (E_P / relax x E_d) of prefills that ended just now, which
-    leaves running decodes the steps they need to keep their mean TPOT. Whatever the engine reports early (first
-    tokens) frees room at once; nothing waits for a clock.
+    leaves running decodes the steps they need to keep their mean TPOT. What the engine reports early (first
+    tokens) frees room at once.
 
     `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (decision 3
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
-    order; `spare_slots` 0.25: the part of the sequence slots that must be free before a hopeless request gets one.
+    order; `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets one.
     """
 
     name: ClassVar[str] = "backlog"
@@ -223,7 +223,7 @@ class Backlog:
         return Room(tokens, worker.free_slots, waiting)
 
     def passed(self, worker: Worker, now: float) -> None:
-        """Nothing to plan: room is computed when it is asked for."""
+        """Nothing to plan: room is computed when it is needed."""
 
     def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
         tpot = worker.tightest_tpot()

@@ -1,4 +1,4 @@
-"""Named combinations of ordering, admission, routing and pacing. `slackline` is the default: what measures best."""
+"""Policy sets: named combinations of policies. `slackline`, the default, is the one that measures best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_POLICY_SET = "slackline"
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """Parts by name, their settings by part, and one line for the catalogue."""
+    """Policies by name, their settings, and one line for the catalogue."""
 
     summary: str
     ordering: str
@@ -36,7 +36,7 @@ class PolicySet:
     pacing: str
     dispatch: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    migration: str = "least_outstanding"  # of decode stages, where prefill and decode have instances of their own
+    migration: str = "least_outstanding"  # placement of decode stages, when disaggregated
     migrator: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -111,7 +111,7 @@ _PARTS: dict[str, Registry[Any]] = {
 def build_scheduler(
     policy_set: str, overrides: Mapping[str, Any] | None = None, defect: Defect | None = None
 ) -> Scheduler:
-    """Dispatcher and migrator of a policy set under one roof. `overrides` and what is raised: as of the two."""
+    """The scheduler of a policy set. `overrides` and exceptions: as for build_dispatcher and build_migrator."""
     return Scheduler(build_dispatcher(policy_set, overrides), build_migrator(policy_set, overrides), defect)
 
 
@@ -128,7 +128,7 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
     for part in _PARTS:
         settings = {**chosen.settings.get(part, {}), **overrides.pop(part, {})}
         parts[part] = _build(part, settings.pop("name", getattr(chosen, part)), settings)
-    build_migrator(policy_set, {part: overrides.pop(part, {}) for part in _MIGRATOR_PARTS})  # wrong settings show here
+    build_migrator(policy_set, {part: overrides.pop(part, {}) for part in _MIGRATOR_PARTS})  # checked here already
     if overrides:
         valid = ", ".join(["dispatch", *_PARTS, *_MIGRATOR_PARTS])
         raise ConfigError(f"unknown part {min(overrides)!r}; valid: {valid}", field=min(overrides))
@@ -188,7 +188,7 @@ def _configured(config_type: Any, settings: Mapping[str, Any], part: str) -> Any
 
 
 def _require_kind(field: str, value: object, default: object) -> None:
-    """Overrides come from JSON: a text where a number belongs would fail much later, in the middle of a pass."""
+    """Overrides come from JSON: a text in place of a number would only fail later, in the middle of a pass."""
     if isinstance(default, float):
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     else:

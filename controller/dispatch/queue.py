@@ -1,4 +1,7 @@
-"""The waiting requests of one model: ordered, hopeless apart, and what falls due known without scanning."""
+"""The queue of one model: waiting requests in order, hopeless ones in a tier of their own.
+
+Heaps tell what is due next (a rank that changes, a request that becomes hopeless or expires) without a scan.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SortKey = tuple[tuple[float, ...], float, str]
 
 
 class Entry:
-    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last."""
+    """One waiting request. `excluded`: instances that failed it. `hopeless`: it is in the tier that is served last."""
 
     __slots__ = (
         "cost",
@@ -43,18 +46,18 @@ class Entry:
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded = excluded.union(request.failed_on)
-        self.retry_at = -math.inf  # until then not where it failed last
+        self.retry_at = -math.inf  # until then it does not go where it failed last
 
     @property
     def forced(self) -> bool:
-        """An operator wants it sent whatever its chances."""
+        """Does an operator want it sent whatever its chances?"""
         return self.request.order < 0
 
 
 class Journal:
-    """Ids of requests that came, left or changed their place since they were last taken, while somebody follows.
+    """Ids of requests that came, left or moved since the journal was last read, while it is followed.
 
-    What it costs grows with what happens, not with what waits. Nobody follows: it costs one test.
+    Its cost grows with what happens, not with what waits. While it is not followed it costs one test.
     """
 
     __slots__ = ("_touched", "following")
@@ -72,7 +75,7 @@ class Journal:
         self._touched.clear()
 
     def take(self) -> set[str]:
-        """Those of now, which are forgotten."""
+        """The ids so far, which are then forgotten."""
         touched, self._touched = self._touched, set()
         return touched
 
@@ -105,12 +108,12 @@ class RequestQueue:
 
     @property
     def ready(self) -> list[tuple[SortKey, Entry]]:
-        """Those that can still make it, most urgent first. Read only."""
+        """Requests that can still make it, most urgent first. Read only."""
         return self._ready
 
     @property
     def hopeless(self) -> list[tuple[SortKey, Entry]]:
-        """Those that cannot: by level of the priority mapping, cheapest first. Read only."""
+        """Requests that cannot: by level of the priority mapping, then cheapest first. Read only."""
         return self._hopeless
 
     def pending_above(self, level: int) -> bool:
@@ -156,7 +159,7 @@ class RequestQueue:
         return entry
 
     def _compact(self) -> None:
-        """Heaps forget lazily; rebuilt when most of what they hold is gone."""
+        """Heaps keep requests that left; they are rebuilt when most of their content is such."""
         bound = 2 * len(self._entries) + 64
         for heap in (self._turns, self._drops, *self._due.values()):
             if len(heap) > bound:
@@ -164,8 +167,10 @@ class RequestQueue:
                 heapq.heapify(heap)
 
     def reprioritise(self, request_id: str, priority: int, now: float) -> bool:
-        """An operator's word: 0 sends it first and whatever its chances, more puts it behind the others. It is the
-        request's, and holds when it comes back from an instance that failed it or whose KV got nowhere."""
+        """An operator's command: 0 sends it first and whatever its chances, more puts it behind the others.
+
+        It stays with the request when that comes back from an instance that failed it or whose KV got nowhere.
+        """
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -176,7 +181,7 @@ class RequestQueue:
         return True
 
     def pause(self, request_id: str, paused: bool, now: float) -> bool:
-        """Out of the order, or back in it; its time runs on either way."""
+        """Pause or resume a request. Its waiting time runs on."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -187,7 +192,7 @@ class RequestQueue:
         return True
 
     def give_up(self, request_id: str, now: float) -> None:
-        """Into the tier that is served last: somebody who knows the whole queue says that it cannot make it."""
+        """Move it to the tier that is served last: an admission that sees the whole queue found it hopeless."""
         entry = self._entries.get(request_id)
         if entry is not None and not entry.hopeless and not entry.forced:
             self._unplace(entry)
@@ -195,7 +200,7 @@ class RequestQueue:
             self._place(entry, now)
 
     def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
-        """Predict anew: those that waited for a model's first instance were judged by figures of none."""
+        """Predict all again: while the model had no instance there was nothing to predict from."""
         self._turns.clear()
         for entry in self._entries.values():
             self._unplace(entry)
@@ -208,7 +213,7 @@ class RequestQueue:
                 heapq.heappush(self._turns, (at, entry.request.id))
 
     def advance(self, now: float) -> None:
-        """Move what became hopeless to its tier and refresh stale ranks."""
+        """Move requests that became hopeless to their tier, and compute expired ranks again."""
         while self._turns and self._turns[0][0] <= now:
             _, request_id = heapq.heappop(self._turns)
             entry = self._entries.get(request_id)
@@ -219,7 +224,7 @@ class RequestQueue:
             self._place(entry, now)
 
     def expire(self, now: float, *, late: bool) -> list[Entry]:
-        """Take out what may not wait any longer. `late`: only what was due before now, not what is due this moment."""
+        """Take out requests whose waiting time is over. `late`: only those for which it ended before `now`."""
         expired = []
         while self._drops and (self._drops[0][0] < now or (self._drops[0][0] <= now and not late)):
             at, request_id = heapq.heappop(self._drops)
@@ -230,7 +235,7 @@ class RequestQueue:
         return expired
 
     def next_turn(self) -> float:
-        """When `advance` has something to do, at the earliest; infinite for nothing."""
+        """The earliest time at which `advance` or `expire` has something to do; infinite if never."""
         for heap in (self._turns, self._drops):
             while heap and heap[0][1] not in self._entries:
                 heapq.heappop(heap)
@@ -248,7 +253,7 @@ class RequestQueue:
         return heap[0][0] - now if heap else None
 
     def entries(self) -> Iterator[Entry]:
-        """All of them: ready in order, then hopeless, then paused."""
+        """All requests: ready ones in order, then hopeless, then paused."""
         for _, entry in self._ready:
             yield entry
         for _, entry in self._hopeless:
@@ -334,9 +339,9 @@ class QueueView:
         return merged
 
     def pressure(self, limit: int, now: float) -> dict[str, tuple[int, float]]:
-        """Of each model with a queue: its length, and the largest wait / TTFT target of its `limit` most urgent.
+        """For each model with a queue: its length, and the largest wait / TTFT target of its `limit` most urgent.
 
-        Paused ones do not count: they wait for an operator, and no further instance would take them.
+        Paused requests do not count: they wait for an operator, not for an instance.
         """
         found: dict[str, tuple[int, float]] = {}
         for model, queue in self._queues.items():
@@ -347,11 +352,11 @@ class QueueView:
         return found
 
     def ids(self) -> list[str]:
-        """Everything that waits, model by model, in order."""
+        """All waiting requests, model by model, in order."""
         return [entry.request.id for queue in self._queues.values() for entry in queue.entries()]
 
     def row(self, request_id: str, clock_s: float = 0.0) -> QueueRow | None:
-        """One request, None when it does not wait. `clock_s`: added to its instants, to tell them on another clock."""
+        """One request; None if it does not wait. `clock_s` is added to its times, for another clock."""
         for queue in self._queues.values():
             if (entry := queue.get(request_id)) is not None:
                 return _row(entry, clock_s)

@@ -2,13 +2,13 @@
 
 Source as in controller/policies/admission/scorpio_ttft_guard.py. With credit-based batching a sequence decodes in
 (tightest TPOT) / (its own TPOT) of the steps, so the sum of these shares, the virtual batch size, is what a step
-carries. A request goes if a step of the virtual batch with it, times `inefficiency`, stays below the tightest TPOT;
-the first that may not go holds back those behind it (`scan_limit` 1 in the policy set).
+carries. A request is sent if a step of the virtual batch with it, times `inefficiency`, stays below the tightest TPOT;
+the first that is not sent blocks those behind it (`scan_limit` 1 in the policy set).
 
-Deviations: the newcomer counts as 1, not by its share (less than one sequence too careful, for loose targets only); and
-the order must not be lost in the engine's own queue, so no more than one step's prompt tokens wait there, which is what
-their scheduler takes from its queue at once. `batch_tokens` 2048: an engine's max_num_batched_tokens. `inefficiency`
-1.0 is theirs (a factor for the steps that prompts take). Cost: O(batch) a request.
+Deviations: the new request counts as 1, not by its share (too careful by less than one sequence, for loose targets
+only); and the order must not be lost in the engine's own queue, so no more than one step's prompt tokens wait there,
+which is what their scheduler takes from its queue at once. `batch_tokens` 2048: an engine's max_num_batched_tokens.
+`inefficiency` 1.0 is theirs (a factor for the steps that prompts take). Cost: O(batch) for each request.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """ALADDIN's constraints as a pacing: a request fits an instance if its predicted worst case keeps every target there.
 
 Source as in controller/policies/routing/best_fit.py. Four constraints, each on predictions: (a) the prompts that wait
-there and the new one are prefilled within the TTFT; (b) the stall that they cause is no longer than what the least
-relaxed decode has in hand against its mean TPOT; (c) a decode step of the batch with all of it at its full length
-stays within the TPOT; (d) prompts and whole answers fit into the KV cache (the dispatcher's own check).
+there and the new one are prefilled within the TTFT; (b) the stall that they cause is no longer than the tightest
+decode is ahead of its mean TPOT; (c) a decode step of the batch with every sequence at its full length stays within
+the TPOT; (d) prompts and whole answers fit into the KV cache (the dispatcher's own check).
 
-Ours: on a fleet that is not to be enlarged a request that fits nowhere waits, in order of arrival. `ttft_share` and
-`tpot_share` (1.0) leave room for the error of the predictions. Cost: O(batch) a request.
+Ours: on a fleet that cannot scale out, a request that fits nowhere waits, in order of arrival. `ttft_share` and
+`tpot_share` (1.0) leave room for the error of the predictions. Cost: O(batch) for each request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorstCaseFit(EventOnly):
         return Room(max(0.0, left / k.prefill_b), 1, waiting)
 
     def _in_hand(self, worker: Worker, now: float) -> float:
-        """Seconds by which the least relaxed decode is ahead of its pace, a step of its own included."""
+        """Seconds by which the tightest decode is ahead of its pace, with one step of its own."""
         hand = math.inf
         for sent in worker.running.values():
             if sent.first_at is not None and sent.request.output_tokens > 1:

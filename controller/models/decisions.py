@@ -7,7 +7,8 @@ from django.db.models import Q
 
 
 class Decision(models.Model):
-    """Who decided what, when, and on which figures. A trigger rejects UPDATE and DELETE.
+    """A decision in the audit: the stored form of `core.decisions.Decision`, or a change by a person. A trigger rejects
+    UPDATE and DELETE.
 
     `subject_type` and `subject` name the row it is about ("slo_class", "interactive"). `reason` is a code. `inputs` are
     the figures (of a person's change: `before` and `after`), `rejected` the alternatives with the reason against each.

@@ -11,7 +11,8 @@ from controller.models.base import NAME, Versioned
 
 
 class Trace(models.Model):
-    """A registered request trace: CSV with the columns of services.traces, compressed. It never changes."""
+    """A registered request trace, which the simulator reads as a workload: CSV with the columns of services.traces,
+    compressed. It never changes."""
 
     slug = models.CharField(max_length=80, unique=True, validators=[NAME])
     name = models.CharField(max_length=120)

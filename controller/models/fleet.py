@@ -10,6 +10,8 @@ from controller.models.base import NAME, Versioned, above_zero, positive, zero_o
 
 
 class Role(models.TextChoices):
+    """`core.types.Role` as a column, with labels."""
+
     COLLOCATED = "collocated", "Prefill and decode"
     PREFILL = "prefill", "Prefill"
     DECODE = "decode", "Decode"
@@ -184,7 +186,7 @@ class Instance(Versioned):
 
     `generation` rises with each change of the desired state; `observed_generation` follows once that was acted on.
     `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
-    facts about a server that somebody else started (`kv_role`). `started_role`: the role that its engine was started in
+    facts about a registered server (`kv_role`). `started_role`: the role that its engine was started in
     ("" if never). It stays when the role changes, and a process that is started again gets it again. `seqs_unsaid`: an
     endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place.
     """
@@ -297,7 +299,7 @@ class Instance(Versioned):
         return self.error.startswith(self.SETTINGS_REFUSED)
 
     @property
-    def said_seqs(self) -> int | None:
+    def configured_seqs(self) -> int | None:
         """Concurrent sequences as configured; None: the number that the engine reports applies. A process of a version
         without `seqs_unsaid` may have stored another number."""
         return None if self.seqs_unsaid and self.max_num_seqs == DEFAULT_MAX_NUM_SEQS else self.max_num_seqs

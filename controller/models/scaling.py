@@ -48,7 +48,8 @@ class ScalingPolicy(Versioned):
 
 
 class ScalerState(models.Model):
-    """The state that the scaler needs at its next tick, since a task has no memory. Stored with its Decision."""
+    """`scale.ScalerState` as JSON, which the scaler needs at its next tick, since a task has no memory. Stored with its
+    Decision."""
 
     policy = models.OneToOneField(ScalingPolicy, on_delete=models.CASCADE, primary_key=True, related_name="state")
     state = models.JSONField(default=dict)

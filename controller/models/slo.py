@@ -48,8 +48,8 @@ class SLOClass(Versioned):
 
 
 class PriorityMapping(Versioned):
-    """`levels`: core.snapshot.LevelBounds as JSON objects; level 0 is the most urgent. At most one mapping for each
-    tenant."""
+    """The configuration of a `slo.mapping.PriorityMapping`. `levels`: core.snapshot.LevelBounds as JSON objects; level
+    0 is the most urgent. At most one mapping for each tenant."""
 
     tenant = models.ForeignKey(
         "controller.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="priority_mappings"

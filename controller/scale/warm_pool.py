@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class WeightSource(IntEnum):
+class SpareSource(IntEnum):
     """Where a spare's weights come from; the lower the value, the nearer they are."""
 
     HOST_COPY = 0  # kept in the host's memory by sleep level 1
@@ -33,7 +33,7 @@ class Spare(NamedTuple):
     ready: bool
     since: float
     fixed: bool = False
-    source: int = WeightSource.HOST_COPY
+    source: int = SpareSource.HOST_COPY
     sleep_level: int = 0
 
 
@@ -44,12 +44,12 @@ class PoolChange(NamedTuple):
     stop: tuple[str, ...]
 
 
-def weight_source(*, sleep_level: int, copies: bool, engine_ready: bool) -> WeightSource:
+def weight_source(*, sleep_level: int, copies: bool, engine_ready: bool) -> SpareSource:
     """The nearest source for a spare. `copies`: its engine can load from another engine's memory; `engine_ready`: an
     engine of the stage has whole weights to give."""
     if sleep_level == 1:
-        return WeightSource.HOST_COPY
-    return WeightSource.ENGINE if copies and engine_ready else WeightSource.DISK
+        return SpareSource.HOST_COPY
+    return SpareSource.ENGINE if copies and engine_ready else SpareSource.DISK
 
 
 def share(policy: int, pools: Mapping[int, int], instances: int) -> int:

@@ -188,7 +188,9 @@ def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int 
     span = {"created_at__gte": since, "created_at__lt": until}
     ordered = Action.objects.filter(kind__in=(*LOADS, Action.Kind.FIRST_SERVED), **span).values("instance")
     rows = _told(created_at__lt=until).filter(Q(**span) | Q(pk__in=ordered))
-    near = sorted((row for row in rows if since <= _wished(row) < until), key=lambda row: abs(_wished(row) - at))
+    near = sorted(
+        (row for row in rows if since <= _requested_at(row) < until), key=lambda row: abs(_requested_at(row) - at)
+    )
     return sorted(_starts(near[:limit]), key=lambda each: (each.wished_at, each.id))
 
 
@@ -208,7 +210,7 @@ def _told(**actions: datetime) -> QuerySet[Instance]:
 
 
 def _starts(rows: Sequence[Any]) -> list[InstanceStart]:
-    tokens = _first_tokens({row.pk: _wished(row) for row in rows})
+    tokens = _first_tokens({row.pk: _requested_at(row) for row in rows})
     return [_start(row, tokens.get(row.pk)) for row in rows]
 
 
@@ -218,7 +220,7 @@ def _taken(row: Any) -> bool:
     return bool(asked.get("warm") or asked.get("woken"))
 
 
-def _wished(row: Any) -> datetime:
+def _requested_at(row: Any) -> datetime:
     if row.launch:
         return datetime.fromisoformat(row.launch["at"])
     wished: datetime = row.taken_at if _taken(row) else row.created_at
@@ -227,7 +229,7 @@ def _wished(row: Any) -> datetime:
 
 def _start(row: Any, first: First | None) -> InstanceStart:
     """`row`: an Instance as annotated above."""
-    asked, wished = row.scale_out or {}, _wished(row)
+    asked, wished = row.scale_out or {}, _requested_at(row)
     ready = row.loaded_at or row.ready_at
     served = None
     if asked.get("woken"):  # requests that it served before it slept do not count

@@ -156,7 +156,7 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
         url=row.url,
         backend=row.backend,
         role=Role(row.role),
-        max_num_seqs=row.said_seqs,
+        max_num_seqs=row.configured_seqs,
         kv_capacity_tokens=whole_number(row.spec, "kv_capacity_tokens"),
         max_model_len=whole_number(row.spec, "max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,

@@ -20,9 +20,9 @@ from controller.models import Action, Decision, Instance
 from controller.models.fleet import Weights
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.config import config_raise
+from controller.services.config import config_version_raise
 from controller.services.decisions import decision_record
-from controller.services.instances import instance_observe, instance_stop
+from controller.services.instances import instance_locked, instance_observe, instance_stop
 from controller.services.transfers import transfers_record
 
 LEASE = timedelta(seconds=10)  # longer than any single step takes
@@ -48,9 +48,7 @@ def weights_load_order(
     Raises DoesNotExist, VersionConflict, ValidationError.
     """
     with transaction.atomic():
-        row = Instance.objects.select_for_update().get(pk=instance_id)
-        if version is not None and row.version != version:
-            raise change.VersionConflict(str(row), version, row.version)
+        row = instance_locked(instance_id, version)
         _check_loadable(row)
         there = Action.objects.filter(instance=row, kind=Kind.WEIGHTS_LOAD, state__in=Action.OPEN).first()
         if there is not None:
@@ -250,4 +248,4 @@ def weights_set(row: Instance, weights: str, sleep_level: int | None = None) -> 
         return
     row.weights, row.sleep_level, row.version = weights, level, row.version + 1
     row.save(update_fields=["weights", "sleep_level", "version", "updated_at"])
-    config_raise()
+    config_version_raise()

@@ -15,7 +15,7 @@ from controller.models import ApiKey, Tenant
 from controller.models.tenants import secret_digest
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.config import config_raise
+from controller.services.config import config_version_raise
 
 SECRET_BYTES = 32
 PREFIX_LENGTH = 11  # "sk-" and eight characters: enough to tell keys apart, not enough to use one
@@ -58,7 +58,7 @@ def api_key_revoke(*, actor: Actor, key_id: int) -> ApiKey:
             key.revoked_at = timezone.now()
             key.save(update_fields=["revoked_at"])
             change.audit(actor, "api_key", "revoked", key, {"tenant": key.tenant.name, "prefix": key.prefix})
-            config_raise()
+            config_version_raise()
     return key
 
 
@@ -81,7 +81,7 @@ def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)
             old.save(update_fields=["expires_at"])
             ends = {"tenant": old.tenant.name, "prefix": old.prefix, "expires_at": old.expires_at.isoformat()}
             change.audit(actor, "api_key", "rotated", old, {**ends, "successor": made.key.prefix})
-            config_raise()
+            config_version_raise()
     return made
 
 

@@ -13,7 +13,7 @@ from django.db.models import Model, ProtectedError
 from controller.core.errors import SlacklineError
 from controller.models.base import Versioned
 from controller.services.actors import Actor
-from controller.services.config import config_raise
+from controller.services.config import config_version_raise
 from controller.services.decisions import decision_record
 
 M = TypeVar("M", bound=Model)
@@ -49,7 +49,7 @@ def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None
         row.save(force_insert=True)
         audit(actor, kind, "created", row, {"after": as_json(row)})
         if gateways:
-            config_raise()
+            config_version_raise()
     return row
 
 
@@ -86,7 +86,7 @@ def update(
         row.save(update_fields=[*changes, "version", "updated_at"])
         audit(actor, kind, "updated", row, {"before": {name: before[name] for name in changed}, "after": changed})
         if gateways:
-            config_raise()
+            config_version_raise()
     return row
 
 
@@ -116,10 +116,11 @@ def remove(
             users = ", ".join(sorted({str(user) for user in error.protected_objects})[:5])
             raise ValidationError(f"{row} is still in use by {users}.") from error
         if gateways:
-            config_raise()
+            config_version_raise()
 
 
 def audit(actor: Actor, kind: str, what: str, row: Model, inputs: Mapping[str, Any]) -> None:
+    """Record the decision `<kind>_<what>` about the row."""
     decision_record(
         actor=actor,
         kind=f"{kind}_{what}",

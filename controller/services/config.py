@@ -11,9 +11,9 @@ RETURNING version
 """
 
 
-def config_raise() -> int:
-    """Tell gateways to read the configuration again. Called last in the transaction of the change, because the row
-    stays locked until that ends."""
+def config_version_raise() -> int:
+    """Raise the configuration version, so that gateways read the configuration again. Call it last in the transaction
+    of the change, since the row stays locked until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute(_RAISE)
         return int(cursor.fetchone()[0])

@@ -22,7 +22,7 @@ from controller.models import Device, Host, Instance, InstanceInterval, ServedMo
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.config import config_raise
+from controller.services.config import config_version_raise
 from controller.services.devices import devices_hold, devices_move
 
 Desired, Observed = Instance.Desired, Instance.Observed
@@ -59,7 +59,7 @@ def instance_register(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """Register an endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
+    """Register an endpoint that Slackline does not run (provisioner `static`). It serves once it was observed ready.
 
     `role`: also recorded as the role it was started in, whichever it gets later. `max_num_seqs` None: what the endpoint
     reports.
@@ -148,17 +148,17 @@ def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Ma
 
 def instance_drain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
     """Send no new requests there; those that run may finish. It is stopped once it is empty."""
-    return _wish_state(actor, instance_id, Desired.DRAINING, "drained", version)
+    return _set_desired_state(actor, instance_id, Desired.DRAINING, "drained", version)
 
 
 def instance_undrain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
     """Take a drain back. Raises ValidationError if the instance was stopped meanwhile."""
-    return _wish_state(actor, instance_id, Desired.RUNNING, "undrained", version)
+    return _set_desired_state(actor, instance_id, Desired.RUNNING, "undrained", version)
 
 
 def instance_stop(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
     """Stop it at once, whatever runs there. This is final: a new instance gets a new id."""
-    return _wish_state(actor, instance_id, Desired.STOPPED, "stopped", version)
+    return _set_desired_state(actor, instance_id, Desired.STOPPED, "stopped", version)
 
 
 def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Instance:
@@ -169,7 +169,7 @@ def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int
     if role not in Role.values:
         raise ValidationError({"role": f"Unknown role {role!r}. Must be one of: {', '.join(Role.values)}."})
     with transaction.atomic():
-        row = _locked(instance_id, version)
+        row = instance_locked(instance_id, version)
         before = row.role
         if before == role:
             return row
@@ -183,7 +183,7 @@ def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int
             _interval_close(row, at)
             _interval_open(row, at)
         change.audit(actor, "instance", "role_set", row, {"before": {"role": before}, "after": {"role": role}})
-        config_raise()
+        config_version_raise()
     return row
 
 
@@ -219,15 +219,15 @@ def instance_observe(
         _account(row, at)
         news = before != (row.observed_state, row.url, row.error)
         if news:
-            config_raise()
+            config_version_raise()
     return news
 
 
 def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
-    """Delete a stopped or failed instance and its cost history. One that somebody else runs can be deleted as soon as
-    its desired state is stopped."""
+    """Delete a stopped or failed instance and its cost history. One that Slackline does not run can be deleted as soon
+    as its desired state is stopped."""
     with transaction.atomic():
-        row = _locked(instance_id, version)
+        row = instance_locked(instance_id, version)
         seen = row.observed_state
         if row.desired_state != Desired.STOPPED:
             raise ValidationError({"desired_state": f"{row} is {seen}. Stop it before you remove it."})
@@ -237,9 +237,9 @@ def instance_remove(*, actor: Actor, instance_id: str, version: int | None = Non
         change.remove(Instance, instance_id, actor=actor, kind="instance")
 
 
-def _wish_state(actor: Actor, instance_id: str, wanted: str, what: str, version: int | None) -> Instance:
+def _set_desired_state(actor: Actor, instance_id: str, wanted: str, what: str, version: int | None) -> Instance:
     with transaction.atomic():
-        row = _locked(instance_id, version)
+        row = instance_locked(instance_id, version)
         before = row.desired_state
         if before == wanted:
             return row
@@ -252,11 +252,13 @@ def _wish_state(actor: Actor, instance_id: str, wanted: str, what: str, version:
         row.save(update_fields=["desired_state", "desired_at", "generation", "version", "updated_at"])
         inputs = {"before": {"desired_state": before}, "after": {"desired_state": wanted}}
         change.audit(actor, "instance", what, row, inputs)
-        config_raise()
+        config_version_raise()
     return row
 
 
-def _locked(instance_id: str, version: int | None) -> Instance:
+def instance_locked(instance_id: str, version: int | None) -> Instance:
+    """The instance, locked until the transaction ends. Raises DoesNotExist, and VersionConflict unless `version` is
+    None or current."""
     row = Instance.objects.select_for_update().get(pk=instance_id)
     if version is not None and row.version != version:
         raise change.VersionConflict(str(row), version, row.version)

@@ -81,7 +81,7 @@ def instance_mark(*, step: Mark) -> list[Decision]:
 
 
 def instance_found_awake(*, step: FoundAwake) -> Decision | None:
-    """An endpoint that somebody else runs reports that it is awake: its owner woke or restarted it. None if that is not
+    """A registered endpoint reports that it is awake: its owner woke or restarted it. None if that is not
     enough to send requests there.
 
     An engine woken from a sleep without a copy of the weights may be awake without weights, since only our own wake-up
@@ -252,12 +252,12 @@ def _since(row: Instance) -> float:
     later = start_after(row.spec)
     if later is None:
         wrong = start_refused(row.spec, at)["start_after"]
-        instance_trouble(instance_id=row.pk, error=f"does not start: spec.start_after {wrong}")
+        instance_error_set(instance_id=row.pk, error=f"does not start: spec.start_after {wrong}")
         return math.inf
     return max(at, later)
 
 
-def instance_trouble(*, instance_id: str, error: str) -> None:
+def instance_error_set(*, instance_id: str, error: str) -> None:
     """Store on its row what keeps it from its desired state; the next observation clears it."""
     Instance.objects.filter(pk=instance_id).exclude(error=error).update(error=error, updated_at=timezone.now())
 

@@ -21,11 +21,11 @@ REQUESTS = 10_000
 RECORDED, EDITED = "as recorded", "as edited"
 
 
-def preview_ask(
+def preview_order(
     *, actor: Actor, name: str, edit: Edit, policy: str, overrides: Mapping[str, Any], now: datetime
 ) -> Experiment:
-    """Replays all traffic of the last hour on the fleet of that time, since classes compete. The worker replays as much
-    as ten seconds allow.
+    """Create a preview that replays all traffic of the last hour on the fleet of that time, since classes compete. The
+    worker replays as many of the newest requests as ten seconds allow.
 
     Raises ConfigError if there is nothing to simulate: no traffic, no fleet or no fitted latency.
     """

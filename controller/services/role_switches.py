@@ -2,7 +2,7 @@
 
 SGLang must be told (its P/D switch). The order is stored here and carried out by `workers.actions.role_switches`. While
 it is open, gateways send nothing new there. It ends with the new role, or with the old one and the reason on the
-Decision. An engine that broke during the switch is out of the fleet until somebody starts it again.
+Decision. An engine that broke during the switch is out of the fleet until a person restarts it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
 from controller.services.actions import Kind, State, action_end, action_order
 from controller.services.actors import Actor
-from controller.services.config import config_raise
-from controller.services.instances import instance_observe, instance_set_role, instance_stop
+from controller.services.config import config_version_raise
+from controller.services.instances import instance_locked, instance_observe, instance_set_role, instance_stop
 
 SWITCHED = ("sglang",)  # backends whose engines must be told
 ROUTED = ("reference",)  # backends whose engines serve either stage of a request at any time
 
 
-def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
+def role_order(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
     """Give an instance a role: at once if that only changes routing (returns None), else by an action that switches its
     engine.
 
-    Idempotent: an open action for the same role is returned. Raises DoesNotExist, VersionConflict, ValidationError
+    Idempotent: an open action for the same role is returned. Raises DoesNotExist, VersionConflict, and ValidationError
     naming the field.
     """
     with transaction.atomic():
-        row = Instance.objects.select_for_update().get(pk=instance_id)
+        row = instance_locked(instance_id, version)
         if row.backend not in SWITCHED or row.role == role or role not in Role.values:
             instance_set_role(actor=actor, instance_id=instance_id, role=role, version=version)
             return None
-        if version is not None and row.version != version:
-            raise change.VersionConflict(str(row), version, row.version)
         there = Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).first()
         if there is not None:
             if there.params["role"] != role:
@@ -48,7 +46,7 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
         action = action_order(actor, row, Kind.ROLE_SWITCH, {"role": role, "from": row.role})
         inputs = {"before": {"role": row.role}, "after": {"role": role}, "action": action.pk}
         change.audit(actor, "instance", "role_switch_ordered", row, inputs)
-        config_raise()
+        config_version_raise()
     return action
 
 
@@ -73,7 +71,7 @@ def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping
         decision = _end(action, State.DONE, "switched", inputs, outcome)
         if decision is not None:
             instance_set_role(actor=Actor(action.actor, action.actor_type), instance_id=action.instance_id, role=role)
-            config_raise()
+            config_version_raise()
     return decision
 
 
@@ -90,7 +88,7 @@ def role_kept(
             )
             instance_stop(actor=Actor(action.actor, action.actor_type), instance_id=action.instance_id)
         if decision is not None:
-            config_raise()
+            config_version_raise()
     return decision
 
 

@@ -38,7 +38,7 @@ from controller.services.actions import first_served_watch, weights_load_order
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_create, instance_drain, instance_stop, instance_undrain
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
 from controller.services.scaling_stages import (
     StageView,
@@ -60,7 +60,8 @@ SAMPLES_KEPT_DAYS = 7
 
 
 def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) -> Decision | None:
-    """`now`: epoch seconds. None: nothing worth a Decision, not due yet, or another worker ticks the policy."""
+    """Tick the policy once. `now`: epoch seconds. None: there was nothing to decide, the policy is not due yet, or
+    another worker is ticking it."""
     with transaction.atomic():
         if not scaler_lock(policy_id):
             return None
@@ -113,7 +114,7 @@ def _ticks_a_sample(policy: ScalingPolicy) -> int:
 
 
 def _sample(policy: ScalingPolicy, memory: ScalerMemory, seen: FleetObservation, now: float) -> None:
-    """The point of this tick on the policy's line."""
+    """Store what the scaler saw at this tick, for the chart of the policy."""
     low_since, changed_at = memory.low_since, memory.changed_at
     ScalingSample.objects.create(
         policy=policy,
@@ -157,7 +158,7 @@ def _apply(
 
 
 def _weight_sources(view: StageView, plan: CapacityPlan, fleet: Sequence[FleetMessage]) -> dict[str, Any]:
-    """`warm`: by warm spare, from where its weights are likely to come; chosen again when the engine is told."""
+    """`warm`: by warm spare, the likely source of its weights. The source is chosen again when the load begins."""
     loading = {step.instance_id for step in plan.steps if isinstance(step, LoadWeights)}
     if not loading:
         return {}
@@ -207,7 +208,7 @@ def _bring_up(view: StageView, step: Step, new_ids: Iterator[str], because: Mapp
 def _switch_role(view: StageView, step: SwitchRole, decided: Decided | None) -> None:
     """Give the other stage's instance its new role, without a restart. That stage's hold and cool-down start over."""
     if decided is None or view.giving is None:
-        raise ValueError("a plan that switches a role names the stage that gives the instance")
+        raise ValueError("a plan with a role switch must name the stage that gives the instance")
     decision_record(
         actor=SCALER,
         kind=decided.kind,
@@ -217,7 +218,7 @@ def _switch_role(view: StageView, step: SwitchRole, decided: Decided | None) -> 
         inputs=dict(decided.figures),
         outcome={"instance": step.instance_id, "role": step.role},
     )
-    role_ask(actor=SCALER, instance_id=step.instance_id, role=step.role)
+    role_order(actor=SCALER, instance_id=step.instance_id, role=step.role)
     row = ScalerState.objects.filter(policy=view.giving).first()
     if row is not None:
         restarted = {"changed_at": decided.at, "low_since": None, "spare_since": None}

@@ -1,4 +1,5 @@
-"""One policy's stage as a tick of the scaler sees it: its instances, its spares, what a new instance is made like."""
+"""The stage of a scaling policy for one tick of the scaler: instances, warm spares, sleepers, and the pattern of new
+instances."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ OTHER_STAGE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 class StageView(NamedTuple):
     """One policy, its stage as the capacity plan sees it, and the rows behind that.
 
-    `pool`: its warm spares; `sleepers`: those that can be woken; `loading`: an instance loads weights or wakes up;
-    `pattern`: the instance that a new one is made like; `giving`: policy of the other stage, where that was looked at.
+    `pool`: its warm spares; `sleepers`: instances that can be woken; `loading`: whether an instance loads weights or
+    wakes up; `pattern`: the instance whose settings a new one gets; `giving`: the policy of the other stage, if that
+    was considered.
     """
 
     policy: ScalingPolicy
@@ -52,7 +54,7 @@ class StageView(NamedTuple):
 
 
 def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> StageView:
-    """The stage by itself. `with_other_stage` adds what the other stage could give."""
+    """The stage alone. `with_other_stage` adds the instances that the other stage could give. `now`: epoch seconds."""
     switching = roles_ordered(policy.model)
     rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model))
     rows = sorted((row for row in rows if switching.get(row.pk, row.role) == policy.role), key=lambda row: row.pk)
@@ -87,8 +89,8 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
 
 
 def with_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float) -> StageView:
-    """Beside it, the other of prefill and decode. That stays unknown where it has no enabled policy, or where another
-    worker ticks it now: its policy is locked until the transaction ends."""
+    """The stage with the other one of prefill and decode. The other stage stays unknown if it has no enabled policy, or
+    if another worker is ticking that policy, which this call locks until the transaction ends."""
     role = OTHER_STAGE.get(Role(view.policy.role))
     policies = ScalingPolicy.objects.select_related("model").filter(model=view.policy.model, role=role, enabled=True)
     giving = policies.first() if role else None
@@ -103,8 +105,8 @@ def with_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float)
 
 
 def pool_target(view: StageView) -> int:
-    """How many warm spares the policy keeps: the number that it names, else its share of the devices that are free or
-    held by warm spares."""
+    """The desired number of warm spares: the policy's own, else its share of the devices that are free or held by warm
+    spares."""
     if view.policy.warm is not None:
         return view.policy.warm
     seen = view.seen
@@ -117,13 +119,13 @@ def pool_target(view: StageView) -> int:
     warm = warm_on(view.pattern, sharers.values())
     pools = {policy: warm.pools[kind] for policy, kind in sharers.items()}
     mine = share(view.policy.pk, pools, (warm.free + warm.devices) // view.pattern.tp)
-    elsewhere = len(view.pool) - pools[view.policy.pk]  # on other hosts, which nobody shares
+    elsewhere = len(view.pool) - pools[view.policy.pk]  # on other hosts, which are not shared
     return target_size(len(view.pool), room=room, share=elsewhere + mine, headroom=headroom)
 
 
 def _sharers(view: StageView, pattern: Instance) -> dict[int, tuple[int, str]]:
-    """Policies that would start their next instance on the pattern's devices, by id with model and role; this one among
-    them. Each is left its share, whatever pool it keeps."""
+    """Policies that would start their next instance on the pattern's devices, this one included: model and role by id.
+    Each has its share, whatever pool it keeps."""
     policies = {each.pk: (each.model_id, each.role) for each in ScalingPolicy.objects.filter(enabled=True)}
     next_to = {(row.model_id, row.role): row for row in patterns() if not row.settings_refused}
     found = {id: kind for id, kind in policies.items() if kind in next_to and _same_devices(next_to[kind], pattern)}
@@ -131,12 +133,12 @@ def _sharers(view: StageView, pattern: Instance) -> dict[int, tuple[int, str]]:
 
 
 def _same_devices(one: Instance, other: Instance) -> bool:
-    kinds = {one.device_kind, other.device_kind} - {""}  # no kind named: any
+    kinds = {one.device_kind, other.device_kind} - {""}  # "" matches any kind
     return one.host_id == other.host_id and len(kinds) <= 1
 
 
 def patterns() -> QuerySet[Instance]:
-    """What the next instance of each model and role is made like, as `_pattern` finds it for one."""
+    """The pattern of the next instance for each model and role; `_pattern` finds it for one."""
     gone = ExpressionWrapper(
         Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
     )
@@ -145,7 +147,8 @@ def patterns() -> QuerySet[Instance]:
 
 
 def spare_of(row: Instance, *, engine_ready: bool = False) -> Spare:
-    """A warm spare or a sleeper as the plan sees it. `engine_ready`: an engine of its stage has weights to give."""
+    """A warm spare or a sleeper for the capacity plan. `engine_ready`: whether an engine of its stage could send its
+    weights."""
     ready = row.observed_state == Instance.Observed.READY and row.url != ""
     level = row.sleep_level if row.weights == Weights.ASLEEP else 0
     source = weight_source(sleep_level=level, copies=row.backend in LOADABLE, engine_ready=engine_ready)
@@ -153,35 +156,38 @@ def spare_of(row: Instance, *, engine_ready: bool = False) -> Spare:
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
-    """Those that can be woken, without those whose last wake-up failed a short while ago."""
+    """The sleeping instances, without those whose last wake-up failed a short while ago."""
     asleep = [row for row in wanted if row.weights == Weights.ASLEEP]
     failed = failed_lately(asleep, Kind.WAKE, Kind.WEIGHTS_LOAD) if asleep else set()
     return [row for row in asleep if row.pk not in failed]
 
 
 def _taking_both_roles(serving: Sequence[Instance]) -> set[str]:
-    """Those that may take the other stage's role. The last of its backend stays: only engines of one backend read each
-    other's KV, so it would leave those of the other stage without a partner, or have none there."""
+    """Ids of instances that may take the other stage's role. The last one of its backend stays in this stage: KV moves
+    only between engines of one backend, so either stage would lack a peer."""
     backends = Counter(row.backend for row in serving)
     able = [row for row in serving if takes_both(row) and backends[row.backend] > 1]
     return {row.pk for row in able} - failed_lately(able, Kind.ROLE_SWITCH)
 
 
 def _fixed(row: Instance, able: Collection[str]) -> bool:
-    """An endpoint that somebody else runs is not ours to start or stop, but it may be `able` to sleep."""
+    """Whether the scaler must not scale it in: a registered endpoint cannot be stopped by us, but may be `able` to
+    sleep."""
     return row.provisioner not in STARTABLE and row.pk not in able
 
 
 def _state(row: Instance, switching: Mapping[str, str]) -> str:
-    """An engine that loads weights or switches its role answers its provisioner, and is no capacity yet."""
+    """The state for the scaler. An engine that loads weights or switches its role is observed ready, but counts as
+    starting."""
     ready = row.observed_state == Instance.Observed.READY
     coming = row.weights in COMING or row.pk in switching
     return Instance.Observed.STARTING if ready and coming else row.observed_state
 
 
 def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None:
-    """What another instance is made like: the newest of ours, if need be one that is gone. None where an engine refused
-    its settings: another one would fail the same way, until somebody starts one with other settings."""
+    """The instance whose settings a new one gets: the newest one that we started, even if it is gone. None if its
+    engine refused its settings, since another one would fail in the same way until a person starts one with other
+    settings."""
     ours = [row for row in rows if row.provisioner in STARTABLE]
     if ours:
         return max(ours, key=lambda row: row.created_at)
@@ -191,9 +197,8 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
 
 
 def loads_separately(pattern: Instance | None) -> bool:
-    """Whether a new process of this kind comes up without weights and is then told where to load them from: another
-    engine's memory is nearer than the disk. Only real weights, or emulated ones with a time for each source, differ by
-    source."""
+    """Whether a new process of this kind starts without weights and then loads them from the nearest source. That makes
+    a difference only for real weights, and for emulated ones with a load time for each source."""
     if pattern is None or pattern.backend not in LOADABLE:
         return False
     return pattern.spec.get("executor") == "torch" or bool(pattern.spec.get("emulated_load_s"))
@@ -202,7 +207,7 @@ def loads_separately(pattern: Instance | None) -> bool:
 def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
     """Arguments of `instance_create` for another instance of the same kind. Raises ValueError without a pattern."""
     if pattern is None:
-        raise ValueError("no instance to take as the pattern")
+        raise ValueError("there is no instance to use as a pattern")
     spec = {name: value for name, value in pattern.spec.items() if name in SAYABLE and name not in NOT_COPIED}
     return {
         **{name: getattr(pattern, name) for name in ("backend", "provisioner", "role", "host", "device_kind", "tp")},

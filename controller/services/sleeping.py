@@ -20,10 +20,11 @@ from controller.models.fleet import Weights
 from controller.services import change
 from controller.services.actions import LOADABLE, Kind, action_order, weights_load_order, weights_set
 from controller.services.actors import Actor
+from controller.services.instances import instance_locked
 
 SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can sleep
 LEVELS = (1, 2)
-AFTER_A_FAILURE = timedelta(minutes=5)  # before the scaler counts on it again
+AFTER_A_FAILURE = timedelta(minutes=5)  # before the scaler uses the instance again
 
 
 def can_sleep(row: Instance) -> bool:
@@ -47,7 +48,7 @@ def sleep_order(
     if level not in LEVELS:
         raise ValidationError({"level": f"Must be one of: {', '.join(map(str, LEVELS))}."})
     with transaction.atomic():
-        row = _locked(instance_id, version)
+        row = instance_locked(instance_id, version)
         if row.weights in (Weights.LEAVING, Weights.ASLEEP):
             if row.sleep_level != level:
                 raise ValidationError({"level": f"{row} is asleep at level {row.sleep_level}. Wake it first."})
@@ -71,7 +72,7 @@ def wake_order(
     Raises DoesNotExist, VersionConflict, ValidationError.
     """
     with transaction.atomic():
-        row = _locked(instance_id, version)
+        row = instance_locked(instance_id, version)
         if row.weights == Weights.LEAVING:
             raise ValidationError({"weights": f"{row} is still falling asleep. Try again once it is asleep."})
         if row.weights != Weights.ASLEEP:
@@ -118,15 +119,8 @@ def _check_awake(row: Instance) -> None:
 
 
 def _earlier(row: Instance) -> Action:
-    """The action that woke it, or is about to."""
+    """The last action that woke it, or that is waking it."""
     woken = Action.objects.filter(instance=row, params__has_key="woken").order_by("-id").first()
     if woken is None:
         raise ValidationError({"weights": f"{row} is not asleep."})
     return woken
-
-
-def _locked(instance_id: str, version: int | None) -> Instance:
-    row = Instance.objects.select_for_update().get(pk=instance_id)
-    if version is not None and row.version != version:
-        raise change.VersionConflict(str(row), version, row.version)
-    return row

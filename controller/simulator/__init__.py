@@ -5,7 +5,7 @@ Start reading with `simulation.py`.
 """
 
 from controller.simulator.fleet.network import LinkFailure, LinkSettings
-from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.results import RunResult
 from controller.simulator.settings import ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 from controller.simulator.workloads.demand import Demand
@@ -17,7 +17,7 @@ __all__ = [
     "InstanceSettings",
     "LinkFailure",
     "LinkSettings",
+    "RunResult",
     "Simulation",
-    "SimulationResult",
     "SimulationSettings",
 ]

@@ -235,7 +235,7 @@ def replayed(path: Path) -> int:
         if different <= SHOWN:
             print(f"batch {found.batch} at {found.at}:\n  logged   {found.logged}\n  answered {found.answered}")
     same = replay.batches - different
-    print(f"{same} of {replay.batches} batches answered alike")
+    print(f"{same} of {replay.batches} batches answered identically")
     print(json.dumps({"batches": replay.batches, "different": different, "actions": dict(replay.kinds)}))
     return 1 if different else 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.simulator.experiment import Contender, ExperimentPlan
-from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.results import RunResult
 from controller.simulator.report.summary import report
 from controller.simulator.report.trace_events import TraceWriter
 from controller.simulator.simulation import Simulation
@@ -33,7 +33,7 @@ def run_once(
     seed: int,
     progress: Progress = silent,
     trace: TraceWriter | None = None,
-) -> SimulationResult:
+) -> RunResult:
     settings = contender.settings(experiment.settings)
     if settings.machine_speed is not None:
         settings = replace(settings, machine_speed=settings.machine_speed.drawn(seed))

@@ -22,7 +22,7 @@ from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migr
 from controller.predict.lengths import OutputLengthModel
 from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import KvTransfers
+from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
 from controller.simulator.fleet.gateways import GatewayGroup
@@ -32,7 +32,7 @@ from controller.simulator.fleet.presence import Presence
 from controller.simulator.heap import EventKind
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.mapping import MappedTargets
-from controller.simulator.report.results import SimRecord, SimulationResult
+from controller.simulator.report.results import RunResult, SimRecord
 from controller.simulator.report.trace_events import TraceWriter
 from controller.simulator.settings import SimulationSettings
 from controller.simulator.workloads.demand import Demand
@@ -72,7 +72,7 @@ class Simulation:
         listener = self._elastic.count if self._elastic is not None else None
         self.driver = Driver(self.scheduler, self._perform, listener=listener)
         self.heap = self.driver.heap
-        self.result = SimulationResult(dispatcher.name)
+        self.result = RunResult(dispatcher.name)
         self._programs = programs
         self._expected = len(demands)
         self._demands = sorted(demands, key=lambda demand: (demand.at, demand.id))
@@ -84,7 +84,7 @@ class Simulation:
         self._trace = trace
         self.cluster.watch = trace.step if trace is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
-        self.kv = KvTransfers(self) if settings.disaggregated else None
+        self.kv = SimulatedTransfers(self) if settings.disaggregated else None
         self._performs: dict[type, Callable[[Any], None]] = {
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
@@ -100,7 +100,7 @@ class Simulation:
             EventKind.END: self._cut_off,
         }
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
+    def run(self, progress: Callable[[int, int], None] | None = None) -> RunResult:
         """Run to the end. `progress(ended, of)` is called from time to time."""
         self._start()
         result, step = self.result, self.driver.step

@@ -82,7 +82,7 @@ Path = tuple[str, ...]
 
 
 def _parts(values: Mapping[str, Any]) -> dict[Path, Any]:
-    """By path. Lists of objects (a mapping's levels) are taken apart, so that one number is one line."""
+    """By path. Lists of objects (a mapping's levels) are split, so that one number is one line."""
     found: dict[Path, Any] = {}
     for name, value in values.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):

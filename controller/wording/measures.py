@@ -6,7 +6,7 @@ from typing import Literal
 
 DASH = "–"
 MINUS = "−"
-LEAST_S = 1e-6  # a shorter time reads as "less than": nobody reads more places
+LEAST_S = 1e-6  # a shorter time reads as "less than": more places would not be read
 
 
 def ms(seconds: float | Literal[""] | None) -> str:

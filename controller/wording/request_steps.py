@@ -95,7 +95,7 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def came_of_placing(recorded: Mapping[str, Any]) -> str:
-    """The same kind of decision says that it was placed, begins anew or is given up: its figures tell them apart."""
+    """The same kind of decision says that it was placed, starts over or is given up: its figures tell them apart."""
     figures = recorded.get("figures") or {}
     if "failures" in figures:
         return GIVEN_UP

@@ -218,7 +218,7 @@ def _refusals(actor: str, known: Mapping[str, Any]) -> str:
     requests, by_code = known.get("requests", "some"), known.get("by_code") or {}
     words = {code: reason_in_words(code).removeprefix("refused: ") for code in by_code}
     why = "; ".join(f"{words[code]} ({count})" if len(by_code) > 1 else words[code] for code, count in by_code.items())
-    what = f"{actor} refused {requests} request{'' if requests == 1 else 's'} in {known.get('seconds', 10):g} s"
+    what = f"{actor} did not serve {requests} request{'' if requests == 1 else 's'} in {known.get('seconds', 10):g} s"
     return f"{what}: {why}" if why else what
 
 
@@ -253,6 +253,8 @@ def _predicate(kind: str, subject_type: str, subject: str) -> str:
     for ending, done in CHANGES.items():
         if kind.endswith(f"_{ending}"):
             what = subject_type or kind.removesuffix(f"_{ending}")
+            if what == "priority_mapping":
+                subject = subject.replace("priorities", "priority mapping", 1)
             return f"{done} {TYPES.get(what, what.replace('_', ' '))} {subject}"
     return f"{kind.replace('_', ' ')} {subject}"
 
@@ -282,7 +284,7 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
 
 
 def message_of(decision: StoredDecision) -> DecisionMessage:
-    """One line of the live list. The sentence is made here, for whoever shows it: nobody makes it a second time."""
+    """One line of the live list. Its sentence is made here and nowhere else."""
     known = {**decision.inputs, **decision.outcome}
     return DecisionMessage(
         id=str(decision.pk),

@@ -10,7 +10,7 @@ function names(models) {
 
 /**
  * `capacity`: by model "up", "undecoded", "coming" or "none" (console/live/queue_view.py), empty if unknown. Returns `text`: the
- * problem, "" if there is none; `nobody`: no model has an engine; `idle`: why a queue may be empty.
+ * problem, "" if there is none; `unserved`: no model has an engine; `idle`: why a queue may be empty.
  */
 export function capacityWords(capacity) {
   const models = Object.keys(capacity);
@@ -26,5 +26,5 @@ export function capacityWords(capacity) {
   }
   const some = up.length < models.length ? ` for ${names(up)}` : "";
   const idle = up.length ? `Requests${some} go straight to an engine while the fleet has capacity.` : "";
-  return { text: said.join(" "), nobody: models.length > 0 && up.length === 0, idle };
+  return { text: said.join(" "), unserved: models.length > 0 && up.length === 0, idle };
 }

@@ -25,9 +25,8 @@ def test_the_data_is_as_much_as_was_asked_for():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_edit_is_simulated_on_both_fleets_and_how_many_requests_is_told(monkeypatch):
+def test_an_edit_is_simulated_on_both_fleets_and_how_many_requests_is_told(monkeypatch, unsent_experiments):
     """The demo's load of a minute in place of an hour."""
-    monkeypatch.setattr("workers.experiments.runner.send_experiment", lambda message: None)
     monkeypatch.setattr(console_preview, "HOUR_S", 60.0)
     monkeypatch.setattr("workers.experiments.preview_sample.LONGEST_S", 120.0)  # however busy the test's machine
     fill(records=400, decisions=20, instances=10, hours=0.1)

@@ -87,7 +87,7 @@ def test_scorpio_at_its_best_is_the_best_row_of_its_sweep():
     best, table = best_scorpio(MODELS["Qwen7B"], "2-task", 80.0, 80, (1, 2))
     own = measure(fleet(MODELS["Qwen7B"]), best, of_mix(MIXES["2-task"], 80.0, 80), (1, 2))
     swept = {str(row[0]): row for row in table.rows if not str(row[0]).startswith("behind")}
-    rows = {name: row[1] for name, row in swept.items() if "puts off" in name}
+    rows = {name: row[1] for name, row in swept.items() if "defers" in name}
     assert all(swept[name][4] == 1.0 for name in rows)
     assert own.attainment == max(rows.values())
     assert len({round(value, 6) for value in rows.values()}) > 2

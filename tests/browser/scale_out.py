@@ -63,8 +63,9 @@ def happened(stack: Stack, caller: Caller, folder: Path) -> tuple[dict[str, Any]
     return of_model(caller, "scale_out")[-1], of_model(caller, "scale_out_served")[-1]
 
 
-def warm(caller: Caller) -> bool:
-    rows = caller.get("instances", model=MODEL, observed_state="ready")["items"]
+def warm(caller: Caller, model: str = MODEL) -> bool:
+    """One of its engines is ready and has no weights."""
+    rows = caller.get("instances", model=model, observed_state="ready")["items"]
     return any(each["weights"] == "absent" for each in rows)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import requests
 from playwright.sync_api import Browser, Playwright
 
-from workers.supervisor.embedded import free_port
+from workers.supervisor.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHROMIUM = Path("/usr/bin/chromium")

@@ -10,17 +10,21 @@ import time
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.caller import within
+
 pytestmark = pytest.mark.browser
 
 DONE_S = 120_000
 
 
 @pytest.fixture(scope="module")
-def traffic(stack):
+def traffic(stack, caller):
     """Some requests on record, of a class and of mapped priorities."""
     sent = stack.send(12, slo_class="interactive", max_tokens=20) + stack.send(12, priority=1, max_tokens=20)
     assert [each.result() for each in sent].count(200) >= 20
-    time.sleep(2)  # records are written twice a second
+    last = stack.ask({"model": stack.credentials["model"], "prompt": "The last one.", "max_tokens": 1})
+    query = {"id": last.headers["x-slackline-request-id"]}
+    within(20, lambda: caller.get("requests", **query)["items"])  # they are recorded in the order of their ends
 
 
 def start(page, **fields):

@@ -142,7 +142,7 @@ def test_a_command_on_one_request_whose_answer_is_lost_is_not_called_undone(visi
     expect(row.locator('[data-cell="paused"]')).to_be_visible()  # so it was done, and the queue shows it
     decision = caller.recorded("queue_pause", request_id=chosen)[0]  # ids of a crowd come again
     assert (decision["outcome"]["unanswered"], decision["outcome"]["gone"]) == ([chosen], [])
-    assert "Redis went away" in decision["outcome"]["error"]
+    assert "Redis became unavailable" in decision["outcome"]["error"]
     assert applied_by(process) == [1]
 
 

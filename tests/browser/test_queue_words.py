@@ -126,7 +126,7 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
 
 
 @pytest.mark.parametrize(
-    ("capacity", "text", "nobody", "idle"),
+    ("capacity", "text", "unserved", "idle"),
     [
         ({}, "", False, ""),
         ({"a": "up"}, "", False, "Requests go straight to an engine while the fleet has capacity."),
@@ -152,14 +152,14 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
         ),
     ],
 )
-def test_whether_engines_take_what_comes_in_words(tab, capacity, text, nobody, idle):
+def test_whether_engines_take_what_comes_in_words(tab, capacity, text, unserved, idle):
     page = tab("viewer")
     page.goto("/classes/")
     found = page.evaluate(
         "async (said) => (await import('/static/js/capacity.js')).capacityWords(said)",
         capacity,
     )
-    assert found == {"text": text, "nobody": nobody, "idle": idle}
+    assert found == {"text": text, "unserved": unserved, "idle": idle}
     many = page.evaluate(
         "async (said) => (await import('/static/js/capacity.js')).capacityWords(said).text",
         {f"m{n}": "none" for n in range(8)},

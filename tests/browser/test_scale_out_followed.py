@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.caller import Caller, engine_of_its_own, within
+from tests.browser.scale_out import warm
 from tests.browser.stack import Stack
 
 pytestmark = pytest.mark.browser
@@ -29,17 +30,12 @@ def scaled_out(stack: Stack, caller: Caller) -> Iterator[dict[str, Any]]:
     """The scale-out that took the one warm engine, once that has served."""
     engine_of_its_own(caller, MODEL, emulated_load_s=LOADS, scheduler="slackline")
     caller.post("scaling-policies", {"model": MODEL, **POLICY})
-    within(WARM_S, lambda: warm_and_ready(caller))
+    within(WARM_S, lambda: warm(caller, MODEL))
     sent = stack.send(40, model=MODEL, slo_class="batch", waiting_time=60, max_tokens=100)
     within(SERVED_S, lambda: caller.recorded("scale_out_served", subject=f"{MODEL}/collocated"))
     yield caller.recorded("scale_out", subject=f"{MODEL}/collocated")[-1]
     for each in sent:
         each.result()
-
-
-def warm_and_ready(caller: Caller) -> bool:
-    rows = caller.get("instances", model=MODEL, observed_state="ready")["items"]
-    return any(each["weights"] == "absent" for each in rows)
 
 
 def steps(page: Page, name: str = "Startup") -> Locator:

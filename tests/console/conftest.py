@@ -36,6 +36,11 @@ def operator(signed_in: Callable[[str], Client]) -> Client:
     return signed_in("operator")
 
 
+@pytest.fixture
+def admin(signed_in: Callable[[str], Client]) -> Client:
+    return signed_in("admin")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warmed() -> None:
     """As at the console's start: on a busy machine a first request may take longer than live data stay fresh."""

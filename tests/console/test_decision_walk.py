@@ -69,7 +69,7 @@ def walked(words: bool) -> Iterator[list[str]]:
 def test_a_decision_passes_few_files_on_its_way_to_the_page(policy, two, viewer, live_store, monkeypatch):  # noqa: F811
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(scaling, "fleet_or_nothing", lambda: fleet(0.95, *two))
-    monkeypatch.setattr(live, "to_group", lambda group, event: sent.append(event))
+    monkeypatch.setattr(live, "send_to_group", lambda group, event: sent.append(event))
     with walked(words=True) as made:
         scaling.tick()
         consumer = DecisionsConsumer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ BEFORE_S = 8.0
 # 5 ms were seen on a quiet machine; the bound allows for a busy one. A data path that waited for either server would
 # add seconds.
 ADDED_P99_MS = 300
-FRESH_AGAIN_S = 8.0  # the live page tries Redis again at least every five seconds
+FRESH_AGAIN_S = 10.0  # the live page tries Redis again at least every five seconds
 Server = EmbeddedPostgres | EmbeddedRedis
 
 
@@ -90,9 +91,14 @@ def outage(system: System, fault: Callable[[], Any], seconds: float) -> Seen:
         with fault():
             time.sleep(seconds)
         ended = time.monotonic()
-        time.sleep(2)
-        system.until(lambda: not watch.frames[-1].stale, FRESH_AGAIN_S)
+        system.until(lambda: fresh_after(watch, ended), FRESH_AGAIN_S)
+        system.until(lambda: any(each.ended == "done" for each in load.between(ended, math.inf)))
     return Seen(load, watch, began, ended)
+
+
+def fresh_after(watch: Watch, ended: float) -> bool:
+    newest = watch.frames[-1]
+    return newest.at > ended and not newest.stale
 
 
 def check(system: System, seen: Seen, say: Callable[..., None]) -> None:

@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import requests
 
+from tests.workers.supervisor.small_system import processes_of
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
 
@@ -100,14 +101,7 @@ class System:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that was told this data folder, the supervisor included."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("DATA_DIR") == str(self.folder) and process.status() != "zombie":
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self.folder)
 
     # -- what it says --------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.proxy import ELSEWHERE, Wire
-from workers.actions.instance_links import look
+from workers.actions.instance_links import update_links
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -90,6 +90,13 @@ class Fleet(TestBed):
             await feeding
             await asyncio.gather(*tasks)
 
+    async def answered(self, more: int) -> None:
+        """Return after so many more answers."""
+        enough = len(self.answers) + more
+        async with asyncio.timeout(LONGEST_S):
+            while len(self.answers) < enough:
+                await asyncio.sleep(0.02)
+
     async def store(self) -> None:
         records, self.sink.records = self.sink.records, []
         await in_database(lambda: records_write(connection=connected(), records=records))
@@ -130,7 +137,7 @@ async def running(config: GatewaySnapshot) -> AsyncIterator[Fleet]:
 
     async def looks() -> None:
         while True:
-            await in_database(lambda: look(TOKEN))
+            await in_database(lambda: update_links(TOKEN))
             await asyncio.sleep(0.5)
 
     async with aiohttp.ClientSession(auto_decompress=False) as session:
@@ -172,13 +179,13 @@ async def wire_of(engines: dict[str, EngineProcess]) -> Wire:
 async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
     async with await wire_of(engines) as wire, running(fleet) as bed:
         async with bed.load(rate=8):
-            await asyncio.sleep(1.0)
+            await bed.answered(8)
             wire.cut(after=WHOLE // 2)
             give_up_at = time.monotonic() + 20
             while not wire.cuts:
                 assert time.monotonic() < give_up_at, "nothing went over the wire"
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(1.0)
+            await bed.answered(8)
         assert bed.ends() == {(200, True)}
         await bed.store()
         failed = await in_database(lambda: list(kv_transfers(outcome="failed")))
@@ -195,14 +202,14 @@ async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
 async def test_a_link_that_breaks_under_load_hangs_nobody_and_comes_back(engines, fleet, say):
     async with await wire_of(engines) as wire, running(fleet) as bed:
         async with bed.load(rate=8):
-            await asyncio.sleep(1.0)
+            await bed.answered(8)
             await wire.sever()
             down_s = await until(lambda: states_from("p") == {"down"}, "both links from p down")
             await until(lambda: told("link_down") == {"p to d", "p to e", "p to q"}, "a decision for each")
-            await asyncio.sleep(1.0)
+            await bed.answered(8)
             await wire.mend()
             await until(lambda: not states_from("p") & {"down"}, "answering again")
-            await asyncio.sleep(1.0)
+            await bed.answered(8)
         up_s = await until(lambda: states_from("p") == {"up"}, "forgiven")
         assert bed.ends() == {(200, True)}, "prefilled again elsewhere, or moved elsewhere"
         await bed.store()

@@ -82,7 +82,7 @@ def moved_from(system, name):
 
 def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, engines):
     with Load(system, rate=2, body={**BODY, "max_tokens": 10}, words=20) as steady:
-        time.sleep(POLICY["sustain_s"])
+        system.until(lambda: steady.ends()["done"] > 2)
         began = time.monotonic()
         with Load(system, rate=5, body={**BODY, "max_tokens": 100}, words=20) as answers:
             system.until(lambda: turned(system), TURNS_S)

@@ -1,8 +1,7 @@
 """A scale-out from the warm pool, from the decision to the first token, with the worker killed while weights load."""
 
-import time
-
 import pytest
+import requests
 
 from tests.faults.load import Load, recorded
 
@@ -51,9 +50,9 @@ def test_from_the_decision_to_the_first_token(system, say, warm_pool):
     [(before,)] = system.query("SELECT coalesce(max(id), 0) FROM decision")
     assert warm_pool not in system.gateway_health()["instances"]
     with Load(system, rate=30, body={"max_tokens": 60, "slo_class": "batch"}, words=300) as load:
-        loading = "SELECT 1 FROM action WHERE instance_id = %s AND kind = 'weights_load' AND state = 'running'"
-        system.until(lambda: system.query(loading, warm_pool), within_s=45.0)
-        time.sleep(1.0)
+        [(url,)] = system.query("SELECT url FROM instance WHERE id = %s", warm_pool)
+        loads = lambda: requests.get(f"{url}/weights", timeout=5).json()["state"] == "loading"  # noqa: E731
+        system.until(loads, within_s=45.0)
         system.kill("worker")
         system.until(lambda: decided(system, "weights_load", warm_pool, before), within_s=45.0)
         system.until(lambda: load.served(warm_pool) > 0)

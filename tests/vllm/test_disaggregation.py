@@ -90,9 +90,9 @@ def test_a_whole_answer_goes_the_same_way(apart: Client, pair: list[RunningEngin
 
 TURN = """
 from controller.services.actors import Actor
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 for name, role in (("engine-0", "decode"), ("engine-1", "prefill")):
-    assert role_ask(actor=Actor.job("test"), instance_id=name, role=role) is None
+    assert role_order(actor=Actor.job("test"), instance_id=name, role=role) is None
 """
 
 
@@ -131,5 +131,5 @@ def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(
         time.sleep(1.0)
         [seen] = server.observe()
     assert seen.error == (
-        "" if state == "ready" else "it was started with kv_role kv_both and is registered with kv_producer"
+        "" if state == "ready" else "the server was started with kv_role kv_both but is registered with kv_producer"
     )

@@ -11,6 +11,7 @@ from django.db import connection
 
 from controller.models import Decision, Instance
 from tests import factories
+from tests.workers.engine.process import FLEET
 from tests.workers.scripted_engine import Engine
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers.actions import instance_links as links
@@ -19,14 +20,15 @@ from workers.actions import sleep_client, sleeping
 from workers.actions.parallel_calls import Asker
 from workers.supervisor.plan import ROOT
 
-FLEET_TOKEN = "fleet-secret"
 WORKER = """
 import time, django
 django.setup()
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 print("ready", flush=True)
 while True:
-    look([])
+    began = time.time()
+    advance_actions([])
+    print(began, flush=True)
     time.sleep(0.2)
 """
 
@@ -38,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ASKER", Asker(patience_s=60.0))
         monkeypatch.setattr(module, "ASK_S", 60.0)
     monkeypatch.setattr(actions, "BUDGET_S", 60.0)
-    monkeypatch.setattr(links, "TELLER", Asker(patience_s=60.0))
+    monkeypatch.setattr(links, "ANNOUNCER", Asker(patience_s=60.0))
     monkeypatch.setattr(links, "KNOWN", {})
 
 
@@ -65,11 +67,12 @@ def row(vllm: SleepingVllm) -> Instance:
 
 @pytest.fixture
 def worker() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a real process that looks at actions as a worker does; those that still run at the end are ended."""
+    """Starts a real process that looks at actions as a worker does and prints when each look began (epoch seconds);
+    those that still run at the end are ended."""
     info = connection.get_connection_params()
     url = f"postgresql://{info['user']}@{info['host']}:{info['port']}/{info['dbname']}"
     told = {"DATABASE_URL": url, "REDIS_URL": settings.REDIS_URL, "DATA_DIR": str(settings.DATA_DIR)}
-    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": FLEET_TOKEN}
+    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": FLEET["token"]}
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -96,7 +99,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def look_once(engine: Engine) -> Callable[[], list[Decision]]:
-    return lambda: actions.look([], client=lambda url: engine)
+    return lambda: actions.advance_actions([], client=lambda url: engine)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from controller.models import Action, Instance
 from controller.services.actors import Actor
 from controller.services.sleeping import sleep_order
 from workers.actions.long_calls import LongCalls
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.actions.sleep_client import SleepClient
 
 OLGA = Actor.person("olga")
@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 def looks(times=1, client=SleepClient):
     calls = LongCalls(threads=False)  # a process of its own: what another one waited for is not known here
-    return [decision for _ in range(times) for decision in look([], sleep=client, calls=calls)]
+    return [decision for _ in range(times) for decision in advance_actions([], sleep=client, calls=calls)]
 
 
 def lease_runs_out():

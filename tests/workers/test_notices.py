@@ -34,4 +34,4 @@ def test_without_redis_the_change_stands(
     monkeypatch.setattr(live, "notify_config", away)
     with caplog.at_level(logging.INFO, "workers.notices"), django_capture_on_commit_callbacks(execute=True):
         announce_config()
-    assert "gateways were not told" in caplog.text
+    assert "gateways were not notified" in caplog.text

@@ -1,1 +1,1 @@
-"""Orders to instances that take more than a moment: load weights, sleep, wake, change role, keep links."""
+"""Actions on instances that take longer than one request: weight loads, sleep, wake, role switches. Also KV links."""

@@ -1,7 +1,7 @@
-"""Calls to engines that take minutes, in threads of this process: a task asks what became of one and goes on.
+"""Calls to engines that take minutes. Each runs in a thread of this process, and tasks check whether it has ended.
 
-The thread ends with its process. Whoever looks next then makes the call again, so only calls that may be made twice
-one after the other belong here. While one is under way its process leaves a mark at each look, for other workers.
+The thread ends with its process, and the next worker then makes the call again, so calls must be idempotent. While a
+call is in progress, its process stores a mark with the action (`call_mark`), so that no other worker makes it too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FRESH_S = 15.0  # another worker's call that was heard of so lately goes on
+FRESH_S = 15.0  # a call of another worker counts as in progress for this long after its last mark
 
 
 @dataclass(slots=True)
 class LongCall:
-    """`error`: what it raised, once `done`."""
+    """`seconds`, `error`: how long the call took and what it raised, once `done`."""
 
     done: bool = False
     seconds: float = 0.0
@@ -27,7 +27,7 @@ class LongCall:
 
 
 class LongCalls:
-    """By key; one thread each. `threads` False: a call is made at once and waited for."""
+    """Calls by key, each in a thread. `threads` False: `begin` makes the call itself and returns when it has ended."""
 
     def __init__(self, *, threads: bool = True) -> None:
         self._threads = threads
@@ -49,17 +49,17 @@ class LongCalls:
 
 
 def this_process() -> str:
-    """Whose calls they are, for other workers to read."""
+    """The name of this process in marks."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def call_mark() -> dict[str, Any]:
-    """That this process' call was under way just now, to be stored with what it is for."""
+    """A mark that a call of this process is in progress now, to store with its action."""
     return {"by": this_process(), "at": time.time()}
 
 
-def goes_on_elsewhere(mark: Mapping[str, Any] | None) -> bool:
-    """Another process has said so lately."""
+def in_progress_elsewhere(mark: Mapping[str, Any] | None) -> bool:
+    """Whether another process marked the call as in progress a short while ago."""
     return mark is not None and mark["by"] != this_process() and time.time() - mark["at"] < FRESH_S
 
 

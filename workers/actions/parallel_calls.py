@@ -1,8 +1,8 @@
-"""Many engines asked at once, each by one thread at most, and waited for together: whoever hangs holds nobody up.
+"""Calls many engines in parallel and waits for all together, so that an engine that hangs does not delay the others.
 
-A call that is not over in time goes on, and what it brings is there at the next time of asking; until then its engine
-is not asked again. Those that failed or were late last time are asked after all others, in turn, with half as many
-threads, and hardly waited for: an engine that is away costs one wait, not one each time.
+Each engine has at most one thread. A call that is late continues; its result is returned the next time, and its engine
+is not called again until then. Engines that failed or were late the last time are called after all others, in turn,
+with half as many threads, and are waited for only briefly. So an unreachable engine costs one wait, not one each time.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 AT_ONCE = 32
-PATIENCE_S = 0.05  # for those that were silent last time: what answers at once is heard at once
-FRESH_S = 5.0  # an answer to an older question is not told: its process may have been busy elsewhere for minutes
+PATIENCE_S = 0.05  # wait for engines that failed or were late the last time; one that is back answers within it
+FRESH_S = 5.0  # a result older than this is dropped, since this process may have been busy for minutes
 
 
 class Asker:
-    """For tasks of one process, one after the other. A call must end by itself some time, and may end after it.
+    """Makes parallel calls for the tasks of one process. Not thread-safe. Each call must end at some time by itself,
+    and may end after `ask` has returned.
 
-    At most `at_once` threads for those that answer, and as many that hang.
+    At most `at_once` threads for engines that respond, and twice as many in total.
     """
 
     def __init__(self, at_once: int = AT_ONCE, patience_s: float = PATIENCE_S, fresh_s: float = FRESH_S) -> None:
         self._at_once, self._patience_s, self._fresh_s = at_once, patience_s, fresh_s
-        self._begun: dict[Hashable, float] = {}  # when each of `_open` was asked
-        self._open: dict[Hashable, Future[object]] = {}  # under way, or over and not told yet
-        self._silent: dict[Hashable, float] = {}  # when it was last asked, of those that failed or were late
-        self._good: set[Hashable] = set()  # those that answered last time
+        self._begun: dict[Hashable, float] = {}  # when each call of `_open` began
+        self._open: dict[Hashable, Future[object]] = {}  # in progress, or ended and not returned yet
+        self._silent: dict[Hashable, float] = {}  # by engine that failed or was late: when it was last called
+        self._good: set[Hashable] = set()  # engines that responded the last time
 
     def silent(self, key: Hashable) -> bool:
-        """It failed or was late last time."""
+        """Whether the engine failed or was late the last time."""
         return key in self._silent
 
     def ask(self, calls: Mapping[K, Callable[[], T]], within_s: float) -> dict[K, Future[T]]:
-        """What is over after at most `within_s`: result or exception of each. What is not is missing."""
+        """Make the calls. Returns after at most `within_s` with the futures of those that have ended; calls that have
+        not are missing."""
         began, answered = time.monotonic(), dict[K, Future[T]]()
         self._forget(calls)
         silent = set(self._silent)
@@ -57,11 +59,11 @@ class Asker:
         return answered
 
     def _rank(self, key: Hashable) -> tuple[bool, float]:
-        """The good first, then the unknown, then the silent, longest ago first."""
+        """Sort key: engines that responded, then unknown ones, then silent ones by the time of their last call."""
         return key not in self._good, self._silent.get(key, 0.0)
 
     def _begin(self, waiting: list[K], calls: Mapping[K, Callable[[], T]], silent: set[Hashable]) -> list[K]:
-        """Those for which there is no thread yet."""
+        """Start calls while threads are free; returns those that still wait for one."""
         running = [key for key, future in self._open.items() if not future.done()]
         slow = sum(key in silent for key in running)
         quick, most, rest = len(running) - slow, 2 * self._at_once, list[K]()
@@ -92,7 +94,8 @@ class Asker:
                 self._good.discard(key)
 
     def _forget(self, calls: Mapping[K, object]) -> None:
-        """Whom nobody asks for any more, and what is too old; a thread that still runs is counted until it ends."""
+        """Drop engines that are not called any more and results that are too old. A thread that still runs is counted
+        until it ends."""
         self._good &= calls.keys()
         self._silent = {key: at for key, at in self._silent.items() if key in calls}
         stale = time.monotonic() - self._fresh_s

@@ -1,10 +1,10 @@
-"""One look at an instance whose engine shall take another role: wait until it is empty, tell it, record.
+"""Advances a role switch of an instance whose engine must be told: waits until it is empty, switches it, records it.
 
-Gateways stop sending when the order is written (their configuration says so), what runs there ends, then the adapter
-checks the engine's preconditions, tries the switch dry and does it. That call takes seconds and lives in a thread of
-one worker, which leaves its mark; one that was lost with its worker is made again, for an engine that has the role
-already says so. An order is not given up while its call is under way, and one whose engine was told ends with the role
-that the engine says it has.
+Gateways stop sending requests as soon as the action is stored, since their configuration says so. Once the requests in
+flight have ended, the backend checks the preconditions of the engine, makes a dry run of the switch, and switches.
+That call takes seconds and runs in a thread of one worker, which marks it in the action. If its worker is killed,
+another worker makes the call again; an engine that has the role already reports so. An action is not ended while its
+call is in progress, and one whose engine was told ends with the role that the engine reports.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from controller.models import Action, Decision, Instance
 from controller.scale.lifecycle import SETTLE_S
 from controller.services.actions import action_keep
 from controller.services.role_switches import role_kept, role_switched
-from workers.actions.long_calls import LongCall, LongCalls, call_mark, goes_on_elsewhere
+from workers.actions.long_calls import LongCall, LongCalls, call_mark, in_progress_elsewhere
 from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
 from workers.backends.registry import ask
 
-TIMEOUT = timedelta(minutes=5)  # for what runs there to end; longer answers are not worth an instance that waits
-MOST_TRIES = 20  # of a call that was made and came to nothing
+TIMEOUT = timedelta(minutes=5)  # for requests in flight to end; for longer ones the switch is given up
+MOST_TRIES = 20  # calls without effect
 LIMITS = Limits(telemetry_s=5.0, control_s=120.0)
 
 Switch = Callable[[InstanceSpec, Role, InstanceSpec | None], None]
@@ -33,12 +33,12 @@ RoleOf = Callable[[InstanceSpec], Role]
 
 
 def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
-    """Raises RoleRefused, EngineError. `peer`: an engine in that role, whose settings it takes over."""
+    """Switch the engine. `peer`: an engine in that role, whose settings it takes. Raises RoleRefused, EngineError."""
     settings: Mapping[str, Any] = {}
     if peer is not None:
         try:
             settings = ask(peer, lambda backend: backend.role_settings(), LIMITS)
-        except EngineError:  # without them the engine says itself what it lacks
+        except EngineError:  # without them the engine reports itself which setting is missing
             settings = {}
 
     async def work(backend: Backend) -> None:
@@ -48,21 +48,21 @@ def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
 
 
 def role_of(spec: InstanceSpec) -> Role:
-    """That its engine has. Raises EngineError."""
+    """The role that the engine reports. Raises EngineError."""
     return ask(spec, lambda backend: backend.role(), LIMITS)
 
 
-def under_way(action: Action, calls: LongCalls) -> bool:
-    """Its engine is being told, here or by another worker."""
-    return calls.find(action.pk) is not None or goes_on_elsewhere(action.params.get("call"))
+def in_progress(action: Action, calls: LongCalls) -> bool:
+    """Whether a worker, this one or another, is switching the engine now."""
+    return calls.find(action.pk) is not None or in_progress_elsewhere(action.params.get("call"))
 
 
-def look_at(action: Action, calls: LongCalls, switch: Switch = switch, role_of: RoleOf = role_of) -> Decision | None:
-    """The Decision if this look ended it."""
+def advance(action: Action, calls: LongCalls, switch: Switch = switch, role_of: RoleOf = role_of) -> Decision | None:
+    """Advance the action once; returns its Decision if it ended."""
     if calls.find(action.pk) is None:
         age_s = (timezone.now() - action.created_at).total_seconds()
-        # Before SETTLE_S a gateway may not know yet, and send.
-        if age_s < SETTLE_S or goes_on_elsewhere(action.params.get("call")):
+        # Until SETTLE_S has passed, a gateway may not know of the order yet and still send requests.
+        if age_s < SETTLE_S or in_progress_elsewhere(action.params.get("call")):
             return _later(action, action.error)
         if action.tries >= MOST_TRIES:
             return give_up(action, "no_effect", f"told {action.tries} times; {action.error}", role_of)
@@ -77,14 +77,15 @@ def look_at(action: Action, calls: LongCalls, switch: Switch = switch, role_of: 
 
 
 def give_up(action: Action, reason: str, error: str, role_of: RoleOf = role_of) -> Decision | None:
-    """It has become pointless. An engine that was told may have switched all the same, and only it can say."""
+    """End an action that failed or is no longer needed. An engine that was told may have switched nevertheless, so it
+    is asked for its role."""
     if action.params.get("told") and not _stopped(action):
         try:
             has = role_of(_spec(action.instance))
         except EngineError as unknown:
             if action.instance.desired_state != Instance.Desired.RUNNING:
                 return _kept(action, reason, error)
-            return _later(action, f"{reason}, and it does not say which role it has: {unknown}")
+            return _later(action, f"{reason}, and the engine does not report its role: {unknown}")
         if has == action.params["role"]:
             outcome = {"role": action.params["role"], "after": reason}
             return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
@@ -92,7 +93,7 @@ def give_up(action: Action, reason: str, error: str, role_of: RoleOf = role_of) 
 
 
 def _stopped(action: Action) -> bool:
-    """Then no role is of any meaning."""
+    """Whether the instance was stopped, so that its role no longer matters."""
     return action.instance.desired_state == Instance.Desired.STOPPED
 
 
@@ -103,7 +104,7 @@ def _answered(action: Action, error: Exception | None, seconds: float) -> Decisi
         outcome = {"role": action.params["role"], "switch_s": round(seconds, 3)}
         return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
     if isinstance(error, RoleRefused):
-        # Not idle is nobody's failure: it is looked at again until the time-out. What was told and refused counts.
+        # An engine that is not idle has not failed, so that does not count as a try and is retried until the timeout.
         if error.again and error.restorable:
             return _later(action, str(error), tries=action.tries + (error.reason != "not_idle"))
         return _kept(action, error.reason, str(error), error.field, restorable=error.restorable)
@@ -119,15 +120,15 @@ def _kept(action: Action, reason: str, error: str, field: str = "", *, restorabl
 
 
 def _later(action: Action, error: str = "", *, tries: int | None = None) -> Decision | None:
-    """Another look: no Decision yet."""
+    """Store the progress; the next run continues. There is no Decision yet."""
     tries = action.tries if tries is None else tries
     action_keep(action=action, error=error, state=Action.State.RUNNING, tries=tries, params=action.params)
     return None
 
 
 def _call(action: Action, calls: LongCalls, switch: Switch) -> LongCall | None:
-    """The one under way here, or a new one; marked, so that no other worker makes it meanwhile. None: the action is
-    somebody else's by now."""
+    """The call in progress in this process, or a new one, marked so that no other worker makes it meanwhile. None:
+    another worker holds the action now."""
     there = calls.find(action.pk)
     if there is not None and there.done:
         return there
@@ -151,7 +152,7 @@ def _spec(row: Instance) -> InstanceSpec:
 
 
 def _peer(row: Instance, role: str) -> InstanceSpec | None:
-    """A serving engine of the same kind and model in that role."""
+    """A serving engine of the same backend and model in that role; None if there is none."""
     peers = Instance.objects.serving().select_related("model").filter(model=row.model, backend=row.backend, role=role)
     found = peers.exclude(pk=row.pk).order_by("pk").first()
     return None if found is None else _spec(found)

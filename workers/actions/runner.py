@@ -1,8 +1,9 @@
-"""One look at each open action: ask the engine, act, record. Nothing waits here, so a killed worker loses nothing.
+"""Advances each open action once: asks the engine, acts and records. It never waits for an engine, so a killed worker
+loses nothing.
 
-All engines are asked first, together and for ASK_S at most; then each action is looked at in turn, for BUDGET_S, and
-the next look goes on where this one ended. So an engine that is slow and an action that fails hold up no other. What is
-done about each kind: `workers.actions.weight_loads`, `workers.actions.sleeping`, `workers.actions.role_switches`.
+First all engines are asked in parallel, for at most ASK_S. Then the actions are advanced one after the other, for at
+most BUDGET_S, and the next run continues where this one stopped. So a slow engine or a failing action does not delay
+the others. Each kind of action has a module: `weight_loads`, `sleeping`, `role_switches`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from workers.actions.weights_client import EngineAway, WeightsClient
 log = logging.getLogger(__name__)
 
 ASK_S = 1.5  # for all engines together
-BUDGET_S = 3.0  # then no further action is begun; the task's limit is 7 s, and one action may take a few
-MOST = 128  # actions of one look
+BUDGET_S = 3.0  # no action is begun after this; one may take some seconds more, and the task's limit is 7 s
+MOST = 128  # actions of one run
 ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
 
 TIMEOUTS = {
@@ -49,7 +50,7 @@ SleepVerbs = Callable[[str], SleepClient]
 
 
 class TurnOrder:
-    """Whose turn it is: the action at which the last look of this process ended."""
+    """The order in which actions are advanced: it begins where the last run of this process stopped."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -58,7 +59,7 @@ class TurnOrder:
         return sorted(ids, key=lambda each: (each < self._first, each))[:MOST]
 
     def ended_at(self, action_id: int) -> None:
-        """The first one that was not looked at any more; 0: all were."""
+        """`action_id`: the first one that was not advanced; 0: all were."""
         self._first = action_id
 
 
@@ -66,7 +67,7 @@ CALLS, ASKER, TURN = LongCalls(), Asker(), TurnOrder()
 
 
 class EngineClients(NamedTuple):
-    """How engines are talked to."""
+    """The clients that call engines."""
 
     weights: Client
     sleep: SleepVerbs
@@ -74,7 +75,7 @@ class EngineClients(NamedTuple):
 
 
 class HeardEngine:
-    """An engine whose first look is what it was heard to say, or its silence; all else goes to it."""
+    """An engine whose first `look` returns the answer that was received before; all other calls go to the engine."""
 
     def __init__(self, engine: Any, said: Future[Any] | None) -> None:
         self._engine, self._said = engine, said
@@ -85,20 +86,20 @@ class HeardEngine:
             return self._engine.look()
         self._first = False
         if self._said is None:
-            raise EngineAway("it has not answered yet")
+            raise EngineAway("the engine has not responded yet")
         return self._said.result()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
-def look(
+def advance_actions(
     fleet: list[FleetMessage],
     client: Client | None = None,
     sleep: SleepVerbs = SleepClient,
     calls: LongCalls = CALLS,
 ) -> list[Decision]:
-    """The open actions that nobody holds, once; the decisions of those that ended."""
+    """Advance every open action without a lease once; returns the decisions of those that ended."""
     ask = EngineClients(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
     utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
     known = actions_open()
@@ -109,67 +110,68 @@ def look(
     for number, action_id in enumerate(waiting):
         if number and time.monotonic() - began > BUDGET_S:
             TURN.ended_at(action_id)
-            log.warning("%d of %d actions wait for the next look", len(known) - number, len(known))
+            log.warning("%d of %d actions wait for the next run", len(known) - number, len(known))
             return ended
-        decision = _one(action_id, partial(_look_at, utilisation=utilisation, ask=ask, said=said.get(action_id)))
+        decision = _one(action_id, partial(_advance, utilisation=utilisation, ask=ask, said=said.get(action_id)))
         ended += [decision] if decision is not None else []
     TURN.ended_at(waiting[-1] + 1 if len(waiting) < len(known) else 0)
     return ended
 
 
 def _ask(waiting: Sequence[int], ask: EngineClients) -> dict[int, Future[Any]]:
-    """What their engines say of themselves, by action; silence is missing."""
+    """The answers of the engines, by action; engines that did not respond are missing."""
     rows = Action.objects.filter(pk__in=waiting, kind__in=ASKED).select_related("instance")
     there = [row for row in rows if row.instance.observed_state == Instance.Observed.READY and row.instance.url]
     return ASKER.ask({row.pk: _engine(row, ask).look for row in there}, ASK_S)
 
 
-def _one(action_id: int, look_at: Callable[[Action], Decision | None]) -> Decision | None:
-    """One action's trouble, whatever it is, is not the others': it is told, and its lease runs out."""
+def _one(action_id: int, advance: Callable[[Action], Decision | None]) -> Decision | None:
+    """Lease the action and advance it. An error is stored with the action, whose lease then expires; the other actions
+    are advanced nevertheless."""
     action = None
     try:
         action = action_lease(action_id=action_id)
-        return None if action is None else look_at(action)
+        return None if action is None else advance(action)
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:
-        log.exception("action %s: look failed", action_id)
+        log.exception("action %s failed to advance", action_id)
         if action is not None and not isinstance(error, Error):
             with contextlib.suppress(Error):
                 action_keep(
-                    action=action, release=False, error=f"the look failed: {type(error).__name__}: {error}"[:500]
+                    action=action, release=False, error=f"unexpected error: {type(error).__name__}: {error}"[:500]
                 )
     return None
 
 
-def _look_at(
+def _advance(
     action: Action, *, utilisation: Mapping[str, float], ask: EngineClients, said: Future[Any] | None
 ) -> Decision | None:
     if action.kind == Action.Kind.FIRST_SERVED:
         return weight_loads.first_served(action)
     row, engine = action.instance, HeardEngine(_engine(action, ask), said)
     hindered = _hindered(action)
-    told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
-    if hindered is not None and not told:  # whatever it was told it must be known to have become
+    switching = action.kind == Action.Kind.ROLE_SWITCH and role_switches.in_progress(action, ask.calls)
+    if hindered is not None and not switching:  # the result of a switch in progress must be awaited
         return _give_up(action, engine, *hindered)
-    if not told and (row.observed_state != Instance.Observed.READY or not row.url):
+    if not switching and (row.observed_state != Instance.Observed.READY or not row.url):
         action_keep(action=action, error=f"its process is {row.observed_state}")
         return None
     match action.kind:
         case Action.Kind.ROLE_SWITCH:
-            ended = role_switches.look_at(action, ask.calls)
+            ended = role_switches.advance(action, ask.calls)
         case Action.Kind.WEIGHTS_LOAD:
-            ended = weight_loads.look_at(action, cast(WeightsClient, engine), utilisation)
+            ended = weight_loads.advance(action, cast(WeightsClient, engine), utilisation)
         case _:
-            ended = sleeping.look_at(action, cast(SleepClient, engine), ask.calls)
+            ended = sleeping.advance(action, cast(SleepClient, engine), ask.calls)
     return ended
 
 
 def _hindered(action: Action) -> tuple[str, str] | None:
-    """Reason and error of what makes it pointless to go on."""
+    """Reason and error if the action must end now; None if it may continue."""
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
-        return "instance_not_wanted", f"the instance is wanted {wanted}"
+        return "instance_not_wanted", f"the desired state of the instance is {wanted}"
     asleep = action.kind == Action.Kind.SLEEP
     limit = sleeping.sleep_timeout() if asleep else TIMEOUTS[Action.Kind(action.kind)]
     if timezone.now() - action.created_at <= limit:

@@ -1,17 +1,17 @@
-"""What was released at an SGLang and what was resumed, kept with the orders that did it: the server does not tell.
+"""Stores with each action what memory of an SGLang server it released and resumed, since the server does not report it.
 
-SGLang 0.5.23 takes neither call twice. To resume a tag that is not released is a KeyError in its scheduler, to release
-one that is released ends it in the memory saver ("Cannot pause allocation that is not active"); both end the server.
-`/ready` is 503 of whatever is paused or unhealthy, and the memory figures of `/server_info` are those of its start. So
-a call is noted before it is made and again when it was answered, and only what is noted as released is resumed.
+SGLang 0.5.23 accepts neither call twice. Resuming a tag that is not released is a KeyError in its scheduler. Releasing
+one that is released fails in the memory saver ("Cannot pause allocation that is not active"). Both end the server.
+`/ready` returns 503 for any paused or unhealthy server, and the memory figures of `/server_info` are those of its
+start. So a call is noted before it is made and again when it was answered, and only tags noted as released are resumed.
 
-A worker that was killed in between leaves open whether the call was made. Then nothing is told any more: the order
-fails with `memory_unknown`, and nothing is sent there until its owner has started the server again, which `boot` shows.
-A call that was not answered in time is no such case: it has reached the server, which takes calls in order, so it is
-done when the scheduler answers what it was asked later.
+If a worker is killed in between, it is unknown whether the call was made. The server then gets no more calls: the
+action fails with `memory_unknown`, and no requests are sent there until the owner has restarted the server, which
+`boot` shows. A call that timed out is different: it has reached the server, which handles calls in order, so it has
+been carried out when the scheduler answers a later call.
 
-Orders from before there were such notes say what they did by their end only: one that had it fall asleep released all
-of it. What any other one left of a sleeper, or one that was begun then and goes on now, is `memory_unknown` too.
+Actions of earlier versions have no notes. One that ended with the server asleep released all of its memory. After any
+other action of that time, or one begun then and continued now, the memory is `memory_unknown` too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ KEY = "memory"  # in an action's params
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one server process, `boot`. `tags` that are missing are resident. `sent`: the last call reached the server and
-    was not answered in time. `at`: of the last note; a look that was begun before it shows an earlier state."""
+    """The memory of one server process, which `boot` identifies. Tags missing from `tags` are resident. `sent`: the
+    last call reached the server but timed out. `at`: time of the last note (epoch seconds); a look that began before it
+    shows an earlier state."""
 
     boot: str = ""
     paused: bool = False
@@ -44,12 +45,12 @@ class Memory:
 
     @property
     def of_no_process(self) -> bool:
-        """By an order that noted none: whichever process is there now was its."""
+        """Whether it comes from an action that noted no process; then the process that runs now is taken for it."""
         return not self.boot and bool(self.tags)
 
     @property
     def open(self) -> bool:
-        """A call was begun, and whether it was made is not known."""
+        """Whether a call was begun of which it is unknown whether it was made."""
         return not self.sent and any(state != RELEASED for state in self.tags.values())
 
     @property
@@ -57,11 +58,11 @@ class Memory:
         return all(self.tags.get(tag) == RELEASED for tag in TAGS)
 
     def done(self) -> Memory:
-        """The call that was begun has been carried out."""
+        """The memory after the call that was begun has been carried out."""
         return replace(self, tags={tag: RELEASED for tag, state in self.tags.items() if state != RESUMING}, sent=False)
 
     def seen(self, boot: str, asked_at: float) -> Memory:
-        """As a look at the server shows it; one that was begun too early shows nothing."""
+        """The memory after a look at the server; a look that began too early changes nothing."""
         if self.of_no_process:
             return replace(self, boot=boot)
         if boot != self.boot:
@@ -70,30 +71,30 @@ class Memory:
 
 
 class MemoryNotes:
-    """The memory of an action's server, as this order or the last one before it left it."""
+    """The memory of an action's server, as this action or the last one before it left it."""
 
     def __init__(self, action: Action) -> None:
         self._action = action
-        if not _seen(action):  # kept here too: the order that it comes from may be forgotten some day
+        if not _seen(action):  # copied to this action, since the earlier one may be deleted some day
             action_keep(action=action, release=False, params={**action.params, KEY: _earlier(action)})
         self.memory = Memory(**action.params[KEY])
 
     @property
     def woken(self) -> bool:
-        """This order is to wake it, and has told this process something."""
+        """Whether this action is a wake-up that has already made a call to this process."""
         began: float = self._action.created_at.timestamp()
         return self._action.kind == Action.Kind.WAKE and self.memory.at > began
 
     def see(self, boot: str, asked_at: float) -> Memory:
-        """Raises NotOurs."""
+        """Update the memory with a look at the server. Raises NotOurs."""
         adopted = self.memory.of_no_process
         self.memory = self.memory.seen(boot, asked_at)
-        if adopted:  # at once: the process at the next look may be another one
+        if adopted:  # stored at once, since another process may run at the next look
             self._keep()
         return self.memory
 
     def put(self, memory: Memory) -> None:
-        """Raises NotOurs: then the call that it is for must not be made."""
+        """Store the memory. Raises NotOurs; then the call that it announces must not be made."""
         self.memory = replace(memory, at=time.time())
         self._keep()
 
@@ -104,12 +105,12 @@ class MemoryNotes:
 
 
 def _earlier(action: Action) -> dict[str, Any]:
-    """As the last order left it, or this one itself, if it was told something before there were notes."""
+    """The memory as the last action left it, or this action itself if it was begun by a version without notes."""
     if action.tries or "stage" in action.params:
         return _all(RELEASING if action.kind == Action.Kind.SLEEP else RESUMING)
     kinds = (Action.Kind.SLEEP, Action.Kind.WAKE)
     before = Action.objects.filter(instance=action.instance_id, kind__in=kinds, pk__lt=action.pk).order_by("-pk")
-    for last in before.iterator(chunk_size=10):  # nearly always it is the first
+    for last in before.iterator(chunk_size=10):  # nearly always the first one matches
         if KEY not in last.params:
             return _untold(last, action.instance)
         if _seen(last):
@@ -118,14 +119,14 @@ def _earlier(action: Action) -> dict[str, Any]:
 
 
 def _seen(action: Action) -> bool:
-    """It has notes, and not of whichever process it will find."""
+    """Whether the action has notes of a known process."""
     return KEY in action.params and not Memory(**action.params[KEY]).of_no_process
 
 
 def _untold(last: Action, row: Instance) -> dict[str, Any]:
-    """What an order without notes left of a server that is asleep by its row.
+    """The memory that an action without notes left on a server that sleeps according to its row.
 
-    One that was away since may be another process, and starting: nothing is taken for released there.
+    A server that was unreachable since then may be a new process that is starting, so nothing is assumed released.
     """
     away = last.ended_at is not None and row.ready_at is not None and row.ready_at > last.ended_at
     if row.weights not in (Weights.ASLEEP, Weights.WAKING) or away:

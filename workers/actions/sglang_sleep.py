@@ -1,8 +1,10 @@
-"""SGLang's memory calls in the verbs of `workers.actions.sleep_client`, so that one state machine puts both to sleep.
+"""The sleep client for SGLang, with the interface of `workers.actions.sleep_client`, so that one state machine serves
+both engines.
 
-A sleeping SGLang is a paused one whose memory was released by an order of ours: `/ready` says of a paused or unhealthy
-one the same, so what was released is kept with the orders (`workers.actions.sglang_memory`). Its level is how it was
-started: with `--enable-weights-cpu-backup` a copy of the weights stays in host memory (1), without none does (2).
+A sleeping SGLang server is a paused one whose memory an action of ours released. `/ready` is the same for any paused or
+unhealthy server, so what was released is stored with the actions (`workers.actions.sglang_memory`). The sleep level
+follows from its start: with `--enable-weights-cpu-backup` a copy of the weights stays in host memory (1), without it
+none does (2).
 """
 
 from __future__ import annotations
@@ -23,25 +25,26 @@ from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.backends.base import EngineError
 from workers.backends.sglang_state import ServerInfo, parse_info, parse_loads
 
-INFO_S = 4.0  # it asks the scheduler
+INFO_S = 4.0  # the server asks its scheduler for the answer
 KEEPS_WEIGHTS = "enable_weights_cpu_backup"
-HEALTH_S = 3.0  # it generates a token; what takes longer goes on there
+HEALTH_S = 3.0  # the server generates a token; one that takes longer continues there
 
 
-PARTS = {"weights": ("weights",), "kv_cache": ("kv_cache", "cuda_graph")}  # of a wake-up's tags
-OPEN = "whether its memory was released or resumed is not known (a worker was lost over it): start the server again"
-SERVES = "it is ready though its memory was released: somebody else continued it, start the server again"
-FOREIGN = "it is not ready, and not by an order to sleep: paused by its owner, starting, or unhealthy"
+PARTS = {"weights": ("weights",), "kv_cache": ("kv_cache", "cuda_graph")}  # SGLang's tags for those of a wake-up
+OPEN = "it is unknown whether its memory was released or resumed (a worker died during the call): restart the server"
+SERVES = "the server is ready although its memory was released (it was continued from elsewhere): restart the server"
+FOREIGN = "the server is not ready, and no action put it to sleep: it is paused by its owner, starting or unhealthy"
 
 
 class SglangSleepClient(SleepClient):
-    """Of one server. Every method may raise EngineAway and EngineRefuses, those that note something NotOurs too."""
+    """The client of one server. Every method may raise EngineAway and EngineRefuses; those that store notes also raise
+    NotOurs."""
 
     def bind(self, action: Action) -> None:
         self._notes = MemoryNotes(action)
 
     def look(self) -> SleepState:
-        """What it says itself; what it released is `recall`'s to add."""
+        """What the server reports; `recall` adds what was released."""
         asked_at, info = time.time(), self._info()
         try:
             load = parse_loads(self._get("/v1/loads?include=core,disagg", CALL_S).content, 0.0, info.role)
@@ -52,10 +55,11 @@ class SglangSleepClient(SleepClient):
         return SleepState(ready, level, requests=requests_there, boot=_boot(info), asked_at=asked_at)
 
     def recall(self, said: SleepState) -> SleepState:
-        """Asleep is what an order of ours released and none resumed, in the process that it is now."""
+        """The state with what the notes add. The server is asleep if an action of ours released its memory, none
+        resumed it, and the same process still runs."""
         memory = self._notes.see(said.boot, said.asked_at)
         if said.boot == memory.boot and said.asked_at <= memory.at:
-            return replace(said, level=0, moving=True)  # older than what it was told last
+            return replace(said, level=0, moving=True)  # the look began before the last call
         if said.awake:
             return replace(said, level=0, unknown=SERVES if memory.tags else "")
         if memory.open:
@@ -66,7 +70,7 @@ class SglangSleepClient(SleepClient):
         return replace(said, level=0, not_ready="" if ours else FOREIGN)
 
     def check_able(self, level: int) -> None:
-        """Its memory saver is on, and keeps a copy of the weights or none as the level wants."""
+        """Raises NoSleepMode unless its memory saver is on, and keeps a copy of the weights (level 1) or none (2)."""
         info = self._info()
         if not info.on("enable_memory_saver"):
             raise NoSleepMode("SGLang cannot sleep because it was started without --enable-memory-saver")
@@ -77,7 +81,7 @@ class SglangSleepClient(SleepClient):
             )
 
     def sleep(self, level: int) -> None:
-        """Paused first, which ends what still runs: a release while anything does would end the server."""
+        """Pause, which aborts requests in flight, then release. A release while requests run would end the server."""
         self.check_able(level)
         self._put(paused=True)
         self._call("/pause_generation", {}, {"mode": "abort"}, CALL_S)
@@ -90,7 +94,8 @@ class SglangSleepClient(SleepClient):
             raise
 
     def wake(self, *tags: str) -> None:
-        """What is released of it. Of its weights alone it stays paused, and until all that was asked for is there."""
+        """Resume the released parts of the tags. It stays paused if only the weights were asked for, or while other
+        parts are still released."""
         wanted = [part for tag in tags or tuple(PARTS) for part in PARTS[tag]]
         released = tuple(part for part in wanted if self._notes.memory.tags.get(part) == RELEASED)
         if released:
@@ -110,18 +115,19 @@ class SglangSleepClient(SleepClient):
         return True
 
     def reload(self) -> None:
-        """From where they came from. The prefix cache goes with them."""
+        """Read the weights again from the model's path. This also drops the prefix cache."""
         path = self._info().arguments.get("model_path")
         body = {"model_path": path, "abort_all_requests": False, "flush_cache": True}
         said = self._call("/update_weights_from_disk", {}, body, RELOAD_S)
         if not said.get("success"):
-            raise EngineRefuses(f"no weights: {said.get('message', 'no reason given')}")
+            raise EngineRefuses(f"the weights could not be loaded: {said.get('message', 'no reason given')}")
 
     def reset_prefix_cache(self) -> bool:
-        return True  # the update did
+        return True  # `reload` did it
 
     def _serve(self) -> None:
-        """One `/health` after it, or a probe while it slept would keep it from being ready."""
+        """Continue to serve. A `/health` follows, since a health probe that failed during the sleep would otherwise
+        keep the server unready."""
         self._call("/continue_generation", {}, {"torch_empty_cache": True}, CALL_S)
         try:
             self._get("/health", HEALTH_S)
@@ -131,7 +137,7 @@ class SglangSleepClient(SleepClient):
         self._put(paused=False)
 
     def _move(self, path: str, tags: tuple[str, ...], state: str) -> None:
-        """Release or resume these: noted before, and again once it is known what became of it."""
+        """Release or resume these tags. Noted before the call, and again once its result is known."""
         before = self._notes.memory.tags
         self._put(tags={**before, **dict.fromkeys(tags, state)})
         try:
@@ -142,7 +148,7 @@ class SglangSleepClient(SleepClient):
             self._put(tags=before)
             raise
         except EngineAway as error:
-            if isinstance(error.__cause__, requests.ReadTimeout):  # it goes on there
+            if isinstance(error.__cause__, requests.ReadTimeout):  # the server continues with it
                 self._put(sent=True)
                 return
             if _never_sent(error.__cause__):
@@ -170,13 +176,13 @@ class SglangSleepClient(SleepClient):
 
 
 def _boot(info: ServerInfo) -> str:
-    """Which process it is: its random seed, unless its owner chose that, and how long each part of its start took."""
+    """An identity of the server process: a hash of its random seed and of the durations of its start."""
     told = [info.arguments.get("random_seed"), info.arguments.get("startup_time")]
     return blake2b(orjson.dumps(told, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
 
 
 def _never_sent(error: BaseException | None) -> bool:
-    """There was no connection to send it on."""
+    """Whether the call failed before there was a connection."""
     if isinstance(error, requests.ConnectTimeout):
         return True
     inner = error.args[0] if isinstance(error, requests.ConnectionError) and error.args else None

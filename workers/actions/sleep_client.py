@@ -1,7 +1,7 @@
-"""Talks vLLM's sleep dialect to an engine: asks how awake it is, has it sleep, wake up, read its weights again.
+"""Client of vLLM's sleep endpoints: reads the sleep state, and has an engine sleep, wake up or reload its weights.
 
-Synchronous, for tasks. A call that is not answered in time goes on in the engine, so it counts as told: what became of
-it shows in the engine's metrics. Only `reload` is waited for, since no metric says whether it went well.
+Synchronous, for tasks. A call that times out continues in the engine, so it counts as made; the engine's metrics show
+its result. Only `reload` waits for its end, since no metric shows whether it succeeded.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import requests
 
 from workers.actions.weights_client import EngineAway, EngineRefuses
 
-if TYPE_CHECKING:  # it talks to engines where there is no database too
+if TYPE_CHECKING:  # this module is also used in processes without a database
     from controller.models import Action
 
 CALL_S = 2.0
-RELOAD_S = 900.0  # the longest read from a disk that is waited for
-INFO_S = 4.0  # the first one gathers what is installed there
+RELOAD_S = 900.0  # the longest read of weights from a disk
+INFO_S = 4.0  # the server collects its installed packages for the first answer
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 _BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class NoSleepMode(EngineRefuses):
-    """It would not sleep, whatever it answered: the verb does not exist there, or does nothing."""
+    """The server cannot sleep: the endpoint does not exist there, or does nothing."""
 
 
 class EngineBroke(EngineRefuses):
-    """It failed over a call: what became of that is not known."""
+    """The server failed during a call (status 5xx), so the result of the call is unknown."""
 
 
 class NotOurs(Exception):
-    """The order is somebody else's by now, or has ended."""
+    """Another worker holds the action now, or it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepState:
-    """`awake`: everything is resident. `level`: of its sleep, 0 when it does not say. `moving`: a sleep or a wake-up is
-    under way. `requests`: running and waiting there, whoever sent them.
+    """`awake`: everything is resident. `level`: of its sleep; 0 if the engine does not report it. `moving`: a sleep or
+    wake-up is in progress. `requests`: running and waiting in the engine, whoever sent them.
 
-    Of an engine that does not tell what it gave back: `boot`, which of its processes it was, `asked_at`, how old what
-    it said is at most; and what is known from elsewhere: `unknown`, why it may not be told anything, `not_ready`, why
-    it takes no requests though nobody here put it to sleep."""
+    For an engine that does not report what it released (SGLang): `boot` identifies its process, `asked_at` is when the
+    look began (epoch seconds). `unknown`: why it must get no calls; `not_ready`: why it takes no requests although no
+    action put it to sleep."""
 
     awake: bool
     level: int = 0
@@ -58,27 +58,29 @@ class SleepState:
 
 
 class SleepClient:
-    """Of one engine. Every method may raise EngineAway and EngineRefuses, those that note something NotOurs too."""
+    """The client of one engine. Every method may raise EngineAway and EngineRefuses; those that store notes also raise
+    NotOurs."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def bind(self, action: Action) -> None:
-        """The order that it is told for: where a client keeps what its engine does not tell."""
+        """Set the action that the calls belong to, with which a client stores what its engine does not report."""
 
     def recall(self, said: SleepState) -> SleepState:
-        """What it said, in the light of what is kept."""
+        """The reported state, completed with what is stored."""
         return said
 
     def whole(self) -> None:
-        """It serves: whatever was given back has come again."""
+        """Store that the engine serves, so all of its memory is resident."""
 
     def unpause(self) -> bool:
-        """Undo what a sleep that came to nothing began; False: there is nothing to undo."""
+        """Take back the pause of a sleep that failed. False: there is nothing to take back."""
         return False
 
     def look(self) -> SleepState:
-        """From `/metrics`: `/is_sleeping` says yes of a merely paused engine too, and `/health` is 200 in any state."""
+        """Read the sleep state from `/metrics`. `/is_sleeping` is also true for an engine that is only paused, and
+        `/health` is 200 in any state."""
         try:
             answer = requests.get(f"{self._url}/metrics", timeout=CALL_S)
         except requests.RequestException as error:
@@ -88,10 +90,11 @@ class SleepClient:
         return parse_state(answer.text)
 
     def check_able(self, level: int) -> None:
-        """Raises NoSleepMode where the server was started without sleep mode.
+        """Raises NoSleepMode if the server was started without sleep mode.
 
-        Such a one answers `/sleep` with 200 and says that it sleeps, in its gauge too, but is paused and keeps its
-        memory: a vLLM 0.32 on CPUs does. Only how it was started tells it (`/server_info`, of its development mode).
+        Such a server (vLLM 0.32 on CPUs for example) answers `/sleep` with 200 and reports that it sleeps, also in its
+        metrics, but it is only paused and keeps its memory. Only its start options tell, from `/server_info` in vLLM's
+        development mode.
         """
         try:
             answer = requests.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
@@ -103,29 +106,29 @@ class SleepClient:
             raise EngineAway(f"status {answer.status_code} at {self._url}/server_info")
         on = _sleep_mode(answer)
         if on is None:
-            raise EngineRefuses("its /server_info does not say whether sleep mode is on")
+            raise EngineRefuses("/server_info does not report whether sleep mode is on")
         if not on:
             raise NoSleepMode(
-                "it was started without --enable-sleep-mode: it would say that it sleeps and keep its memory"
+                "the server was started without --enable-sleep-mode: it would report that it sleeps and keep its memory"
             )
 
     def sleep(self, level: int) -> None:
-        """What still runs there is aborted, KV cache and prefix cache are lost."""
-        self._tell("/sleep", {"level": level, "mode": "abort"})
+        """Put it to sleep. Requests in flight are aborted; KV cache and prefix cache are lost."""
+        self._order("/sleep", {"level": level, "mode": "abort"})
 
     def wake(self, *tags: str) -> None:
-        """Without tags all of it. A tag that is not asleep changes nothing."""
-        self._tell("/wake_up", {"tags": list(tags)} if tags else {})
+        """Wake the parts named by tags; without tags, all. A tag that is not asleep changes nothing."""
+        self._order("/wake_up", {"tags": list(tags)} if tags else {})
 
     def reload(self) -> None:
-        """Returns when the weights have been read again; only then the answer says whether they were."""
+        """Read the weights again; returns when that has ended."""
         self._call("/collective_rpc", {}, {"method": "reload_weights"}, RELOAD_S)
 
     def reset_prefix_cache(self) -> bool:
-        """False: blocks are still held."""
+        """False: some blocks are still in use."""
         return self._call("/reset_prefix_cache", {}, None, CALL_S).get("success") is not False
 
-    def _tell(self, path: str, query: Mapping[str, Any]) -> None:
+    def _order(self, path: str, query: Mapping[str, Any]) -> None:
         try:
             self._call(path, query, None, CALL_S)
         except EngineAway as error:
@@ -153,7 +156,7 @@ class SleepClient:
 
 
 class ReferenceSleepClient(SleepClient):
-    """Of a reference engine: the same verbs, with the fleet's token, which no other engine is ever sent."""
+    """The client of a reference engine: the same endpoints with the fleet's token, which other engines never get."""
 
     def __init__(self, url: str, token: str) -> None:
         super().__init__(url)
@@ -165,7 +168,7 @@ class ReferenceSleepClient(SleepClient):
         return super()._call(path, query, {**(body or {}), "token": self._token}, timeout_s)
 
     def check_able(self, level: int) -> None:
-        """Every one is: what it says of its sleep is what it did with its memory."""
+        """Every reference engine can sleep and reports its state correctly."""
 
 
 def _no_dev_mode(path: str) -> NoSleepMode:
@@ -173,7 +176,7 @@ def _no_dev_mode(path: str) -> NoSleepMode:
 
 
 def _sleep_mode(answer: requests.Response) -> bool | None:
-    """None: it does not say."""
+    """Whether sleep mode is on; None if the answer does not tell."""
     try:
         on = answer.json()["vllm_config"]["model_config"]["enable_sleep_mode"]
     except (ValueError, KeyError, TypeError):
@@ -182,7 +185,8 @@ def _sleep_mode(answer: requests.Response) -> bool | None:
 
 
 def parse_state(text: str) -> SleepState:
-    """Of a Prometheus page. Data-parallel engines are awake when all are. Raises EngineAway without a sleep state."""
+    """The sleep state in a Prometheus page. Data-parallel engines are awake if all of them are. Raises EngineAway if
+    the page has no sleep state."""
     awake, level, moving, waiting = None, 0, False, 0
     for line in text.splitlines():
         name = line.partition("{")[0]
@@ -197,7 +201,7 @@ def parse_state(text: str) -> SleepState:
         elif name in _BUSY:
             waiting += int(_value(line))
     if awake is None:
-        raise EngineAway("the engine's metrics say nothing of its sleep")
+        raise EngineAway("the engine's metrics have no sleep state")
     return SleepState(awake, level, moving, waiting)
 
 

@@ -1,10 +1,11 @@
-"""One look at an instance that shall fall asleep or wake up: ask the engine, tell it the next thing, record.
+"""Advances a sleep or a wake-up of an instance: asks the engine for its state, makes the next call, records it.
 
-Falling asleep: gateways stop sending (the row says so), what runs ends, then the engine is told. Waking from level 1 is
-one verb. From level 2 it is four, since the weights are gone: wake the weights' memory, read them again, drop what the
-prefix cache claims to hold, wake the KV cache's memory; only then is the instance told of to gateways. Each may be said
-twice, and the one that comes next is stored, so a killed worker's successor goes on there. Of an engine that may not be
-told twice its client keeps with the order what it was told (`workers.actions.sglang_memory`).
+Sleep: gateways stop sending requests, as the row says; requests in flight end; then the engine is called. Waking from
+level 1 is one call. From level 2 it is four calls, since the weights are gone: wake the memory of the weights, read
+them again, reset the prefix cache, wake the memory of the KV cache. Only then may gateways send requests. Each call is
+idempotent, and the next one is stored, so that another worker continues there if this one is killed. For an engine
+whose calls are not idempotent, its client stores with the action which calls were made
+(`workers.actions.sglang_memory`).
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.scale.observation import fresh
 from controller.services.actions import action_end, action_keep
-from workers.actions.long_calls import LongCalls, call_mark, goes_on_elsewhere
+from workers.actions.long_calls import LongCalls, call_mark, in_progress_elsewhere
 from workers.actions.sleep_client import NoSleepMode, NotOurs, SleepClient, SleepState
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.live import LiveUnavailable, read_fleet
 
 MOST_TRIES = 3
-ANSWER_S = 3.0  # after that an engine that is neither moving nor where it should be is told again
+ANSWER_S = 3.0  # after that, an engine that is neither moving nor in the desired state is called again
 LOOK_S = 2.0
-STARTS_S = 300.0  # from the order to wake it; a server that is not ready by itself may be starting for so long
+STARTS_S = 300.0  # after the order to wake; a server that is not ready may be starting for this long
 TIMEOUT = timedelta(minutes=20)
 AFTER_DRAIN = timedelta(minutes=5)  # that an order to sleep lasts beyond the time that running requests have to end
-SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
+SOURCES = {1: "host", 2: "disk"}  # where a vLLM server loads its weights from when it wakes
 
 
 @dataclass(frozen=True, slots=True)
 class SleepFailed:
-    """It cannot be brought about."""
+    """The sleep or wake-up has failed."""
 
     reason: str
     error: str
@@ -46,19 +47,21 @@ class SleepFailed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """The sleep or wake-up has succeeded."""
+
     outcome: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """One step went well: the next one may follow at once."""
+    """One step has succeeded; the next one may follow at once."""
 
 
-Look = SleepFailed | Done | Next | None
+StepResult = SleepFailed | Done | Next | None  # None: continue at the next run
 
 
-def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
-    """The Decision if this look ended it. Steps that take no time follow each other within LOOK_S."""
+def advance(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
+    """Advance the action, step after step for at most LOOK_S; returns its Decision if it ended."""
     engine.bind(action)
     began, seen = time.monotonic(), _step(action, engine, calls)
     while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
@@ -72,7 +75,7 @@ def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision |
     return None
 
 
-def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
+def _step(action: Action, engine: SleepClient, calls: LongCalls) -> StepResult:
     try:
         return _sleep(action, engine) if action.kind == Action.Kind.SLEEP else _wake(action, engine, calls)
     except NotOurs:
@@ -80,21 +83,21 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
-        if error.busy:  # with a load of weights, say: it is asked again
+        if error.busy:  # for example with a weight load; retried
             return _later(action, str(error))
         return SleepFailed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
 
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:
-    """It cannot be brought about, or has become pointless. Where an order to sleep left the engine it says itself."""
+    """End an action that failed or is no longer needed. After a sleep the engine is asked for its state."""
     engine.bind(action)
     left_at = _left_at(action, engine) if action.kind == Action.Kind.SLEEP else 0
     return _end(action, SleepFailed(reason, error), left_at)
 
 
 def _left_at(action: Action, engine: SleepClient) -> int:
-    """The level at which it sleeps; 0: it is awake. Where it cannot be asked it sleeps if it was ever told to: to wake
-    what is awake does no harm, to send requests to a sleeper does."""
+    """The level at which the engine sleeps; 0: it is awake. An engine that does not respond counts as asleep if it was
+    ever told to sleep: waking an engine that is awake does no harm, but sending requests to a sleeping one does."""
     level = int(action.params["level"])
     try:
         said = _look(engine)
@@ -114,30 +117,31 @@ def _look(engine: SleepClient) -> SleepState:
 # ---- falling asleep -------------------------------------------------------------------------------------------------
 
 
-def _sleep(action: Action, engine: SleepClient) -> Look:
+def _sleep(action: Action, engine: SleepClient) -> StepResult:
     said, level = _look(engine), int(action.params["level"])
-    asleep = not said.awake and said.level > 0  # without a level it is merely paused
+    asleep = not said.awake and said.level > 0  # without a level it is only paused
     hindered = _hindered(said, level)
     if hindered is not None:
         return hindered
-    if not action.params.get("able"):  # before its traffic is let go, and before its word is taken for it
+    if not action.params.get("able"):  # checked before its requests are aborted and before its report is trusted
         engine.check_able(level)
         able = {**action.params, "able": True}
         return Next() if action_keep(action=action, release=False, params=able, error="") else None
     if asleep:
         aborted = action.params.get("aborted", 0)
         return Done({"level": level, "asleep_s": round(_age(action), 3), "aborted": aborted})
-    settled = action.tries or _age(action) >= SETTLE_S  # before that a gateway may not know yet, and send
+    # Before SETTLE_S has passed, a gateway may not know of the order and still send requests.
+    settled = action.tries or _age(action) >= SETTLE_S
     if said.moving or not settled:
         return _later(action)
     if not action.tries:
         if not _drains(action, said):
-            # Anew: an answer that came late may be older than what was sent there last.
+            # Looked at again, since a late answer may be older than the last request sent there.
             said = _look(engine)
         changed = said.unknown or said.not_ready or (said.level and not said.awake)
         if said.moving or _drains(action, said) or changed:
-            return _later(action, f"{said.requests} requests run there" if said.requests else "")
-    return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
+            return _later(action, f"{said.requests} requests are still running" if said.requests else "")
+    return _call(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
 
 
 def _hindered(said: SleepState, level: int) -> SleepFailed | None:
@@ -146,19 +150,19 @@ def _hindered(said: SleepState, level: int) -> SleepFailed | None:
     if said.not_ready:
         return SleepFailed("not_ready", said.not_ready)
     if not said.awake and said.level not in (0, level):
-        return SleepFailed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+        return SleepFailed("asleep_otherwise", f"the engine already sleeps at level {said.level}, not at level {level}")
     return None
 
 
 def _drains(action: Action, said: SleepState) -> bool:
-    """What runs there may still finish, and KV that it keeps may still be pulled: a sleeper keeps none."""
-    if _age(action) >= settings.DRAIN_TIMEOUT_S:  # counted from the order; then it is aborted
+    """Whether requests in flight may still finish, and kept KV may still be pulled: a sleeping engine keeps none."""
+    if _age(action) >= settings.DRAIN_TIMEOUT_S:  # counted from the order; then they are aborted
         return False
     return said.requests > 0 or _kept_kv(action.instance_id) > 0
 
 
 def _kept_kv(instance_id: str) -> int:
-    """Prompts whose KV it keeps, as gateways publish; 0 if Redis is away."""
+    """Prompts whose KV the instance keeps, as gateways publish; 0 if Redis is unavailable."""
     try:
         fleet = fresh(read_fleet(), time.time())
     except LiveUnavailable:
@@ -167,34 +171,34 @@ def _kept_kv(instance_id: str) -> int:
 
 
 def sleep_timeout() -> timedelta:
-    """Of an order to sleep."""
+    """The longest that an order to sleep may take."""
     return max(TIMEOUT, timedelta(seconds=settings.DRAIN_TIMEOUT_S) + AFTER_DRAIN)
 
 
 # ---- waking up ------------------------------------------------------------------------------------------------------
 
 
-def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
+def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> StepResult:
     said = _look(engine)
     if said.unknown and not said.awake:
         return SleepFailed("memory_unknown", said.unknown)
     if said.moving:
         return _later(action)
-    if said.not_ready:  # nothing there is asleep: it gets ready without us, or is paused by its owner, or unhealthy
+    if said.not_ready:  # it does not sleep: it is starting, paused by its owner, or unhealthy
         waits = _age(action) < STARTS_S
         return _later(action, said.not_ready) if waits else SleepFailed("not_ready", said.not_ready)
     if said.awake:
         engine.whole()
-    if not said.awake and said.level > int(action.params["level"]):  # somebody put it to a deeper sleep since
+    if not said.awake and said.level > int(action.params["level"]):  # its owner put it into a deeper sleep since
         deeper = {**action.params, "level": said.level}
         return Next() if action_keep(action=action, release=False, params=deeper) else None
     if int(action.params["level"]) == 2:
         return _wake_empty(action, engine, calls, said.awake)
-    return _awake(action) if said.awake else _tell(action, engine.wake, "stays_asleep")
+    return _awake(action) if said.awake else _call(action, engine.wake, "stays_asleep")
 
 
-def _wake_empty(action: Action, engine: SleepClient, calls: LongCalls, awake: bool) -> Look:
-    """From level 2. That it is awake says nothing of its weights: they are read again in any case."""
+def _wake_empty(action: Action, engine: SleepClient, calls: LongCalls, awake: bool) -> StepResult:
+    """Wake from level 2. The weights are read again in any case, since an awake engine may have none."""
     match action.params.get("stage", "weights"):
         case "weights":
             engine.wake("weights")
@@ -203,17 +207,17 @@ def _wake_empty(action: Action, engine: SleepClient, calls: LongCalls, awake: bo
             return _reload(action, engine, calls)
         case "cache":
             if not engine.reset_prefix_cache():
-                return _later(action, "the prefix cache is still held")
+                return _later(action, "the prefix cache is still in use")
             engine.wake("kv_cache")
             return _to(action, "awake")
-    return _awake(action) if awake else _tell(action, lambda: engine.wake("kv_cache"), "stays_asleep")
+    return _awake(action) if awake else _call(action, lambda: engine.wake("kv_cache"), "stays_asleep")
 
 
-def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
-    """In a thread of one worker; others see by its mark that it still waits."""
+def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> StepResult:
+    """Read the weights again, in a thread of one worker; its mark shows other workers that the call is in progress."""
     call = calls.find(action.pk)
     if call is None:
-        if goes_on_elsewhere(action.params.get("reload")):
+        if in_progress_elsewhere(action.params.get("reload")):
             return _later(action)
         if not _mark(action):
             return None
@@ -233,7 +237,7 @@ def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
 def _awake(action: Action) -> Done:
     level = int(action.params["level"])
     outcome = {"level": level, "source": SOURCES[level], "awake_s": round(_age(action), 3)}
-    # Of level 1 no call is waited for: from the first telling to the look that saw it, a second late at most.
+    # At level 1 nothing waits for the call, so this is the time from the first call to the run that saw the result.
     loaded = action.params.get("load_s", round(_since(action), 3) if action.tries else None)
     return Done(outcome | ({} if loaded is None else {"load_s": loaded}))
 
@@ -241,22 +245,23 @@ def _awake(action: Action) -> Done:
 # ---- the row --------------------------------------------------------------------------------------------------------
 
 
-def _later(action: Action, error: str = "", **fields: Any) -> Look:
-    """It is looked at again."""
+def _later(action: Action, error: str = "", **fields: Any) -> StepResult:
+    """Store the progress; the next run continues."""
     action_keep(action=action, error=error, **fields)
     return None
 
 
-def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) -> Look:
-    """Stored before the engine is told; told again when nothing came of it. None: the action is somebody else's.
+def _call(action: Action, call: Callable[[], None], failed: str, **params: Any) -> StepResult:
+    """Make a call to the engine. It is stored first, and repeated after ANSWER_S without effect, up to MOST_TRIES
+    times. None: another worker holds the action now.
 
-    One that is busy (it sends its weights, say) has done nothing and says why: that is no try, and its words stay until
-    it is told again or the order's time is over, whose Decision then carries them.
+    A busy engine (one that sends its weights, for example) has done nothing, so that does not count as a try. Its error
+    stays on the action until the next call, or until the action times out, whose Decision then contains it.
     """
     if _since(action) < ANSWER_S:
         return _later(action, action.error)
     if action.tries >= MOST_TRIES:
-        return SleepFailed(failed, f"told {action.tries} times, without effect")
+        return SleepFailed(failed, f"called {action.tries} times, without effect")
     told, before = {**action.params, **params, "told_at": time.time()}, action.tries
     state = Action.State.RUNNING
     if not action_keep(action=action, release=False, params=told, tries=before + 1, state=state, error=""):
@@ -266,12 +271,12 @@ def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) 
     except EngineRefuses as error:
         if not error.busy:
             raise
-        return _later(action, str(error), tries=before)  # not its params: a client has kept there what it did
+        return _later(action, str(error), tries=before)  # the params stay, since the client stores its notes there
     return Next()
 
 
 def _to(action: Action, stage: str, **params: Any) -> Next | None:
-    """None: the action is somebody else's by now."""
+    """Store the next stage of a wake-up from level 2. None: another worker holds the action now."""
     told = {**action.params, **params, "stage": stage, "told_at": time.time()}
     kept = action_keep(action=action, release=False, params=told, state=Action.State.RUNNING, error="")
     return Next() if kept else None
@@ -286,7 +291,7 @@ def _age(action: Action) -> float:
 
 
 def _since(action: Action) -> float:
-    """Seconds since the engine was last told."""
+    """Seconds since the last call to the engine."""
     return max(0.0, time.time() - float(action.params.get("told_at", 0.0)))
 
 

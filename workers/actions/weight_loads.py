@@ -1,7 +1,8 @@
-"""One look at an instance that shall load its weights, and at one whose first served request is waited for.
+"""Advances a weight load of an instance, and the watch for the first request that a new instance serves.
 
-The engine is asked first. Present: done. Loading: another look later. Absent: told to load, under a name that is stored
-before it is told; absent although it was told under that name: no source gave them.
+The engine is asked for the state of its weights. Present: the load is done. Loading: the next run looks again. Absent:
+it is told to load, under a name that is stored before. Absent although the newest load has that name: no source had the
+weights.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from controller.services.actions import action_end, action_keep
 from controller.wording.vocabulary import reason_in_words
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 
-LOAD_TIMEOUT = timedelta(minutes=10)  # from the order to weights that are there
-MOST_TRIES = 3  # an engine that was started again in between forgot what it was told
+LOAD_TIMEOUT = timedelta(minutes=10)  # from the order until the weights are present
+MOST_TRIES = 3  # more than one, since an engine that was restarted in between has forgotten its load
 WATCH = timedelta(hours=1)  # for a first request
 MOST = 2.0**62  # of a figure
-RECORDS_COME = timedelta(seconds=10)  # a request is recorded when it ends: an earlier token may be recorded later
+RECORDS_COME = timedelta(seconds=10)  # requests are recorded when they end, so an earlier token may be recorded later
 
 
-def look_at(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
-    """The Decision if this look ended it."""
+def advance(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
+    """Advance the action once; returns its Decision if it ended."""
     try:
         return _weights(action, engine, utilisation)
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
-        # Busy with somebody else's load: what comes of it shows at the next look.
+        # It is busy with another load, whose result the next run sees.
         return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
 
 
 def tried(action: Action, engine: WeightsClient) -> Sequence[Mapping[str, Any]]:
-    """The sources of which its engine says that they were tried for this order; none if it says nothing now."""
+    """The sources that the engine reports as tried for this action; empty if it does not respond."""
     try:
         said = engine.look()
     except EngineAway:
@@ -50,13 +51,13 @@ def tried(action: Action, engine: WeightsClient) -> Sequence[Mapping[str, Any]]:
 def give_up(
     action: Action, reason: str, error: str, said: Sequence[Mapping[str, Any]] | None = None
 ) -> Decision | None:
-    """It cannot be brought about, or has become pointless. `said`: what the engine tried."""
+    """End an action that failed or is no longer needed. `said`: the attempts that the engine reported."""
     attempts = _named(action, said or [])
     return _end(action, Action.State.FAILED, reason, {"error": error, "attempts": attempts}, error, attempts)
 
 
 def _later(action: Action, error: str = "", **fields: Any) -> Decision | None:
-    """It is looked at again: no decision yet."""
+    """Store the progress; the next run continues. There is no Decision yet."""
     action_keep(action=action, error=error, **fields)
     return None
 
@@ -64,17 +65,17 @@ def _later(action: Action, error: str = "", **fields: Any) -> Decision | None:
 def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
     said = engine.look()
     if said.state == "absent":
-        said = engine.look()  # that was heard before the lease: another worker may have told it something since
+        said = engine.look()  # asked again, since another worker may have ordered a load before our lease
     mine = action.tries > 0 and said.order == _name(action)
     if said.state == "present":
         return _present(action, said, mine)
     if said.state == "loading":
-        trying = {"trying": len(said.attempts)} if mine else {}  # of what it was told: who sends now, for other plans
+        trying = {"trying": len(said.attempts)} if mine else {}  # the source that sends now, for plans of other loads
         return _later(action, state=Action.State.RUNNING, params={**action.params, **trying})
     if mine:
         return give_up(action, "no_source", _last_error(said.attempts), said.attempts)
     if action.tries >= MOST_TRIES:
-        return give_up(action, "engine_forgot", f"told {action.tries} times, and it knows of none")
+        return give_up(action, "engine_forgot", f"ordered {action.tries} times, and the engine knows of no load")
     if not _plan(action, utilisation, said.host_copy):
         return None
     engine.order_load(_name(action), action.params["told"])
@@ -82,7 +83,7 @@ def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, fl
 
 
 def _plan(action: Action, utilisation: Mapping[str, float], host_copy: bool) -> bool:
-    """What it will be told, stored before it is told. False: the action is somebody else's by now."""
+    """Choose the sources and store them before the engine gets them. False: another worker holds the action now."""
     params: dict[str, Any] = {**action.params, "trying": 0}
     if "sources" in params:
         params["told"] = params["sources"]
@@ -111,7 +112,7 @@ def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None
     if good is not None:
         outcome |= {"source": good["kind"], "from": good["source"], "load_s": round(good["seconds"], 3)}
         outcome["tried_s"] = round(sum(each["seconds"] for each in attempts), 3)
-        if said.present_s is not None:  # the engine's own moment: this look comes later
+        if said.present_s is not None:  # measured by the engine, since this run comes later
             ordered_s = (timezone.now() - action.created_at).total_seconds()
             outcome["ready_s"] = round(min(max(ordered_s - _figure(said.present_s), 0.0), ordered_s), 3)
     reason = f"from_{good['kind']}" if good else "present_already"
@@ -141,9 +142,10 @@ def _end(
     )
 
 
-class Wish(NamedTuple):
-    """What brought the instance whose first token is waited for. `kind`: of the decision at the end, without its
-    ending; `since`: when it was asked for; `how`: in a word; `began`: its process too was started for this."""
+class StartOrder(NamedTuple):
+    """Why the instance was started whose first token is awaited. `kind`: of the decision at the end, without its
+    suffix; `since`: time of the order; `how`: the reason of that decision; `began`: its process was started for it
+    too."""
 
     kind: str
     subject: tuple[str, str]
@@ -153,55 +155,56 @@ class Wish(NamedTuple):
     began: bool
 
 
-def _wish(action: Action) -> Wish:
+def _start_order(action: Action) -> StartOrder:
     launch = action.params.get("launch")
     if launch is not None:
         since, known = datetime.fromisoformat(launch["at"]), {"launch": launch["decision"], "seed": launch["seed"]}
-        return Wish("launch", ("instance", action.instance_id), since, known, "launched", True)
+        return StartOrder("launch", ("instance", action.instance_id), since, known, "launched", True)
     asked = action.params["scale_out"]
     how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
     known = {"instance": action.instance_id, "scale_out": asked.get("decision")}
     subject = ("scaling_policy", asked["policy"])
-    return Wish("scale_out", subject, action.created_at, known, how, not asked.get("warm"))
+    return StartOrder("scale_out", subject, action.created_at, known, how, not asked.get("warm"))
 
 
 def first_served(action: Action) -> Decision | None:
-    """Time from the order to the first token that the new instance gave, and where its weights came from."""
-    row, wish = action.instance, _wish(action)
-    at = first_token_at(row, wish.since)
+    """Advance the watch for the first token of a new instance. Its Decision has the time from the order to that token
+    and the source of the weights."""
+    row, order = action.instance, _start_order(action)
+    at = first_token_at(row, order.since)
     now = timezone.now()
     if at is not None and now - at < RECORDS_COME:
         at = None
-    elif at is None and (failed := _failed_since(row, wish.since)) is not None:
-        return _unserved(action, wish, "never_woke", failed.error)
+    elif at is None and (failed := _failed_since(row, order.since)) is not None:
+        return _unserved(action, order, "never_woke", failed.error)
     elif at is None and row.weights == Weights.ASLEEP:
-        return _unserved(action, wish, "slept_before")
+        return _unserved(action, order, "slept_before")
     elif at is None and row.desired_state == Instance.Desired.STOPPED:
-        return _unserved(action, wish, "stopped_before")
+        return _unserved(action, order, "stopped_before")
     elif at is None and now - action.created_at > WATCH:
-        return _unserved(action, wish, "never_served")
+        return _unserved(action, order, "never_served")
     if at is None:
         return _later(action, state=Action.State.RUNNING)
-    served = {"first_served_s": round((at - wish.since).total_seconds(), 3)}
-    if row.ready_at is not None and wish.began:
-        served["ready_s"] = round((row.ready_at - wish.since).total_seconds(), 3)
-    return _served(action, wish, Action.State.DONE, wish.how, served, "")
+    served = {"first_served_s": round((at - order.since).total_seconds(), 3)}
+    if row.ready_at is not None and order.began:
+        served["ready_s"] = round((row.ready_at - order.since).total_seconds(), 3)
+    return _served(action, order, Action.State.DONE, order.how, served, "")
 
 
 def _failed_since(row: Instance, since: datetime) -> Action | None:
-    """The load or wake that ended without weights, and nothing of the kind is tried any more."""
+    """The last weight load or wake-up since then, if it failed."""
     kinds = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
     last = Action.objects.filter(instance=row, kind__in=kinds, created_at__gte=since).order_by("-created_at").first()
     return last if last is not None and last.state == Action.State.FAILED else None
 
 
-def _unserved(action: Action, wish: Wish, reason: str, error: str = "") -> Decision | None:
-    """`error`: what is known beyond the words of the reason."""
-    return _served(action, wish, Action.State.FAILED, reason, {}, error or reason_in_words(reason))
+def _unserved(action: Action, order: StartOrder, reason: str, error: str = "") -> Decision | None:
+    """End the watch without a first token. `error`: more than the words of the reason, if known."""
+    return _served(action, order, Action.State.FAILED, reason, {}, error or reason_in_words(reason))
 
 
 def _served(
-    action: Action, wish: Wish, state: str, reason: str, outcome: dict[str, Any], error: str
+    action: Action, order: StartOrder, state: str, reason: str, outcome: dict[str, Any], error: str
 ) -> Decision | None:
     kinds = ("weights_load", "instance_awake")
     loads = Decision.objects.filter(
@@ -214,17 +217,17 @@ def _served(
     return action_end(
         action=action,
         state=state,
-        kind=f"{wish.kind}_served" if state == Action.State.DONE else f"{wish.kind}_unserved",
-        subject=wish.subject,
+        kind=f"{order.kind}_served" if state == Action.State.DONE else f"{order.kind}_unserved",
+        subject=order.subject,
         reason=reason,
-        inputs=wish.inputs,
+        inputs=order.inputs,
         outcome=outcome,
         error=error,
     )
 
 
 def _named(action: Action, attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As the engine tells them, with the instance behind each url."""
+    """The attempts as the engine reports them, with the instance behind each URL."""
     ids = {each.get("url", ""): each.get("id", "") for each in action.params.get("told", [])}
     return [
         {
@@ -245,6 +248,6 @@ def _last_error(attempts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figure(said: Any) -> float:
-    """What an engine says of a transfer is kept with it: a number that a column holds, 0 for what is none."""
+    """A figure of an engine as a number that a column can hold; 0 if it is not a finite number."""
     good = isinstance(said, int | float) and math.isfinite(said)
     return min(max(float(said), 0.0), MOST) if good else 0.0

@@ -1,4 +1,5 @@
-"""Talks to an engine's `/weights`: what is there, and have it load. Synchronous, for tasks; every call is short."""
+"""Client of the `/weights` endpoint of reference engines: reads the state of weights and orders a load. Synchronous,
+for tasks; every call is short."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ CALL_S = 2.0
 
 
 class EngineAway(SlacklineError):
-    """No answer, or none that can be read. It may come back."""
+    """The engine did not respond, or its answer could not be read. It may respond later."""
 
 
 class EngineRefuses(SlacklineError):
-    """It answered that it will not. `busy`: because it loads already."""
+    """The engine refused. `busy`: because it is already loading or moving weights."""
 
     def __init__(self, message: str, *, busy: bool = False) -> None:
         super().__init__(message)
@@ -27,7 +28,7 @@ class EngineRefuses(SlacklineError):
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """`order`: the name of the newest load; `attempts` are that load's; `present_s`: how long ago it ended well."""
+    """`order`: the name of the newest load; `attempts`: of that load; `present_s`: seconds since it succeeded."""
 
     state: str  # present | loading | absent
     order: str = ""
@@ -38,7 +39,7 @@ class EngineWeights:
 
 
 class WeightsClient:
-    """Of one engine."""
+    """The client of one engine."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
@@ -49,7 +50,7 @@ class WeightsClient:
         return _weights(self._call("GET", "/weights"))
 
     def order_load(self, order: str, sources: Sequence[Mapping[str, str]]) -> EngineWeights:
-        """Begin to load; it goes on by itself. Raises EngineAway (then it may have begun), EngineRefuses."""
+        """Start a load, which continues by itself. Raises EngineAway (the load may have started), EngineRefuses."""
         body = {"token": self._token, "background": True, "order": order, "sources": list(sources)}
         return _weights(self._call("POST", "/weights/load", body))
 

@@ -12,7 +12,7 @@ import orjson
 from controller.core.kv_links import LinkReport, report_from_json
 from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, UpstreamCall
 from workers.backends.vllm import VllmBackend
-from workers.environment import given
+from workers.environment import read_variable
 
 LONGEST_S = 86_400.0  # a day: the engine's bound on each of these
 
@@ -57,7 +57,7 @@ def _fleet() -> dict[str, str]:
 @lru_cache(maxsize=8)
 def _token(path: str, value: str) -> str:
     """Read once: it goes with every batch of KV to free, from the gateway's event loop."""
-    return given({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
+    return read_variable({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 
 def _target_fields(targets: CallTargets | None) -> Iterator[tuple[bytes, float]]:

@@ -1,1 +1,1 @@
-"""The reference engine: a serving process that speaks vLLM's HTTP dialect. Start with `engine.py`."""
+"""The reference engine: a serving process with vLLM's HTTP interface. Start reading with `engine.py`."""

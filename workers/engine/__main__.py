@@ -1,4 +1,4 @@
-"""`python -m workers.engine --port 8101`: one reference engine."""
+"""`python -m workers.engine --port 8101` starts one reference engine."""
 
 from workers.engine.config import parse
 from workers.engine.server import run

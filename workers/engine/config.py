@@ -1,4 +1,4 @@
-"""The engine's command line: the only place where it is configured."""
+"""The command line of the reference engine, which is its whole configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.torch.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import KINDS as SOURCES
-from workers.environment import given
+from workers.environment import read_variable
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -35,26 +35,27 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class KvConfig:
-    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN);
-    `reached_at`: the host name or address that other engines are told."""
+    """Settings of KV transfers. `port`: 0 takes a free one; `token`: the fleet's secret (FLEET_TOKEN); `reached_at`:
+    the host name or address under which other engines reach this one; `token_bytes`: of one token in one layer."""
 
     token: str
     reached_at: str
     port: int
     layers: int
-    token_bytes: int  # of one token in one layer
+    token_bytes: int
     lease_s: float
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
-    """`present` False: a warm engine, whose weights come by /weights/load. `host_copy`: the folder in which engines of
-    this host share a copy of a real model's (None: they do not); `keep_room`: a real model's memory is there, touched,
-    without weights too. The rest is for emulated weights."""
+    """`present`: False for a warm spare, which gets its weights by /weights/load. `host_copy`: the folder in which
+    engines of this host share a copy of a real model's weights (None: they do not); `keep_room`: a real model's memory
+    is allocated and touched even without weights. `load_s` (seconds by source) and `nbytes` are for emulated
+    weights."""
 
     present: bool
-    load_s: Mapping[str, float]  # by source
+    load_s: Mapping[str, float]
     nbytes: int
     timeout_s: float
     host_copy: Path | None = None
@@ -63,14 +64,14 @@ class WeightConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Times are seconds."""
+    """The whole configuration. Times are seconds."""
 
     host: str
     port: int
     model: str
     role: Role
     seed: int
-    profile: Profile | None  # None: a real model whose times nobody asked for
+    profile: Profile | None  # None: a real model whose times are not measured
     engine: EngineConfig
     batching: Batching
     preemption: PreemptionConfig | None  # None: continuous batching
@@ -78,30 +79,30 @@ class ServerConfig:
     shutdown_timeout: float
     kv: KvConfig
     weights: WeightConfig
-    batching_options: Mapping[str, Any] = field(default_factory=dict)  # as given: what no measurement changes
+    batching_options: Mapping[str, Any] = field(default_factory=dict)  # set explicitly, so no measurement changes them
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
     program: Any = None  # the loaded model (`workers.engine.torch.task.OperatorProgram`)
-    host_copy: HostCopy | None = None  # as this engine found it before it read the model
-    group: Any = None  # its other ranks (`workers.engine.torch.group.RankGroup`)
+    host_copy: HostCopy | None = None  # opened before the model was read
+    group: Any = None  # the other ranks (`workers.engine.torch.group.RankGroup`)
 
     @property
-    def keeps_kv(self) -> str:
-        """Why no other engine may have its KV; "" where they may."""
+    def no_kv_transfers(self) -> str:
+        """Why this engine has no KV transfers; "" if it has."""
         if self.group is not None:
             return "each of its tensor-parallel ranks holds a part of it"
         return "" if self.kv.token else "it was started without FLEET_TOKEN"
 
 
 def parse(argv: Sequence[str] | None = None) -> ServerConfig:
-    """Exits with a message naming the option when one is wrong."""
+    """The configuration. Exits with a message naming the option if one is invalid."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
         return _config(args)
     except ConfigError as error:
         name = error.field or ""
-        option = f"--{name.replace('_', '-')}: " if name and not name.isupper() else ""  # a variable names itself
+        option = f"--{name.replace('_', '-')}: " if name and not name.isupper() else ""  # variables are in the message
         parser.error(f"{option}{error}")
 
 
@@ -110,7 +111,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     profile = None if model and not args.profile else load_profile(args.profile or DEFAULT_PROFILE)
     part = choose_by_stage(args)
     preemption = preemption_config(args)
-    engine, given = _engine_config(args, model, profile), _options(args.batching_options)
+    engine, options = _engine_config(args, model, profile), _options(args.batching_options)
     return ServerConfig(
         host=args.host,
         port=args.port,
@@ -119,8 +120,8 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         seed=args.seed,
         profile=profile,
         engine=engine,
-        batching=_batching(args, part, profile, engine, given),
-        batching_options=given,
+        batching=_batching(args, part, profile, engine, options),
+        batching_options=options,
         preemption=preemption,
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
@@ -137,9 +138,9 @@ def _name(args: argparse.Namespace, model: ModelOptions | None, profile: Profile
 
 
 def _kv_config(args: argparse.Namespace) -> KvConfig:
-    token = given(os.environ, "FLEET_TOKEN")
+    token = read_variable(os.environ, "FLEET_TOKEN")
     if args.role != Role.COLLOCATED and not token:
-        raise ConfigError(f"{args.role} moves KV between engines: set FLEET_TOKEN, the same for all of a fleet", "role")
+        raise ConfigError(f"role {args.role} needs KV transfers: set FLEET_TOKEN, the same in the whole fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
     return KvConfig(
@@ -148,7 +149,7 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
 
 
 def _reached_at(args: argparse.Namespace) -> str:
-    """An engine that listens on all addresses is reached by its host's name."""
+    """The address for other engines. An engine that listens on all addresses is reached by its host's name."""
     everywhere = args.host in ("0.0.0.0", "::", "")
     return str(args.advertise_host or (socket.gethostname() if everywhere else args.host))
 
@@ -165,23 +166,23 @@ def _weight_config(args: argparse.Namespace) -> WeightConfig:
             raise ConfigError(f"{item}: {error}", "emulated_load_s") from error
     shared = Path(args.host_copy) if args.host_copy else None
     if shared is not None and (args.executor != "torch" or args.tensor_parallel > 1):
-        raise ConfigError("needs --executor torch and one rank: others have no copy to share", "host_copy")
+        raise ConfigError("requires --executor torch and one rank", "host_copy")
     if shared is not None and not shared.is_dir():
         raise ConfigError(f"{shared} is not a folder", "host_copy")
     if args.keep_room and (args.executor != "torch" or args.tensor_parallel > 1):
-        raise ConfigError("needs --executor torch and one rank: others have no room to keep", "keep_room")
+        raise ConfigError("requires --executor torch and one rank", "keep_room")
     nbytes, timeout_s = args.emulated_weight_bytes, args.kv_timeout
     return WeightConfig(args.weights == "present", load_s, nbytes, timeout_s, shared, args.keep_room)
 
 
 def _options(text: str) -> dict[str, Any]:
-    """Of `--batching-options`."""
+    """The value of `--batching-options`. Raises ConfigError."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error}", "batching_options") from error
     if not isinstance(found, dict):
-        raise ConfigError(f'must be an object such as {{"slots": 96}}, is {text}', "batching_options")
+        raise ConfigError(f'must be an object such as {{"slots": 96}}, got {text}', "batching_options")
     return found
 
 
@@ -190,9 +191,10 @@ def _batching(
     part: EnginePart | None,
     profile: Profile | None,
     engine: EngineConfig,
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
 ) -> Batching:
-    """The policy with what the combined set gives it, and over that what was given."""
+    """The batching policy. `part`: options of the combined set; `explicit`: options of the command line, which take
+    precedence."""
     name = args.batching or (PREEMPTIVE_BATCHING if args.scheduler == "preemptive" else DEFAULT_BATCHING)
     options: dict[str, Any] = {}
     if part is not None:
@@ -203,11 +205,11 @@ def _batching(
             raise ConfigError(f"{name} batching does not cut prompts", "long_prefill_token_threshold")
         if threshold < 1:
             raise ConfigError(f"must be at least 1, got {threshold}", "long_prefill_token_threshold")
-        if "long_prefill_tokens" in given:
-            raise ConfigError("--batching-options says it too", "long_prefill_token_threshold")
+        if "long_prefill_tokens" in explicit:
+            raise ConfigError("is also set in --batching-options", "long_prefill_token_threshold")
         options["long_prefill_tokens"] = threshold
     try:
-        return build_batching(name, {**options, **given}, "batching_options")
+        return build_batching(name, {**options, **explicit}, "batching_options")
     except ConfigError as error:
         where = (error.field or "").removeprefix("batching_options").lstrip(".")
         raise ConfigError(f"{where}: {error}" if where else str(error), "batching_options") from error
@@ -253,44 +255,44 @@ def _port(text: str) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workers.engine",
-        description="Slackline's reference engine: vLLM's HTTP dialect over an emulated device or a real model.",
+        description="Slackline's reference engine: vLLM's HTTP interface with an emulated device or a real model.",
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=_port, required=True, help="0 takes a free port")
-    add("--profile", help=f"a shipped profile, constant:5ms, or a .json file ({DEFAULT_PROFILE}; torch: measured)")
+    add("--profile", help=f"shipped profile, constant:5ms, or .json file ({DEFAULT_PROFILE}; torch: measured)")
     add("--role", default="collocated", choices=[role.value for role in Role])
-    add("--model", default="", help="served model name (the profile's); torch: the model's folder")
-    add("--seed", type=int, default=0, help="of the text, for requests without a seed")
-    add("--max-num-seqs", type=int, default=64, help="running sequences at a time (%(default)s)")
+    add("--model", default="", help="served model name (the profile's); torch: folder of the model")
+    add("--seed", type=int, default=0, help="seed of generated text for requests without a seed (%(default)s)")
+    add("--max-num-seqs", type=int, default=64, help="largest number of running sequences (%(default)s)")
     add("--max-num-batched-tokens", type=int, help="token budget of a step (2048, at least --max-num-seqs)")
     add("--max-model-len", type=int, help=f"context in tokens ({DEFAULT_MAX_MODEL_LEN} or what the KV cache holds)")
-    add("--context-tokens", type=int, help="without --max-model-len: context, or less where less fits (8192)")
+    add("--context-tokens", type=int, help="without --max-model-len: context in tokens, or less if less fits (8192)")
     add("--kv-blocks", type=int, help="KV cache size in blocks (from the profile)")
-    add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
+    add("--block-size", type=int, default=16, help="tokens of a KV block (%(default)s)")
     add("--scheduling-policy", default="priority", choices=["priority", "fcfs"])
     add("--long-prefill-token-threshold", type=int, help="largest prefill chunk of one prompt (the token budget)")
-    add("--batching", choices=list(BATCHINGS), help=f"({DEFAULT_BATCHING})")
-    add("--batching-options", default="{}", help='settings of the batching policy, as JSON: {"slots": 96}')
-    add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
+    add("--batching", choices=list(BATCHINGS), help=f"batching policy ({DEFAULT_BATCHING})")
+    add("--batching-options", default="{}", help='settings of the batching policy as JSON, such as {"slots": 96}')
+    add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond this many waiting requests (no limit)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    add("--advertise-host", default="", help="where other engines reach this one (--host, or this host's name)")
-    add("--kv-port", type=_port, default=0, help="where other engines fetch KV; 0 takes a free port")
+    add("--advertise-host", default="", help="address of this engine for other engines (--host, or the host's name)")
+    add("--kv-port", type=_port, default=0, help="port from which other engines pull KV; 0 takes a free port")
     add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")
-    add("--kv-token-bytes", type=int, default=4096, help="emulated KV, bytes a token and layer (%(default)s)")
+    add("--kv-token-bytes", type=int, default=4096, help="emulated KV: bytes of a token in a layer (%(default)s)")
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
-    add("--weights", default="present", choices=["present", "absent"], help="absent: warm, waits for /weights/load")
-    add("--host-copy", default="", help="torch: where engines of this host share a copy of weights (/dev/shm; none)")
+    add("--weights", default="present", choices=["present", "absent"], help="absent: a warm spare without weights")
+    add("--host-copy", default="", help="torch: folder in which engines of this host share weights (/dev/shm; none)")
     add(
         "--keep-room",
         action="store_true",
-        help="torch: without weights too their memory is held, touched: loads faster",
+        help="torch: keep the memory of absent weights allocated, for faster loads",
     )
-    add("--emulated-load-s", default="", help="seconds by source of emulated weights: engine=0.9,host=2.7,disk=4.1")
+    add("--emulated-load-s", default="", help="seconds of an emulated weight load: engine=0.9,host=2.7,disk=4.1")
     add("--emulated-weight-bytes", type=int, default=16_060_000_000, help="size of emulated weights (%(default)s)")
     add_scheduler_options(parser)
     add_model_options(parser)
-    add("--startup-delay", type=_seconds, default=0.0, help="seconds before the port opens, as if loading weights")
-    add("--shutdown-timeout", type=_seconds, default=5.0, help="seconds running requests get after SIGTERM")
+    add("--startup-delay", type=_seconds, default=0.0, help="seconds before the port opens, as an emulated weight load")
+    add("--shutdown-timeout", type=_seconds, default=5.0, help="seconds for running requests after SIGTERM")
     return parser

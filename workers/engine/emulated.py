@@ -1,8 +1,9 @@
-"""An executor without a device: it spends in real time what the latency profile says, and makes up the tokens.
+"""An executor without a device: each step takes the time that the latency profile predicts, and tokens are generated
+from a seed.
 
-Timers come late. To keep the emulated device at its own pace, a step that follows another directly begins where that
-one ended, not where the timer fired, so lateness does not add up. What can be made good is one step's own duration, as
-on a device whose next step is already queued while the host is late; a longer stall of the host is lost time there too.
+Timers fire late. So that lateness does not add up, a step that directly follows another one begins when that one was
+due, not when its timer fired. At most one step's own duration is caught up, as on a device whose next step is already
+queued while the host is late; a longer stall of the host is lost time on a real device too.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class Timer(Protocol):
     def now(self) -> float: ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` at `when` or soon after; returns what cancels it. Never runs it from inside this call."""
+        """Run `callback` at `when` or soon after, never from inside this call. Returns a function that cancels it."""
         ...
 
 
 @dataclass(slots=True)
 class EmulatedWork:
-    """A step on the device or beside it. `used` of its `seconds` were done before `since`, when it last began."""
+    """A running or suspended step. `used` of its `seconds` were done before `since`, when it last began."""
 
     step: Step
     seconds: float
@@ -38,7 +39,7 @@ class EmulatedWork:
 
 
 class EmulatedExecutor:
-    """One step at a time. All on the timer's thread. `layers`: of the emulated model, all equally long."""
+    """Runs one step at a time, on the timer's thread. `layers`: of the emulated model; all take equally long."""
 
     def __init__(
         self, profile: Profile, timer: Timer, sink: Sink, boundaries: StepBoundaries | None = None, layers: int = 0
@@ -49,7 +50,7 @@ class EmulatedExecutor:
         self._boundaries = boundaries
         self._layers = layers
         self._due = 0.0
-        self._following = False  # inside the sink's call: the next step was there when this one ended
+        self._following = False  # inside the sink's call, so a step started now follows directly
         self._cancel: Callable[[], None] | None = None
         self._running: EmulatedWork | None = None
         self._suspended: dict[int, EmulatedWork] = {}
@@ -60,7 +61,7 @@ class EmulatedExecutor:
     def suspend(self, step_id: int) -> None:
         work = self._running
         if work is None or work.step.id != step_id or work.stopping_at is not None:
-            return  # it has just ended, or stops already
+            return  # it has just ended, or is already stopping
         if self._boundaries is None:
             return
         used = min(work.seconds, work.used + max(0.0, self._timer.now() - work.since))

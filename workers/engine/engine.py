@@ -1,4 +1,4 @@
-"""The live driver: hands events and one clock to the engine scheduler, steps to the executor, tokens to the streams."""
+"""The driver of the engine scheduler: passes events to it, its steps to the executor, and tokens to the streams."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LoopTimer:
 
 
 class Engine:
-    """All on one event loop. `clock` is the executor's timer's clock."""
+    """The engine, on one event loop. `clock`: that of the executor's timer."""
 
     def __init__(self, model: str, scheduler: EngineScheduler, clock: Callable[[], float]) -> None:
         self.config = scheduler.config
@@ -66,42 +66,41 @@ class Engine:
         self.metrics = Metrics(model, self.config, scheduler)
         self.closing = False
         self.refusing = False  # paused in a mode that does not queue
-        self.failed = False  # a defect: nothing can be served any more
-        self.failure = "a defect"  # what it was
-        self.on_device = False  # a step runs there now
-        self._busy_s = 0.0  # of steps that have left the device
-        self._busy_from = 0.0  # since when the step that is there runs
+        self.failed = False  # after a defect the engine serves nothing any more
+        self.failure = "a defect"  # its error
+        self.on_device = False  # a step is running
+        self._busy_s = 0.0  # device time of ended steps
+        self._busy_from = 0.0  # when the running step began
         self.on_failure: Callable[[], None] = lambda: None
-        self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = (
-            None  # for schedulers that wait
-        )
-        self.on_start: Callable[[Step], None] | None = None  # told of each step
-        self.on_resume: Callable[[int], None] | None = None  # told of each that was suspended and runs again
-        self.computing: int | None = None  # the step that runs and is not asked to stop
+        # Timer for schedulers that ask for a wake-up.
+        self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = None
+        self.on_start: Callable[[Step], None] | None = None  # called with each step that starts
+        self.on_resume: Callable[[int], None] | None = None  # called with each suspended step that runs again
+        self.computing: int | None = None  # the running step, unless it was asked to stop
         self._wake_at: float | None = None
         self._cancel_wake: Callable[[], None] = lambda: None
         self._clock = clock
         self._executor: Executor | None = None
         self._streams: dict[str, Stream] = {}
-        self._ended: asyncio.Future[None] | None = None  # the next end of a sequence, if somebody waits for one
+        self._ended: asyncio.Future[None] | None = None  # set when the next sequence ends, if a caller waits for that
         self._serial = 0
 
     def attach(self, executor: Executor) -> None:
-        """The executor's sink is `handle`, so it is made after the engine."""
+        """Set the executor. It is created after the engine, since its sink is `handle`."""
         self._executor = executor
 
     def now(self) -> float:
         return self._clock()
 
     def next_id(self, name: str) -> str:
-        """Unique whatever names clients choose."""
+        """An id for a sequence, unique even if clients choose the same name."""
         self._serial += 1
         return f"{name}-{self._serial}"
 
-    # ---- what the server calls ------------------------------------------------------------------------------------
+    # ---- called by the HTTP side ----------------------------------------------------------------------------------
 
     def submit(self, stream: Stream) -> None:
-        """Queue the stream's sequence, or raise HttpError (503) before anything was queued."""
+        """Queue the stream's sequence. Raises HttpError (503); then nothing is queued."""
         self._refuse_if_down()
         self._streams[stream.seq.id] = stream
         self.handle(Added(stream.seq))
@@ -115,20 +114,20 @@ class Engine:
             raise HttpError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
 
     def reserve(self, stream: Stream) -> None:
-        """Blocks for KV that will come from another engine, or HttpError (503) where there are none now."""
+        """Reserve blocks for KV that will come from another engine. Raises HttpError (503) if none are free now."""
         self._refuse_if_down()
         self._streams[stream.seq.id] = stream
         self.handle(Reserve(stream.seq))
         if stream.seq.id not in self._streams:
-            raise HttpError("no room for the KV of this request now", "kv_transfer_params", status=503)
+            raise HttpError("no free KV blocks for this request", "kv_transfer_params", status=503)
 
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Harmless for a sequence that was never let in or has ended."""
+        """Abort a sequence. Does nothing if it was not queued or has ended."""
         if seq.id in self._streams:
             self.handle(Aborted(seq, reason))
 
     def abort_all(self, names: Sequence[str] = ()) -> None:
-        """Abort by the id a client saw ("cmpl-x") or gave ("x"); no names: everything."""
+        """Abort sequences by the id that a client received ("cmpl-x") or sent ("x"); without names, all."""
         wanted = set(names)
         seqs = [stream.seq for stream in self._streams.values()]
         self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(names_of(seq))])
@@ -143,7 +142,7 @@ class Engine:
         self.handle(CacheReset())
 
     async def drained(self) -> None:
-        """Return when what is here now has ended; at once if paused, since then nothing ends by itself."""
+        """Return when all current sequences have ended; at once if paused, since then none ends by itself."""
         seqs = [stream.seq for stream in self._streams.values()]
         while not (self.scheduler.paused or self.failed) and any(seq.state is not SeqState.FINISHED for seq in seqs):
             if self._ended is None or self._ended.done():
@@ -151,12 +150,12 @@ class Engine:
             await asyncio.shield(self._ended)
 
     async def device_free(self) -> None:
-        """Return when no step runs; a paused engine starts none."""
+        """Return when no step is running. The caller has paused the engine, so that none starts."""
         while self.on_device and not self.failed:
             await asyncio.sleep(DEVICE_POLL_S)
 
     def busy_s(self) -> float:
-        """Seconds the device has computed since the start."""
+        """Device time since the start, seconds."""
         return self._busy_s + (self._clock() - self._busy_from if self.on_device else 0.0)
 
     def layers_done(self, step_id: int) -> int:
@@ -192,8 +191,8 @@ class Engine:
             raise
 
     def fail(self, error: Exception) -> None:
-        """The executor is broken: end everything. Told more than once (by a rank's watcher, by the step), it ends once:
-        the first reason is the cause, and what the log ends with."""
+        """End all sequences, since the executor is broken. The first error is the cause; later ones (a lost rank is
+        also reported by its step) are ignored."""
         if self.failed:
             return
         logger.error("the executor failed", exc_info=error)
@@ -201,7 +200,7 @@ class Engine:
         self._die()
 
     def _die(self) -> None:
-        """Without this a defect would leave every client waiting for a step that never ends."""
+        """End all streams; otherwise clients would wait for a step that never ends."""
         self.failed = True
         for stream in self._streams.values():
             stream.end(FinishReason.ABORT)
@@ -222,7 +221,7 @@ class Engine:
             self._step(stopped)
 
     def _wake(self, at: float | None) -> None:
-        """Hand in no events at `at`, unless something happens before."""
+        """Call the scheduler without events at `at`, unless an event comes before."""
         if at == self._wake_at:
             return
         self._cancel_wake()
@@ -267,7 +266,7 @@ class Engine:
                 stream = self._forget(seq, reason, now)
                 stream.end(reason)
             case Reserved():
-                pass  # `reserve` sees that the stream is still there
+                pass  # `reserve` checks that the stream still exists
             case Reject(seq, code):
                 del self._streams[seq.id]
                 if code == "queue_full":
@@ -299,6 +298,6 @@ class Engine:
 
 
 def names_of(seq: Seq) -> tuple[str, str]:
-    """The ids that a client saw ("cmpl-x") and gave ("x")."""
+    """The ids of a sequence for clients: as received ("cmpl-x") and as sent ("x")."""
     visible = seq.id.rsplit("-", 1)[0]
     return visible, visible.partition("-")[2]

@@ -1,4 +1,4 @@
-"""What a client did wrong, in vLLM's error shape."""
+"""Errors for clients, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TYPES = {404: "NotFoundError", 413: "RequestTooLargeError", 503: "ServiceUnavai
 
 
 class HttpError(Exception):
-    """`param` names the field to change, None where no single field is wrong; `told`: what else the answer says."""
+    """`param`: the field at fault, None if there is no single one; `extra`: more fields of the error object."""
 
     def __init__(
-        self, message: str, param: str | None = None, status: int = 400, told: Mapping[str, Any] | None = None
+        self, message: str, param: str | None = None, status: int = 400, extra: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
-        self.told = told or {}
+        self.extra = extra or {}
 
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status, **self.told}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status, **self.extra}
         return orjson.dumps({"error": error})

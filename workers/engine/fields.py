@@ -1,4 +1,5 @@
-"""Typed reads of request fields. Each error is a 400 that names the field; null means absent; bool is no number."""
+"""Typed reads of request fields. Every error is a 400 that names the field. null means absent; a bool is not a
+number."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def string(body: Body, name: str, default: str = "") -> str:
 
 
 def strings(body: Body, name: str, most: int) -> tuple[str, ...]:
-    """One string or a list of them, none empty."""
+    """One string or a list of strings, none of them empty."""
     value = body.get(name)
     if value is None:
         return ()
@@ -66,7 +67,7 @@ def strings(body: Body, name: str, most: int) -> tuple[str, ...]:
 
 
 def integers(body: Body, name: str, most: int, low: int, high: int) -> frozenset[int]:
-    """A list of them."""
+    """A list of integers."""
     value = body.get(name)
     if value is None:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Latency profiles: how long a model on a device takes, and how many tokens its KV cache holds."""
+"""Latency profiles: the times of a model on a device, and how many tokens its KV cache holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controller.predict.latency import LatencyModel
 
 SHIPPED = Path(__file__).with_name("profiles.json")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-DEFAULT_CAPACITY_TOKENS = 262_144  # for profiles that do not say
+DEFAULT_CAPACITY_TOKENS = 262_144  # for profiles without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Profile:
     kv_capacity_tokens: int
 
     def seconds(self, step: Step) -> float:
-        """The latency model's mixed step; tokens of a chunk that are computed or cached already are its past."""
+        """Predicted time of a step with prefill chunks and decodes. Tokens before a chunk's start count as context."""
         tokens = squares = 0
         for chunk in step.chunks:
             tokens += chunk.length
@@ -36,7 +36,8 @@ class Profile:
 
 
 def load_profile(name: str) -> Profile:
-    """A shipped id or alias, `constant:5ms` (each step takes that long), or the path of a JSON file of one profile."""
+    """The profile with this id or alias, `constant:5ms` (each step takes that long), or the path of a JSON file with
+    one profile. Raises ConfigError."""
     match = CONSTANT.fullmatch(name)
     if match:
         return _constant(name, float(match["number"]) * UNITS[match["unit"]])
@@ -52,7 +53,7 @@ def load_profile(name: str) -> Profile:
 
 
 def shipped_profiles() -> dict[str, Profile]:
-    """By id and by alias."""
+    """The shipped profiles, by id and by alias."""
     found = {}
     for raw in json.loads(SHIPPED.read_text())["profiles"]:
         profile = _parse(raw, "profiles.json")

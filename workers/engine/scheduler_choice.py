@@ -1,4 +1,4 @@
-"""Which scheduler an engine runs: continuous batching, or FlowPrefill's with preemption inside a step."""
+"""Chooses the scheduler of an engine: continuous batching, or FlowPrefill's scheduler, which preempts within a step."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
         "--scheduler",
         default="continuous",
         choices=list(SCHEDULERS),
-        help=f"{BY_STAGE}: what is best for --role (%(default)s)",
+        help=f"{BY_STAGE}: the best one for --role (%(default)s)",
     )
-    add("--deadlines", action="store_true", help=f"{BY_STAGE}: end-to-end deadlines or workflows are promised here")
-    add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be left (operator)")
-    add("--chunk-tokens", type=int, help="preemptive: most prompt tokens of one step (no bound)")
+    add("--deadlines", action="store_true", help=f"{BY_STAGE}: requests have end-to-end deadlines or workflows")
+    add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be suspended (operator)")
+    add("--chunk-tokens", type=int, help="preemptive: most prompt tokens of one step (no limit)")
 
 
 def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
-    """None for the continuous scheduler. Predicted times are filled in by `build_scheduler`."""
+    """The preemption settings; None for the continuous scheduler. `build_scheduler` adds predicted times."""
     if args.scheduler == "continuous":
         for name in ("boundary", "chunk_tokens"):
             if getattr(args, name) is not None:
-                raise ConfigError("needs --scheduler preemptive", name)
+                raise ConfigError("requires --scheduler preemptive", name)
         return None
     if args.batching not in (None, BATCHING):
         raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {args.batching}", "batching")
@@ -44,13 +44,14 @@ def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
 
 
 def choose_by_stage(args: argparse.Namespace) -> EnginePart | None:
-    """What the combined set runs in this role, put in the place of its name. None: it was not asked for."""
+    """The part of the combined set for this role; `args` then name its scheduler and batching. None: `--scheduler` does
+    not name the combined set."""
     if args.scheduler != BY_STAGE:
         if args.deadlines:
-            raise ConfigError(f"needs --scheduler {BY_STAGE}", "deadlines")
+            raise ConfigError(f"requires --scheduler {BY_STAGE}", "deadlines")
         return None
     if args.batching is not None:
-        raise ConfigError(f"--scheduler {BY_STAGE} chooses it by --role", "batching")
+        raise ConfigError(f"must not be set with --scheduler {BY_STAGE}, which chooses it by --role", "batching")
     part = engine_part(Role(args.role), args.deadlines)
     args.scheduler = next(name for name, kind in SCHEDULERS.items() if kind == part.engine_kind)
     args.batching = part.batching
@@ -64,12 +65,12 @@ def build_scheduler(
     latency: LatencyCoefficients | None,
     given: Mapping[str, Any] = NOTHING,
 ) -> EngineScheduler:
-    """`latency` is what the preemptive scheduler believes steps take, but for the options `given` to its batching; the
-    continuous one does not ask."""
+    """The scheduler. `latency`: predicts the steps of the preemptive scheduler, except for options in `given`, which
+    were set explicitly; the continuous scheduler does not need it."""
     if preemption is None:
         return EngineScheduler(config, batching)
     if latency is None:
-        raise ConfigError("the preemptive scheduler needs a latency profile", "profile")
+        raise ConfigError("the preemptive scheduler requires a latency profile", "profile")
     if not isinstance(batching, SloAwareBatching):
         raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {batching.name}", "batching")
     believed: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Puts the parts together and serves until a signal says stop."""
+"""Assembles the engine and serves until a signal stops it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from workers.engine.text.model_tokenizer import model_tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
 
-HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
+HARD_STOP_S = 2.0  # after the shutdown timeout, for clients that do not read their last bytes
 BACKLOG = 4096
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not send into one that closes
-EMULATED_SHAPE = "llama3-8b"  # whose operators the emulated device is thought to run
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none sends on a connection that closes
+EMULATED_SHAPE = "llama3-8b"  # the model whose operators the emulated device runs
 logger = logging.getLogger("workers.engine")
 
 
 class EngineServer(uvicorn.Server):
-    """Leaves signals to us, so that a stop asked for ends with exit status 0."""
+    """A server that does not handle signals, so that a requested stop ends with exit status 0."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -63,7 +63,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     _attach_executor(engine, config, timer, loop)
     served = RequestRules(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
     kv, store, disaggregation = config.kv, None, None
-    if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
+    if kv.token and config.group is None:  # each of several ranks has only the KV of its own heads
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
         disaggregation = Disaggregation(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
@@ -114,7 +114,7 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
 
 
 def _kv_store(config: ServerConfig) -> KvStore:
-    """What the executor's KV is made of."""
+    """Access to the executor's KV."""
     if config.torch is None:
         return EmulatedKv(config.kv.layers, config.kv.token_bytes, config.model)
     from workers.engine.torch.kv import TorchKv
@@ -135,13 +135,13 @@ def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loo
 
 
 def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
-    """Where a running step may be left; None: nowhere."""
+    """Where a running step may be suspended; None: nowhere."""
     boundary = config.preemption.boundary if config.preemption else "none"
     return "operator" if boundary == "operator" else "layer" if boundary == "layer" else None
 
 
 async def serve(config: ServerConfig) -> int:
-    """The exit status: 0 after a stop that was asked for."""
+    """Serve until stopped. Returns the exit status: 0 after a requested stop."""
     loop = asyncio.get_running_loop()
     app, engine, disaggregation = build(config, loop)
     if disaggregation is not None:
@@ -165,7 +165,7 @@ async def serve(config: ServerConfig) -> int:
     stop = Stop(server, engine, config.shutdown_timeout)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.begin)
-    gc.freeze()  # what is loaded now stays: collections need not look at it again
+    gc.freeze()  # objects loaded until now stay, so garbage collections need not visit them
     engine.on_failure = stop.give_up
     await server.serve()
     if disaggregation is not None:
@@ -175,7 +175,8 @@ async def serve(config: ServerConfig) -> int:
 
 
 class Stop:
-    """Running requests get `grace_s`; then they end with finish_reason abort. A second signal skips the wait."""
+    """Stops the engine: running requests get `grace_s` seconds, then end with finish_reason abort. A second signal
+    skips the wait."""
 
     def __init__(self, server: EngineServer, engine: Engine, grace_s: float) -> None:
         self._server = server
@@ -194,7 +195,7 @@ class Stop:
         asyncio.get_running_loop().call_later(self._grace_s, self._engine.abort_all)
 
     def give_up(self) -> None:
-        logger.error("the engine failed and ends: %s", self._engine.failure)
+        logger.error("the engine failed and stops: %s", self._engine.failure)
         self._server.should_exit = True
 
 
@@ -205,7 +206,7 @@ def run(config: ServerConfig) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if config.startup_delay:
         logger.info("loading %s for %.1f s", config.model, config.startup_delay)
-        time.sleep(config.startup_delay)  # the port stays closed meanwhile, as a loading vLLM's does
+        time.sleep(config.startup_delay)  # the port stays closed meanwhile, like that of vLLM while it loads
     try:
         config = with_model(config)
     except SlacklineError as error:
@@ -220,16 +221,16 @@ def run(config: ServerConfig) -> None:
 
 
 def with_model(config: ServerConfig) -> ServerConfig:
-    """The configuration with its model loaded, and measured where the scheduler must predict it.
+    """The configuration with its model loaded, and measured if the scheduler must predict its steps.
 
-    Raises SlacklineError: then nothing was opened and nothing is served.
+    Raises SlacklineError; then no port was opened.
     """
     if config.torch is None:
         return config
     try:
         from workers.engine.torch.serving import load_program, load_ranks, measure
     except ImportError as error:
-        raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
+        raise ConfigError(f"--executor torch requires `make torch` ({error})", "executor") from error
     options, engine = config.torch, config.engine
     shared, copies = None, config.weights.host_copy
     if copies is not None:
@@ -238,7 +239,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
     group: Any = None
     load, measures = config.weights.present, config.profile is None and config.preemption is not None
     same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": load}
-    same["room"] = load or measures or config.weights.keep_room  # a warm one that measured itself gives it up again
+    same["room"] = load or measures or config.weights.keep_room  # a warm spare releases it after its measurement
     if options.ranks > 1:
         program, group = load_ranks(options, **same, boundary=_stops(config))
     else:
@@ -253,10 +254,10 @@ def with_model(config: ServerConfig) -> ServerConfig:
 
 
 def _reserve(program: Any) -> None:
-    """The memory for weights that come later. Raises ConfigError."""
+    """Allocate and touch the memory of weights that come later. Raises ConfigError."""
     from workers.engine.torch.transfer import reserve
 
     try:
         reserve(program.model.slots())
     except (RuntimeError, MemoryError) as error:
-        raise ConfigError(f"there is no room for the weights: {str(error)[:200]}", "keep_room") from error
+        raise ConfigError(f"not enough memory for the weights: {str(error)[:200]}", "keep_room") from error

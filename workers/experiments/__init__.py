@@ -1,1 +1,1 @@
-"""Experiments carried out by the analysis worker, and what they run on."""
+"""Runs experiments in the analysis worker: the runs, the sample of a preview, and the shipped latency profiles."""

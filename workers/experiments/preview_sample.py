@@ -1,7 +1,8 @@
-"""How many of the newest requests a preview simulates: all, or as many as this machine does while somebody waits.
+"""How many of the newest requests a preview simulates: all, or as many as this machine simulates in LONGEST_S.
 
-A probe guesses; the first run corrects the guess while it goes, since what a request costs changes with the queue and
-with whatever else the machine does. All runs of a preview take the same requests, else they could not be compared.
+A probe estimates the number. The first run corrects it while it runs, since the time per request depends on the length
+of the queue and on other load of the machine. All runs of a preview take the same requests, so that their results can
+be compared.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from controller.services.experiment_reading import RecordedReplay
 if TYPE_CHECKING:
     from controller.simulator.experiment import ExperimentPlan as Simulated
 
-LONGEST_S = 10.0  # somebody waits
-RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
-WARM_UP, PROBE = 30, 200  # requests that load what a run needs, and that tell how fast this machine simulates
-PROBES = 2  # the faster one counts: the other was disturbed
-TOLERATED = 1.15  # a run that will end so much later than planned goes on; a worse one is begun anew with fewer
-CAREFUL = 0.9  # of the requests that should fit, where a run showed how many do
-WORTH_MORE = 1.5  # so many times the requests are worth a first run done twice
+LONGEST_S = 10.0  # a person waits for the preview
+RUN_SHARE = 0.8  # of that until the last run ends; the rest is for aggregating and transport
+WARM_UP, PROBE = 30, 200  # requests of the run that loads modules, and of those that measure the speed
+PROBES = 2  # the faster one counts, since the other one was disturbed
+TOLERATED = 1.15  # a run that will take longer than planned by more than this factor is restarted with fewer requests
+CAREFUL = 0.9  # of the requests that should fit according to a finished run
+WORTH_MORE = 1.5  # the first run is repeated if this many times its requests would fit
 
 
 class WrongSize(Exception):
-    """The first run shows that other requests fit: the sample has been changed, begin anew."""
+    """The first run shows that another number of requests fits. The sample was changed; restart the run."""
 
 
 class PreviewSample:
-    """`simulated`: the runs to make, each on the sample. `spent` and `clock`: seconds, since the preview began and
-    any."""
+    """`simulated`: the runs of the preview, each on the sample. `spent`: seconds since the preview began; `clock`:
+    monotonic seconds."""
 
     def __init__(
         self, simulated: Sequence[Simulated], clock: Callable[[], float], spent: Callable[[], float], of: int = 0
     ) -> None:
-        """`of`: requests there were, where not all of them were read."""
+        """`of`: the number of recorded requests, if not all of them were read."""
         self._whole = list(simulated)
         self._clock, self._spent = clock, spent
         self._all = len(_replay(simulated).requests)
@@ -50,7 +51,7 @@ class PreviewSample:
         return len(_replay(self.simulated).requests)
 
     def guess(self) -> None:
-        """By a probe."""
+        """Estimate the size of the sample with a probe."""
         from controller.simulator.runner import run_once
 
         if self._all <= PROBE:
@@ -64,15 +65,17 @@ class PreviewSample:
         self._take(int(self._time_left() / (len(self._whole) * each)))
 
     def begin(self) -> None:
-        """A first run starts."""
+        """Call when a run starts."""
         self._began, self._left = self._clock(), self._time_left()
 
     def look(self, done: int, of: int) -> None:
-        """Requests of the first run that have ended. Raises WrongSize where all runs would not end in time."""
+        """Call during the first run with the number of ended requests. Raises WrongSize if the runs would take too
+        long."""
         self._check(done / of if of else 1.0)
 
     def ended(self) -> None:
-        """The first run did. Raises WrongSize where the others would not end in time, or many more would."""
+        """Call after the first run. Raises WrongSize if the other runs would take too long, or if many more requests
+        would fit."""
         self._check(1.0)
         each = (self._clock() - self._began) / self.requests
         fitting = int(CAREFUL * self._time_left() / (len(self._whole) * max(1e-9, each)))
@@ -97,9 +100,9 @@ class PreviewSample:
     def _time_left(self) -> float:
         return LONGEST_S * RUN_SHARE - self._spent()
 
-    def told(self) -> dict[str, Any]:
-        """What was sampled, and what is on record of it: how many, from when to when (epoch seconds), attained shares
-        of all and by class. Cancelled requests do not count, as everywhere."""
+    def as_json(self) -> dict[str, Any]:
+        """The sample and its recorded attainment: the number of requests, their first and last arrival (epoch seconds),
+        the attained share of all and by class. Cancelled requests do not count."""
         replay = _replay(self.simulated)
         counted: dict[str, list[bool]] = defaultdict(list)
         for demand, origin in zip(replay.requests, replay.origins, strict=True):
@@ -117,7 +120,7 @@ class PreviewSample:
 
 
 def newest(one: Simulated, count: int) -> Simulated:
-    """On the newest requests of its replay alone, and the instances that were there then."""
+    """The run with only the newest requests of its replay, and with the instances of that time."""
     from controller.simulator.fleet.presence import from_second
 
     whole = _replay([one])

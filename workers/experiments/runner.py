@@ -1,8 +1,8 @@
-"""Carrying out one claimed experiment: each run through the simulator, stored as it ends, said as it goes.
+"""Runs one claimed experiment in the simulator. Each run is stored when it ends, and progress is published meanwhile.
 
-Between two words of progress (twice a second at most) a waiting preview is carried out: somebody sits in front of it,
-and an experiment may take minutes. What stops a run is an exception out of the progress callback: the lease was lost
-(cancelled, removed, taken over), or the time is up.
+At each report of progress (at most twice a second) waiting previews are run, since a person waits for them and an
+experiment may take minutes. A run is stopped by an exception from the progress callback: the lease was lost (cancelled,
+removed or taken over), or the time is over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OutOfTime(Exception):
 
 
 def next_experiment(*, previews_only: bool = False) -> bool:
-    """Claims one and carries it out; False if there was none."""
+    """Claim the next experiment and run it. False: there is none."""
     claimed = steps.experiment_claim(previews_only=previews_only)
     if claimed is None:
         return False
@@ -45,7 +45,7 @@ def next_experiment(*, previews_only: bool = False) -> bool:
     try:
         worker.carry_out()
     except LeaseLost:
-        log.info("experiment %s: stopped, it is no longer ours", row.slug)
+        log.info("experiment %s: stopped, its lease was lost", row.slug)
     except ConfigError as error:
         worker.fail(str(error), error.field or "")
     except OutOfTime as error:
@@ -66,7 +66,7 @@ class ExperimentJob:
         self._clock = clock
         self._began = clock()
         self._said = -SAY_EVERY_S
-        self._elsewhere = 0.0  # seconds spent on previews in between
+        self._elsewhere = 0.0  # seconds spent on previews meanwhile
         self._total = self._done = 0
         self._sample: PreviewSample | None = None  # of a preview, once it is read
         self._preview = row.kind == Experiment.Kind.PREVIEW
@@ -84,7 +84,7 @@ class ExperimentJob:
         runs = self._runs(simulated)
         self._total = len(runs)
         for run in runs:
-            if self._sample is not None:  # also what an earlier attempt did: its sample may have been another one
+            if self._sample is not None:  # also runs of an earlier attempt, whose sample may have been different
                 run.report, seconds = self._sampled(self._sample, run)
                 steps.run_finish(lease=self._lease, run=run, report=run.report, seconds=seconds)
             elif run.report is None:
@@ -96,11 +96,11 @@ class ExperimentJob:
         notes = [*self._row.notes, *self._notes(simulated)] if self._preview else None
         result = result_of(self._row, simulated, runs)
         if self._sample is not None:
-            result["sample"] = self._sample.told()
+            result["sample"] = self._sample.as_json()
         steps.experiment_finish(lease=self._lease, result=result, notes=notes, spent_s=self._spent())
 
     def _sampled(self, sample: PreviewSample, run: ExperimentRun) -> tuple[dict[str, Any], float]:
-        """A preview's run; the first one finds out how many requests fit."""
+        """A run of a preview. The first one determines how many requests fit."""
         while True:
             sample.begin()
             try:
@@ -112,7 +112,7 @@ class ExperimentJob:
             return found
 
     def _simulate(self, one: Simulated, run: ExperimentRun) -> tuple[dict[str, Any], float]:
-        """The report, and the wall seconds it took."""
+        """The report of a run, and the wall seconds that it took."""
         from controller.simulator.report.summary import report
         from controller.simulator.runner import run_once
 
@@ -128,7 +128,7 @@ class ExperimentJob:
             log.info("experiment %s was cancelled while it failed", self._row.slug)
 
     def _runs(self, simulated: Sequence[Simulated]) -> list[ExperimentRun]:
-        """As laid out by an earlier attempt, or now."""
+        """The runs as an earlier attempt planned them; otherwise they are planned now."""
         rows = list(self._row.runs.order_by("number"))
         if rows:
             return rows
@@ -149,7 +149,7 @@ class ExperimentJob:
         return list(self._row.runs.order_by("number"))
 
     def _check_size(self, one: Simulated, rate: float | None) -> None:
-        """What no estimate could tell before: how many requests the workload really has."""
+        """Raises ConfigError if the workload has more requests than the estimate at its creation allowed."""
         requests = len(one.workload.demands(rate, one.seeds[0]))
         if requests > REQUESTS_MAX:
             raise ConfigError(f"{requests:,} requests per run exceed the limit of {REQUESTS_MAX:,}", field="workload")
@@ -174,7 +174,7 @@ class ExperimentJob:
         self._say(what, done / of if of else 0.0)
 
     def _say(self, step: str, share: float, *, always: bool = False) -> None:
-        """`share` of the present run. At most twice a second, and the moment to stop."""
+        """Report progress, at most twice a second. `share`: of the current run. Raises OutOfTime, LeaseLost."""
         now = self._clock()
         if now - self._said < SAY_EVERY_S and not always:
             return
@@ -201,7 +201,7 @@ class ExperimentJob:
         return self._clock() - self._began - self._elsewhere
 
     def publish(self) -> None:
-        """The end, as it is stored."""
+        """Publish the stored end of the experiment."""
         row = Experiment.objects.filter(pk=self._row.pk).only("state", "progress", "step").first()
         if row is not None:
             self._tell(row.state, row.progress, row.step)
@@ -217,7 +217,8 @@ class ExperimentJob:
 
 
 def result_of(row: Experiment, simulated: Sequence[Simulated], runs: Sequence[ExperimentRun]) -> dict[str, Any]:
-    """As `runner.compare` gives it: an entry for each policy at each rate, medians over the seeds."""
+    """The result in the form of `runner.compare`: an entry for each policy at each rate, with medians over the
+    seeds."""
     from controller.simulator.fleet.presence import numbers
     from controller.simulator.runner import summary
 

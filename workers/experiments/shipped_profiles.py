@@ -1,4 +1,5 @@
-"""The latency profiles that come with Slackline, as an experiment takes them. Never a path: specs come from outside."""
+"""The latency profiles that come with Slackline, as an experiment uses them. Paths are not accepted, since specs come
+from users."""
 
 from __future__ import annotations
 
@@ -18,6 +19,6 @@ def shipped_profile(name: str) -> dict[str, Any]:
 
 
 def profile_names() -> list[str]:
-    """Short names, without the ids they stand for."""
+    """The short names, without the ids that they stand for."""
     known = shipped_profiles()
     return sorted(name for name in known if name != known[name].id)

@@ -1,4 +1,5 @@
-"""Provisioners by name: `process` (engines of `make up` on this machine), `static` (registered endpoints)."""
+"""Provisioners: `process` (reference engines that `make up` starts on this machine), `static` (registered
+endpoints)."""
 
 from workers.provisioners.base import PROVISIONERS, Observed, Provisioner
 from workers.provisioners.process import ProcessProvisioner

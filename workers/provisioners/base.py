@@ -1,6 +1,7 @@
-"""What starts and stops instances. Level-triggered: `observe` is the truth, start and stop may be said twice.
+"""The interface of provisioners, which start and stop engines on a kind of host.
 
-Synchronous, since Celery tasks call it. The caller gives the id, so that a start repeated after a crash is harmless.
+Provisioners are level-triggered: `observe` is the truth, and `start` and `stop` are idempotent. They are synchronous,
+since Celery tasks call them. The caller chooses the id, so that a start can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One instance as it is. `state`: starting | ready | stopping | exited. Times are epoch seconds.
+    """One instance as its provisioner sees it. `state`: starting | ready | stopping | exited. Times are epoch seconds.
 
-    `awake`: of an endpoint that sleeps by its row, the version of that row if it says that it is awake.
+    `awake`: for an instance that sleeps according to its row, the version of that row if the engine reports that it is
+    awake.
     """
 
     id: str
@@ -34,16 +36,17 @@ class Observed:
 
 
 class Provisioner(Protocol):
-    """`observe` lists what exists, whoever asked for it; what is not listed does not exist."""
+    """`observe` lists every instance that exists, whoever started it. An instance that is not listed does not exist."""
 
     def observe(self) -> list[Observed]: ...
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
-        """Return at once; readiness shows in `observe`. Raises ConfigError when the spec cannot be met."""
+        """Start an engine and return at once; `observe` shows when it is ready. Raises ConfigError if the spec cannot
+        be met."""
         ...
 
     def stop(self, id: str, grace_s: float) -> None:
-        """Running requests get `grace_s`. Harmless for an id that is gone."""
+        """Stop an engine; its running requests get `grace_s` seconds. An unknown id is ignored."""
         ...
 
 
@@ -51,7 +54,7 @@ PROVISIONERS: Registry[type[Provisioner]] = Registry("provisioner")
 
 
 def checked_id(id: str) -> str:
-    """An id becomes a file name and a label: refuse what could be read as a path."""
+    """The id. Raises ConfigError for an id that could be read as a path, since it becomes a file name and a label."""
     if not ID_PATTERN.fullmatch(id) or ".." in id:
         raise ConfigError(f"instance id {id!r}: use letters, digits, '.', '_' and '-', at most 63", "id")
     return id

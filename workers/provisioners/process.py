@@ -1,7 +1,8 @@
-"""Reference engines on this machine, by wish files that the supervisor of `make up` fulfils.
+"""Reference engines on this machine. It writes each desired engine to a file, and the supervisor of `make up` starts
+it.
 
-A file outlives the worker that wrote it, so an engine asked for by a task that was killed a moment later still starts,
-and ends with `make up` (see `workers.supervisor.engine_processes`, which owns the processes).
+A file outlives the worker that wrote it, so the engine starts even if the task is killed. The engine ends with `make
+up`. `workers.supervisor.engine_processes` owns the processes and describes the files.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from workers.supervisor.ports import write_json
 
 @PROVISIONERS.register("process")
 class ProcessProvisioner:
-    """`folder` is DATA_DIR/engines of the supervisor that runs here."""
+    """`folder`: DATA_DIR/engines of the supervisor on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def observe(self) -> list[Observed]:
-        """Wishes not yet seen by the supervisor count as starting."""
+        """Engines that the supervisor has not started yet count as starting."""
         found = {state["id"]: _observed(state) for state in map(_read, self.folder.glob(f"*{STATE}")) if state}
         for wish in self.folder.glob(f"*{WISH}"):
             instance_id = wish.name.removesuffix(WISH)
@@ -41,13 +42,13 @@ class ProcessProvisioner:
 
     def stop(self, id: str, grace_s: float) -> None:
         wish = self.folder / f"{checked_id(id)}{WISH}"
-        if wish.exists():  # the grace first: once the wish is gone the supervisor acts
+        if wish.exists():  # the grace first, since the supervisor acts as soon as the desired engine's file is gone
             write_json(self.folder / f"{id}{STOP}", {"grace_s": grace_s})
             wish.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """None when it vanished between listing and reading."""
+    """None if the file was removed between listing and reading."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:

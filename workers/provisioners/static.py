@@ -1,4 +1,5 @@
-"""Endpoints that somebody else runs (vLLM or SGLang servers, compose services): observed, never started here."""
+"""Registered endpoints that Slackline does not run (vLLM or SGLang servers, compose services): it only observes
+them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from workers.actions.weights_client import EngineAway
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
 HEALTH_TIMEOUT_S = 1.0
-INFO_TIMEOUT_S = 5.0  # SGLang's asks its scheduler
+INFO_TIMEOUT_S = 5.0  # SGLang asks its scheduler for the answer
 ASK_S = 1.5  # for all endpoints together
-# SGLang's /health generates a token, and one that fails sticks: whether it takes requests the gateways see themselves.
+# SGLang's /health generates a token, and its failure would persist. Gateways see whether it takes requests.
 ALIVE = {"sglang": "/model_info"}
 USUAL_ALIVE = "/health"
 MODES = {"null": "collocated", None: "collocated"}
@@ -26,8 +27,9 @@ MODES = {"null": "collocated", None: "collocated"}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`role` and `kv_role` (of a vLLM): as registered, to be compared with what the server was started as; "": not
-    now. `asleep`: the version of a row that says that it sleeps, so that it is asked whether it does; None: not now."""
+    """`role` and `kv_role` (of vLLM): as registered, to compare with how the server was started; "": do not compare.
+    `asleep`: the version of its row if it sleeps according to the row, to ask the engine whether it still does; None:
+    do not ask."""
 
     url: str
     backend: str = "vllm"
@@ -37,27 +39,27 @@ class Endpoint:
 
 
 class Watch:
-    """What endpoints were last seen to be, over the looks of one process: who is late is what it was until it answers,
-    or fails."""
+    """The last observation of each endpoint, kept between the runs of one process. An endpoint that answers late keeps
+    its last observation until it answers or fails."""
 
     def __init__(self, asker: Asker | None = None) -> None:
         self._asker = asker or Asker()
         self._seen: dict[tuple[str, str], Observed] = {}
 
     def look(self, endpoints: Mapping[str, Endpoint]) -> list[Observed]:
-        """All are asked at once: a dead fleet costs one wait, not one each."""
+        """Observe all endpoints in parallel, so that many unreachable ones take no longer than one."""
         asked = {(id, each.url): partial(_look, id, each) for id, each in endpoints.items()}
         self._seen = {key: seen for key, seen in self._seen.items() if key in asked}
         for key, answer in self._asker.ask(asked, ASK_S).items():
             error = answer.exception()
             self._seen[key] = answer.result() if error is None else Observed(key[0], "exited", key[1], error=str(error))
-        silent = "it has not answered yet"
+        silent = "the server has not responded yet"
         return [self._seen.get((id, url)) or Observed(id, "starting", url, error=silent) for id, url in asked]
 
 
 @PROVISIONERS.register("static")
 class StaticProvisioner:
-    """`endpoints`: instance id to base URL, or more about it. start and stop change what is registered alone."""
+    """`endpoints`: base URL or Endpoint by instance id. `start` and `stop` only change this list."""
 
     def __init__(self, endpoints: Mapping[str, str | Endpoint], watch: Watch | None = None) -> None:
         self.endpoints = {id: Endpoint(each) if isinstance(each, str) else each for id, each in endpoints.items()}
@@ -73,7 +75,7 @@ class StaticProvisioner:
         self.endpoints[checked_id(id)] = Endpoint(url)
 
     def stop(self, id: str, grace_s: float) -> None:
-        """Only forgotten: the server belongs to somebody else, and whoever drains it has waited already."""
+        """Remove it from the list. Its server is not ours to stop, and its drain has ended already."""
         self.endpoints.pop(id, None)
 
 
@@ -95,7 +97,8 @@ def _look(id: str, endpoint: Endpoint) -> Observed:
 
 
 def _awake(endpoint: Endpoint) -> bool:
-    """It says so: an SGLang by being ready, any other by its metrics, since `/health` is 200 in any state."""
+    """Whether the engine reports that it is awake: SGLang by `/ready`, others by their metrics, since their `/health`
+    is 200 in any state."""
     try:
         if endpoint.backend == "sglang":
             ready = requests.get(f"{endpoint.url.rstrip('/')}/ready", timeout=HEALTH_TIMEOUT_S)
@@ -107,7 +110,7 @@ def _awake(endpoint: Endpoint) -> bool:
 
 
 def _other_role(endpoint: Endpoint) -> str:
-    """What the server says of itself that contradicts how it was registered; "" when nothing does."""
+    """The error if the server runs in another role than it is registered with; "" if the roles agree."""
     try:
         answer = requests.get(f"{endpoint.url.rstrip('/')}/server_info", timeout=INFO_TIMEOUT_S)
         said: Any = answer.json()
@@ -118,11 +121,12 @@ def _other_role(endpoint: Endpoint) -> str:
     role = MODES.get(mode, mode)
     if role == endpoint.role:
         return ""
-    return f"it runs as {role} (disaggregation_mode {mode}) and is registered as {endpoint.role}"
+    return f"the server runs as {role} (disaggregation_mode {mode}) but is registered as {endpoint.role}"
 
 
 def _other_kv_role(endpoint: Endpoint) -> str:
-    """The same of a vLLM, which tells how it was started in its development mode; without that it is believed."""
+    """The error if a vLLM server was started with another `kv_role` than it is registered with; "" if they agree, or if
+    the server does not report it because it runs without vLLM's development mode."""
     try:
         url = f"{endpoint.url.rstrip('/')}/server_info"
         answer = requests.get(url, params={"config_format": "json"}, timeout=INFO_TIMEOUT_S)
@@ -134,4 +138,4 @@ def _other_kv_role(endpoint: Endpoint) -> str:
         return f"{type(error).__name__} at {endpoint.url}/server_info"
     if started == endpoint.kv_role:
         return ""
-    return f"it was started with kv_role {started} and is registered with {endpoint.kv_role}"
+    return f"the server was started with kv_role {started} but is registered with {endpoint.kv_role}"

@@ -1,4 +1,5 @@
-"""`make up`: one foreground process that starts everything on this machine, restarts what dies and stops it all.
+"""`make up`: one foreground process that starts all processes on this machine, restarts those that die, and stops them.
 
-Read `settings`, `plan` (what runs, in which order), `supervisor` (the loop), `engines` (the wish folder), `child`.
+Read in this order: `settings`, `plan` (what runs, in which order), `supervisor` (the loop), `engine_processes`,
+`child`.
 """

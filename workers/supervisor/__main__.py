@@ -1,4 +1,4 @@
-"""`python -m workers.supervisor up|down`: what `make up` and `make down` run."""
+"""`python -m workers.supervisor up|down`, which `make up` and `make down` run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the person at the terminal reads: progress, what is not ready and why, and where to go once all is."""
+"""Messages of `make up` on the terminal: progress, components that are not ready and why, and the addresses at the
+end."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ ASK_EVERY_S = 0.5
 
 
 def say(line: str, log: Path | None = None) -> None:
-    """Where nobody can read the terminal any more (closed, or its pipe's reader gone) the line goes to `log`.
+    """Print a line with the time. If the terminal or the reader of its pipe is gone, append it to `log` instead.
 
-    Never raises: no message may end a loop, or the stop in its middle.
+    Never raises, since a message must not end the loop or interrupt a stop.
     """
     write(f"{time.strftime('%H:%M:%S')} {line}", sys.stdout, log)
 
 
 def write(text: str, to: TextIO, log: Path | None = None) -> None:
-    """`text` and a newline to `to`, else appended to `log`, else nowhere. Never raises."""
+    """Print to `to`; if that fails, append to `log`; if that fails too, drop the text. Never raises."""
     try:
         print(text, file=to, flush=True)
     except (OSError, ValueError):  # a closed pipe or terminal; a closed file object
@@ -40,7 +41,8 @@ def write(text: str, to: TextIO, log: Path | None = None) -> None:
 
 
 def forget_unwritten() -> None:
-    """What a closed terminal did not take would fail once more at the interpreter's exit, and change the exit code."""
+    """Drop output that a closed terminal did not take. At exit the interpreter would try to write it again, fail, and
+    change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -50,7 +52,7 @@ def forget_unwritten() -> None:
 
 
 class Readiness:
-    """Asks the console's /healthz until it answers 200 once."""
+    """Polls the console's /healthz until it has returned 200 once."""
 
     def __init__(self, console_port: int, log: Path | None = None) -> None:
         self.log = log
@@ -60,7 +62,7 @@ class Readiness:
         self._remind_at = time.monotonic() + REMIND_EVERY_S
 
     def became_ready(self) -> bool:
-        """True once: at the call that saw it."""
+        """True only for the call that first saw status 200."""
         if self.done or time.monotonic() < self._ask_at:
             return False
         self._ask_at = time.monotonic() + ASK_EVERY_S
@@ -68,12 +70,12 @@ class Readiness:
         self.done = status == 200
         if not self.done and time.monotonic() > self._remind_at:
             self._remind_at = time.monotonic() + REMIND_EVERY_S
-            say(f"not ready yet: {waiting_for(body) if status else 'console does not answer'}", self.log)
+            say(f"not ready yet: {waiting_for(body) if status else 'the console does not respond'}", self.log)
         return self.done
 
 
 def fetch(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
-    """Status and JSON object; (0, {}) when nobody answers."""
+    """Status and JSON object of a GET request; (0, {}) without a response."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return answer.status, json.load(answer)
@@ -92,7 +94,7 @@ def _json(raw: bytes) -> dict[str, Any]:
 
 
 def waiting_for(health: dict[str, Any]) -> str:
-    """ "engines 1/2, beat down" from the body of /healthz."""
+    """The components that are not ready, from the body of /healthz, such as "engines: 1/2, beat: down"."""
     parts = []
     for name, component in (health.get("components") or {}).items():
         if component.get("state") != "ok":
@@ -104,7 +106,7 @@ def welcome(settings: Settings) -> None:
     credentials = _credentials(settings)
     gateway, console = settings.gateway_url, settings.console_url
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
-    key = credentials.get("api_key", "(make one: POST /api/v1/api-keys)")
+    key = credentials.get("api_key", "(create one: POST /api/v1/api-keys)")
     write(
         f"""
 Slackline is ready.

@@ -1,4 +1,5 @@
-"""Processes that we start: each in its own session with its output in a file, stopped with us, restarted if it dies."""
+"""Child processes of the supervisor: each in its own session, with its output in a file. They end with the supervisor,
+and services are restarted when they die."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run. `stop_signal` asks it to end, SIGKILL follows after `grace_s`."""
+    """A process to run. To stop it, `stop_signal` is sent, and SIGKILL after `grace_s` seconds."""
 
     name: str
     argv: Sequence[str]
@@ -29,7 +30,10 @@ class Spec:
 
 
 def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
-    """For `preexec_fn`: the kernel sends `sig` to the child when the supervisor is gone, even by SIGKILL."""
+    """For `preexec_fn`: the kernel sends `sig` to the child when its parent ends, even by SIGKILL (Linux).
+
+    The kernel means the parent *thread*: start the child from a thread that lives as long as the child.
+    """
     parent = os.getpid()
 
     def arrange() -> None:
@@ -41,7 +45,7 @@ def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
 
 
 class Child:
-    """A running process of `spec`. All waiting is by polling, so one thread can watch many."""
+    """A running process of `spec`. Callers poll it and never block, so that one thread can watch many."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -64,22 +68,22 @@ class Child:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:
-        """Harmless when repeated: the first call starts the grace period."""
+        """Send the stop signal and start the grace period. Idempotent."""
         if self._kill_at is not None or self.exit_code() is not None:
             return
         self._kill_at = time.monotonic() + (self.spec.grace_s if grace_s is None else grace_s)
         self._process.send_signal(self.spec.stop_signal)
 
     def give_up(self) -> None:
-        """Kill at the next look, whatever grace was left."""
+        """End the grace period: the next call of `stopped` kills the process."""
         self._kill_at = time.monotonic()
 
     def stopped(self) -> bool:
-        """Call again until true; kills the whole session once the grace period is over."""
+        """Whether it has ended. Kills its whole session if the grace period is over; call it until it returns True."""
         if self.exit_code() is not None:
             self._sweep()
             return True
@@ -90,8 +94,8 @@ class Child:
         return False
 
     def _sweep(self) -> None:
-        """Whatever is left in its session (prefork children of a killed worker) ends with it."""
-        if self._swept:  # the number may belong to somebody else by now
+        """Kill what is left in its session, such as the prefork children of a killed worker."""
+        if self._swept:  # by now another process may have this session's number
             return
         self._swept = True
         with contextlib.suppress(ProcessLookupError):
@@ -99,7 +103,8 @@ class Child:
 
 
 def stop_all(children: Sequence[Child], hurry: Callable[[], bool] = lambda: False, poll_s: float = 0.05) -> None:
-    """Ask all, then wait for all: as long as the longest grace period, not their sum. `hurry` true: no more grace."""
+    """Stop all in parallel: it takes as long as the longest grace period, not their sum. `hurry`: whether the rest of
+    the grace is skipped."""
     for child in children:
         child.ask_to_stop()
     running = list(children)
@@ -111,13 +116,13 @@ def stop_all(children: Sequence[Child], hurry: Callable[[], bool] = lambda: Fals
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-STEADY_S = 30.0  # after running this long, earlier failures no longer count
+STEADY_S = 30.0  # earlier failures of a service that ran this long no longer count
 
 
 class Service:
-    """A process that is restarted when it dies, after growing pauses.
+    """A process that is restarted when it dies, after pauses that double with each failure.
 
-    Call `keep` periodically; it returns a line for the log when something happened.
+    Call `keep` periodically; it returns a line for the log if the process died or was restarted.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -133,7 +138,7 @@ class Service:
         if self.child is None:
             if time.monotonic() >= self._next_start:
                 self.start()
-                return f"{self.spec.name} started again (pid {self.pid})"
+                return f"{self.spec.name} restarted (pid {self.pid})"
             return None
         code = self.child.exit_code()
         return None if code is None else self._died(self.child, code)
@@ -143,14 +148,14 @@ class Service:
         return self.child.pid if self.child and self.child.exit_code() is None else None
 
     def _died(self, child: Child, code: int) -> str:
-        child.stopped()  # ends what it left in its session
+        child.stopped()  # kills what it left in its session
         self.failures = 0 if time.time() - child.started_at > STEADY_S else self.failures + 1
         pause = pause_after(self.failures)
         self.child, self._next_start = None, time.monotonic() + pause
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{self.spec.name} ended ({how}); again in {pause:g} s; log: {self.spec.log}"
+        return f"{self.spec.name} ended ({how}); restart in {pause:g} s; log: {self.spec.log}"
 
 
 def pause_after(failures: int) -> float:
-    """Seconds to wait after this many quick deaths in a row."""
+    """Seconds to wait before the restart after this many early failures in a row."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1))

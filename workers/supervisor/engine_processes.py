@@ -1,8 +1,9 @@
-"""Engines: owned by the supervisor, wished for by the process provisioner through files in DATA_DIR/engines.
+"""Engine processes of the supervisor. The process provisioner orders them through files in DATA_DIR/engines.
 
-`<id>.wish.json` says an engine shall run and how; `<id>.stop.json` (optional) with how much grace it gets when its wish
-is gone; `<id>.state.json` is the answer. A crashed engine is *not* started again under its id: whoever wished for it
-sees `exited`, and decides. Files, because an engine must outlive the worker that asked for it and end with `make up`.
+`<id>.wish.json`: the engine should run, with these options. `<id>.stop.json` (optional): its grace once that file is
+gone. `<id>.state.json`: its state, written by the supervisor. A crashed engine is *not* restarted under its id: its
+state is `exited`, and the reconciler decides. Files are used because an engine must outlive the worker that ordered it
+and end with `make up`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
-    """Command line of the reference engine for the options of a wish; anything else in it is the wisher's own note."""
+    """The command line of a reference engine with these options. Keys that are not options of the engine are
+    ignored."""
     argv = [sys.executable, "-m", "workers.engine", "--host", HOST, "--port", str(port)]
     capacity = options.get("kv_capacity_tokens")
     if isinstance(capacity, int) and "kv_blocks" not in options:
         options = {**options, "kv_blocks": max(1, capacity // int(str(options.get("block_size") or BLOCK_SIZE)))}
-    if options.get("weights") == "absent":  # the delay stands for loading weights, which a warm one does later
+    if options.get("weights") == "absent":  # the delay emulates a weight load, which a warm spare does later
         options = {**options, "startup_delay": None}
     for name in OPTIONS:
         if options.get(name) is not None:
@@ -47,9 +49,10 @@ def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
 
 
 def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[str, str]:
-    """Of one that holds devices, with nothing but these in sight: counted among those that this process may use itself.
+    """The environment of an engine, in which it sees only the devices that it holds. Their indexes count the devices
+    that this process itself may use.
 
-    Raises ConfigError where one of them is not among these.
+    Raises ConfigError if this process may not use one of them.
     """
     held = options.get("device_indexes")
     if not isinstance(held, list) or not held:
@@ -61,12 +64,12 @@ def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[st
 
 
 class EngineProcess:
-    """One wished engine: its process, and what was last written about it."""
+    """The process of one engine, and the state that was last written for it."""
 
     def __init__(self, engine_id: str, child: Child, port: int) -> None:
         self.id, self.child, self.port = engine_id, child, port
         self.ready = self.stopping = self.reported_exit = False
-        self.copies = ""  # where it shared a copy of its weights with others
+        self.copies = ""  # the folder of the copy of weights that it shares with other engines
 
     @property
     def url(self) -> str:
@@ -89,31 +92,31 @@ class EngineProcess:
 
 
 class EngineFolder:
-    """Makes the processes match the wishes. `sync` never waits longer than one health check."""
+    """Makes the processes match the files. `sync` never waits longer than one health check."""
 
     def __init__(self, folder: Path, logs: Path, env: Mapping[str, str]) -> None:
         self.folder, self.logs, self.env = folder, logs, env
         self.engines: dict[str, EngineProcess] = {}
-        self.refused: set[str] = set()  # wished for, and answered without a process
+        self.refused: set[str] = set()  # ordered, but their options are invalid
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"*{STATE}"):  # about processes of an earlier run
+        for left in folder.glob(f"*{STATE}"):  # states of an earlier run
             left.unlink()
 
     def sync(self) -> None:
-        wished = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
-        for engine_id in wished.keys() - self.engines.keys():
-            self._start(engine_id, wished[engine_id])
+        ordered = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
+        for engine_id in ordered.keys() - self.engines.keys():
+            self._start(engine_id, ordered[engine_id])
         for engine_id, engine in list(self.engines.items()):
-            if engine_id in wished and not engine.stopping:  # wished again while stopping: ends first, then starts
+            if engine_id in ordered and not engine.stopping:  # one ordered again while it stops ends first, then starts
                 self._watch(engine)
             else:
                 self._stop(engine)
-        for engine_id in self.refused - wished.keys():
+        for engine_id in self.refused - ordered.keys():
             self.refused.discard(engine_id)
             (self.folder / f"{engine_id}{STATE}").unlink(missing_ok=True)
 
     def stop_all(self, hurry: Callable[[], bool]) -> None:
-        """All engines end; the wishes stay, so that the next start has the same fleet."""
+        """Stop all engines. The files that order them stay, so that the next start has the same fleet."""
         stop_all([engine.child for engine in self.engines.values()], hurry)
         for engine in self.engines.values():
             self._ended(engine)
@@ -124,22 +127,22 @@ class EngineFolder:
         return [(f"engine {e.id}", e.child.pid) for e in self.engines.values() if e.child.exit_code() is None]
 
     def _start(self, engine_id: str, path: Path) -> None:
-        wish = _read(path)
-        if wish is None:
+        options = _read(path)
+        if options is None:
             return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
         try:
-            env = engine_env(self.env, wish)
+            env = engine_env(self.env, options)
         except ConfigError as error:
             return self._refuse(engine_id, path, str(error))
         port = free_port()
         log = self.logs / f"engine-{engine_id}.log"
-        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), env, log, grace_s=GRACE_S))
+        child = Child(Spec(f"engine {engine_id}", engine_argv(port, options), env, log, grace_s=GRACE_S))
         self.engines[engine_id] = EngineProcess(engine_id, child, port)
-        self.engines[engine_id].copies = str(wish.get("host_copy") or "")
+        self.engines[engine_id].copies = str(options.get("host_copy") or "")
         self._write(self.engines[engine_id])
 
     def _refuse(self, engine_id: str, path: Path, error: str) -> None:
-        """A wish that cannot be fulfilled is answered like a crash, so that whoever wrote it hears of it."""
+        """Report an engine that cannot be started as exited, like a crash, so that the reconciler sees the error."""
         state = self.folder / f"{engine_id}{STATE}"
         if path.exists() and not state.exists():
             self.refused.add(engine_id)
@@ -170,7 +173,7 @@ class EngineFolder:
             stop_file.unlink(missing_ok=True)
 
     def _ended(self, engine: EngineProcess) -> None:
-        """One that was killed cannot take away what nobody needs any more."""
+        """Remove copies of weights that no engine uses, since an engine that was killed could not do so."""
         if engine.copies:
             sweep(Path(engine.copies))
 
@@ -179,7 +182,7 @@ class EngineFolder:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """None when it has just been removed, or is not a JSON object."""
+    """The JSON object in the file; None if the file has just been removed or holds none."""
     try:
         content = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -188,7 +191,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def last_error(log: Path) -> str:
-    """What it wrote last, unless that is a line of its log that tells of no error: then nobody said why it ended."""
+    """The last line of the log, unless that is a log record of a level below ERROR; then ""."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 2000))
         lines = file.read().decode(errors="replace").strip().splitlines()

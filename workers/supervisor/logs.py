@@ -1,4 +1,4 @@
-"""Logs: one file a process in DATA_DIR/logs, cut when it grows too large."""
+"""Log files in DATA_DIR/logs, one for each process, rotated when they grow too large."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LIMIT_BYTES = 10 * 1024 * 1024
 
 
 def rotate(folder: Path, limit: int = LIMIT_BYTES) -> list[str]:
-    """Copy each large log to `<name>.1` and empty it. Its writer appends, so it goes on at the new end."""
+    """Copy each large log to `<name>.1` and empty it. The writer needs no reopening, since it appends."""
     rotated = []
     for log in folder.glob("*.log"):
         if log.stat().st_size > limit:

@@ -1,4 +1,4 @@
-"""One supervisor per data folder, and nothing left over from one that was killed."""
+"""Ensures that one supervisor uses a data folder, and ends the processes that a killed supervisor left."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from controller.core.errors import ConfigError
 from workers.supervisor.ports import write_json
 
 LOCK, OWNER, LEDGER = "supervisor.lock", "supervisor.json", "processes.json"
-SAME_START_S = 0.5  # a pid with another start time is somebody else's
+SAME_START_S = 0.5  # a process with the same pid and another start time is a different one
 
 
 class Ownership:
-    """Holds the data folder while it is open. Raises ConfigError when another supervisor has it."""
+    """A lock on the data folder, held until `release`. Raises ConfigError if another supervisor holds it."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -30,7 +30,7 @@ class Ownership:
             data_dir.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = open(data_dir / LOCK, "w")  # noqa: SIM115 (held until release)
         except OSError as error:
-            raise ConfigError(f"DATA_DIR: {error}; expected a folder that can be written", "DATA_DIR") from error
+            raise ConfigError(f"DATA_DIR: {error}; expected a writable folder", "DATA_DIR") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,13 +38,13 @@ class Ownership:
             owner = running_owner(data_dir)
             who = f" (pid {owner.pid})" if owner else ""
             raise ConfigError(
-                f"Slackline already runs over {data_dir}{who}: stop it with `make down`, or choose another DATA_DIR",
+                f"Slackline already runs with {data_dir}{who}: stop it with `make down`, or choose another DATA_DIR",
                 "DATA_DIR",
             ) from None
         write_json(data_dir / OWNER, {"pid": os.getpid(), "started_at": psutil.Process().create_time()})
 
     def record(self, running: Iterable[tuple[str, int]]) -> None:
-        """Who belongs to us now, for the start after a `kill -9`."""
+        """Store our processes (name and pid), so that the start after a `kill -9` can end them."""
         rows = []
         for name, pid in running:
             with contextlib.suppress(psutil.Error):
@@ -52,14 +52,15 @@ class Ownership:
         write_json(self.data_dir / LEDGER, rows)
 
     def release(self, *, all_ended: bool) -> None:
-        """`all_ended` false: the ledger stays, and the next start clears what is left."""
+        """Release the folder. If not `all_ended`, the list of processes stays, and the next start ends those left."""
         for name in (OWNER, LEDGER) if all_ended else (OWNER,):
             (self.data_dir / name).unlink(missing_ok=True)
         self._lock.close()
 
 
 def clear_leftovers(data_dir: Path) -> list[str]:
-    """End what a killed supervisor left, with its session; returns the names. Call only while owning the folder."""
+    """End the processes that a killed supervisor left, with their sessions; returns their names. The caller must hold
+    the folder."""
     cleared = []
     for row in _read(data_dir / LEDGER) or []:
         process = _same_process(row)
@@ -84,10 +85,12 @@ def _session(leader: int) -> list[psutil.Process]:
 
 
 def _orphans(row: dict[str, Any], data_dir: Path) -> list[psutil.Process]:
-    """Of a session whose leader is gone (prefork children of a killed worker), those told this data folder.
+    """Processes of a session whose leader has ended (such as prefork children of a killed worker), if their environment
+    names this data folder.
 
-    The number is somebody else's if a process has it again: it is given to nobody while it names a session. That
-    leader may have ended too, so that we ourselves stand in a session of that number: never us, nor who started us.
+    A process with the leader's pid is a different one, since a pid is not reused while it names a session; the session
+    is then a new one. If that new leader has ended too, we may be in its session ourselves, so this process and its
+    parents are left out.
     """
     if psutil.pid_exists(row.get("pid", 0)):
         return []
@@ -109,10 +112,10 @@ def running_owner(data_dir: Path) -> psutil.Process | None:
 
 
 def stop_owner(data_dir: Path, timeout_s: float) -> str:
-    """`make down`: asks the supervisor to stop, as Ctrl-C would, and waits. Raises ConfigError when it does not."""
+    """`make down`: stop the supervisor, as Ctrl-C would, and wait for it. Raises ConfigError if it does not end."""
     owner = running_owner(data_dir)
     if owner is None:
-        return f"nothing runs over {data_dir}"
+        return f"no supervisor runs with DATA_DIR {data_dir}"
     owner.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""What `make up` runs besides the servers and the engines: command lines, environment, order of start and stop."""
+"""The processes of `make up` other than servers and engines: command lines, environment, order of start and stop."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from workers.environment import given
+from workers.environment import read_variable
 from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# The gateway goes first, to drain; what it needs goes last. Engines, Redis and PostgreSQL follow after these.
+# The gateway stops early, to drain; what it needs stops later. Engines, Redis and PostgreSQL follow after these.
 STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",))
-GATEWAY_DRAIN_S = 30.0  # running requests have 20 s, their last words 1 s, their records 4 s
-# glibc keeps an arena per thread; two are enough here and save tens of MB a process.
+GATEWAY_DRAIN_S = 30.0  # requests in flight have 20 s, their error events 1 s, their records 4 s
+# glibc keeps one memory arena for each thread; two are enough here and save tens of MB for each process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
-# Each loads what its role needs of Django, no more.
+# Each role loads only the parts of Django that it needs.
 ROLES = {"gateway": "gateway", "console": "console", "worker": "worker", "analysis": "worker", "beat": "beat"}
 PYTHON = (sys.executable, "-m")
 CHECK_TIMEOUT_S = 60.0
@@ -27,12 +27,14 @@ CHECK_TIMEOUT_S = 60.0
 def environment(
     settings: Settings, database_url: str, redis_url: str, secrets: Mapping[str, str], base: Mapping[str, str]
 ) -> dict[str, str]:
-    """What every process of ours is told. Deadlines, keys and ports travel here, never in command lines."""
-    return _decided({"DATABASE_URL": database_url, "REDIS_URL": redis_url}, told(settings, secrets, base))
+    """The environment of every process that `make up` starts. Secrets are passed here and never on a command line."""
+    return _with_values(
+        {"DATABASE_URL": database_url, "REDIS_URL": redis_url}, known_environment(settings, secrets, base)
+    )
 
 
-def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """All of `environment` that is known before the servers run."""
+def known_environment(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """The part of `environment` that is known before the servers run."""
     ours = {
         **LEAN,
         "DATA_DIR": str(settings.data_dir),
@@ -44,17 +46,17 @@ def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }
-    return _decided(ours, base)
+    return _with_values(ours, base)
 
 
-def _decided(values: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with these by value: the file that one of them was read from, or that is not meant, must not win again."""
+def _with_values(values: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with these values. Their `NAME_FILE` variables are removed, since a file would take precedence again."""
     files = {f"{name}_FILE" for name in values}
     return {**{name: value for name, value in base.items() if name not in files}, **values}
 
 
-def refused(env: Mapping[str, str]) -> str:
-    """What is wrong with the settings of the Django processes, in one line; "" when nothing is."""
+def settings_error(env: Mapping[str, str]) -> str:
+    """The error in the settings of the Django processes, in one line; "" if there is none."""
     done = subprocess.run(
         [*PYTHON, "workers.settings_check"],
         env={**env, "SLACKLINE_ROLE": "manage"},
@@ -63,7 +65,7 @@ def refused(env: Mapping[str, str]) -> str:
         text=True,
         check=False,
         timeout=CHECK_TIMEOUT_S,
-        start_new_session=True,  # Ctrl-C is the supervisor's
+        start_new_session=True,  # Ctrl-C reaches only the supervisor
         preexec_fn=die_with_parent(),
     )
     if done.returncode == 0:
@@ -73,19 +75,19 @@ def refused(env: Mapping[str, str]) -> str:
 
 
 def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
-    """In the order of their start."""
+    """The processes, in the order in which they start."""
     return [
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
         _spec(settings, env, "console", _console(settings.console_port), 8.0),
         _spec(settings, env, "worker", _worker(env, "control,actions"), 10.0),
-        # An experiment in the middle goes on at the next start, from the last run that ended: no need to wait for it.
+        # The next start continues an experiment after its last finished run, so a stop need not wait for it.
         _spec(settings, env, "analysis", _worker(env, "analysis"), 2.0),
         _spec(settings, env, "beat", _beat(env, settings.data_dir), 5.0),
     ]
 
 
 def when_ready(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
-    """Started once an engine can serve: traffic before that would show an outage that is none."""
+    """The processes that start once an engine can serve. Demo traffic before that would show failures."""
     load = ("workers.demo_load", "--url", settings.own_gateway_url)
     return [_spec(settings, env, "demo-load", load, 3.0)] if settings.demo_load else []
 
@@ -95,7 +97,7 @@ def migrate(env: Mapping[str, str], log: Path) -> Spec:
 
 
 def seed(env: Mapping[str, str], log: Path) -> Spec:
-    return _manage(env, log, "seed_demo", "--demo")  # the fixed key of the documentation, on loopback
+    return _manage(env, log, "seed_demo", "--demo")  # with the API key of the documentation; we listen on loopback only
 
 
 def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
@@ -104,8 +106,8 @@ def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
 
 
 def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[str, ...], grace_s: float) -> Spec:
-    told = {**env, "SLACKLINE_ROLE": ROLES[name]} if name in ROLES else env
-    return Spec(name, (*PYTHON, *module), told, settings.logs / f"{name}.log", grace_s=grace_s)
+    env = {**env, "SLACKLINE_ROLE": ROLES[name]} if name in ROLES else env
+    return Spec(name, (*PYTHON, *module), env, settings.logs / f"{name}.log", grace_s=grace_s)
 
 
 def _console(port: int) -> tuple[str, ...]:
@@ -117,12 +119,12 @@ def _console(port: int) -> tuple[str, ...]:
 
 
 def _log_level(env: Mapping[str, str]) -> str:
-    """Celery sets the root logger's level itself, whatever Django's settings say."""
-    return given(env, "LOG_LEVEL") or "INFO"
+    """The log level for Celery, which sets the level of the root logger itself and ignores Django's settings."""
+    return read_variable(env, "LOG_LEVEL") or "INFO"
 
 
 def _worker(env: Mapping[str, str], queues: str) -> tuple[str, ...]:
-    # One prefork child: it keeps time limits (threads ignore them), and costs one child's memory.
+    # One prefork child, since time limits do not work with threads, and each child takes memory.
     return (
         *("celery", "-A", "workers.celery:app", "worker", "-P", "prefork", "-c", "1", "-Q", queues),
         *("-l", _log_level(env), "--without-gossip", "--without-mingle", "--without-heartbeat"),

@@ -1,4 +1,5 @@
-"""Ports: the two fixed ones must be free, all others are free ones, recorded in DATA_DIR/ports.json."""
+"""Ports of `make up`: those of gateway and console are fixed and must be free; all others are chosen, and stored in
+DATA_DIR/ports.json."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
+    """A TCP port on loopback that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -39,7 +41,7 @@ def require_free(port: int, variable: str) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Whole or not at all: readers in other processes never see half a file."""
+    """Write the file atomically, so that other processes never read half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     partial.replace(path)

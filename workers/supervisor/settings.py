@@ -1,6 +1,6 @@
-"""What `make up` can be told, by environment variable. The supervisor loads no Django: this is its one place.
+"""The settings of `make up`, from environment variables. The supervisor reads them here since it does not load Django.
 
-What it has decided it hands down by value (`plan.told`), so that everything it starts goes by the same.
+It passes its values to the processes it starts (`plan.known_environment`), so that all of them use the same.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.core.errors import ConfigError
-from workers.environment import given
+from workers.environment import read_variable
 from workers.supervisor.ports import HOST
 
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
-# SECRET_KEY signs sessions; engines give their KV and weights only to those who know FLEET_TOKEN.
+# SECRET_KEY signs sessions. Engines send KV and weights only to processes that know FLEET_TOKEN.
 SECRETS = ("SECRET_KEY", "FLEET_TOKEN")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`database_url`, `redis_url` None: the embedded servers in `data_dir`. `gateway_at`, `console_at`: where people
-    reach them, if not on the ports of this machine, as behind a proxy; None: there."""
+    """`database_url`, `redis_url`: None starts the embedded servers in `data_dir`. `gateway_at`, `console_at`: public
+    URLs, for instance behind a proxy; None: the ports of this machine."""
 
     data_dir: Path
     gateway_port: int = GATEWAY_PORT
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def log(self) -> Path:
-        """The supervisor's own, once nobody reads its terminal."""
+        """The supervisor's own log, used once its terminal is closed."""
         return self.logs / "supervisor.log"
 
     @property
@@ -67,27 +67,28 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         raise ConfigError(
             f"GATEWAY_PORT and CONSOLE_PORT are both {gateway}: give them different ports", "GATEWAY_PORT"
         )
-    hosts = {name.strip() for name in given(environ, "ALLOWED_HOSTS").split(",")} - {""}
+    hosts = {name.strip() for name in read_variable(environ, "ALLOWED_HOSTS").split(",")} - {""}
     if hosts and not hosts & {HOST, "*"}:
         raise ConfigError(
-            f"ALLOWED_HOSTS lacks {HOST}, where the console is asked whether it is ready", "ALLOWED_HOSTS"
+            f"ALLOWED_HOSTS must contain {HOST}, where `make up` checks whether the console is ready", "ALLOWED_HOSTS"
         )
     return Settings(
-        data_dir=Path(given(environ, "DATA_DIR") or ".data").expanduser().resolve(),
+        data_dir=Path(read_variable(environ, "DATA_DIR") or ".data").expanduser().resolve(),
         gateway_port=gateway,
         console_port=console,
-        database_url=given(environ, "DATABASE_URL") or None,
-        redis_url=given(environ, "REDIS_URL") or None,
+        database_url=read_variable(environ, "DATABASE_URL") or None,
+        redis_url=read_variable(environ, "REDIS_URL") or None,
         demo_load=_flag(environ, "DEMO_LOAD", default=True),
-        gateway_at=given(environ, "GATEWAY_URL").rstrip("/") or None,
-        console_at=given(environ, "CONSOLE_URL").rstrip("/") or None,
+        gateway_at=read_variable(environ, "GATEWAY_URL").rstrip("/") or None,
+        console_at=read_variable(environ, "CONSOLE_URL").rstrip("/") or None,
     )
 
 
 def kept_secret(name: str, data_dir: Path, environ: Mapping[str, str]) -> str:
-    """Made once and kept in the data folder, readable by its owner only: what it protects survives a restart."""
-    if said := given(environ, name):
-        return said
+    """The secret from the environment. Otherwise it is generated once and kept in the data folder, readable by its
+    owner only, so that sessions survive a restart."""
+    if value := read_variable(environ, name):
+        return value
     path = data_dir / name.lower()
     if not path.exists():
         path.touch(mode=0o600)
@@ -96,14 +97,14 @@ def kept_secret(name: str, data_dir: Path, environ: Mapping[str, str]) -> str:
 
 
 def _port(environ: Mapping[str, str], name: str, default: int) -> int:
-    raw = given(environ, name) or str(default)
+    raw = read_variable(environ, name) or str(default)
     if not raw.isdecimal() or not 0 < int(raw) < 65536:
         raise ConfigError(f"{name} is {raw!r}: a port is a number from 1 to 65535", name)
     return int(raw)
 
 
 def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
-    raw = given(environ, name).strip().lower()
+    raw = read_variable(environ, name).strip().lower()
     if not raw:
         return default
     if raw not in _TRUE | _FALSE:

@@ -1,4 +1,5 @@
-"""The loop of `make up`: servers, migrations, seed, processes, engines; keep them; stop them in order."""
+"""The main loop of `make up`: starts servers, migrations, demo data, processes and engines; restarts what dies; stops
+everything in order."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from workers.supervisor.announce import Readiness, say, welcome, write
 from workers.supervisor.child import Child, Service, Spec, stop_all
 from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.engine_processes import EngineFolder
-from workers.supervisor.given import require_database, require_redis
+from workers.supervisor.external_servers import require_database, require_redis
 from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers
 from workers.supervisor.ports import require_free, write_json
@@ -30,19 +31,19 @@ REVIVE_TIMEOUT_S = 10.0
 
 
 class StartFailed(SlacklineError):
-    """A step of the start ended badly; the message carries the end of its log."""
+    """A step of the start failed; the message contains the end of its log."""
 
 
 class Interrupted(SlacklineError):
-    """Asked to stop during the start."""
+    """A stop was requested during the start."""
 
 
 class StopFailed(SlacklineError):
-    """Something may have been left; the message says what went wrong, the ledger who it may be."""
+    """Processes may still run. The message has the errors; `processes.json` lists the processes."""
 
 
 class Supervisor:
-    """Owns every process of one data folder. One thread; signals only raise a flag."""
+    """Owns all processes of one data folder. It has one thread; signal handlers only count."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings, self.environ = settings, environ
@@ -51,15 +52,15 @@ class Supervisor:
         self.engines: EngineFolder | None = None
         self.postgres: EmbeddedPostgres | None = None
         self.redis: EmbeddedRedis | None = None
-        self.signals = 0  # of any kind: stop
-        self.presses = 0  # by a person or a program that waits: a second one means without draining
+        self.signals = 0  # of any kind; the first one starts the stop
+        self.presses = 0  # those other than SIGHUP; a second one skips draining
         self.all_ended = False
         self.secrets: dict[str, str] = {}
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may close, we go on
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup we keep running
             signal.signal(signal.SIGHUP, self._on_signal)
         ownership = Ownership(self.settings.data_dir)
         try:
@@ -90,7 +91,7 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
-        if number != signal.SIGHUP:  # a closed terminal sends it more than once, from kernel and shell
+        if number != signal.SIGHUP:  # a closing terminal sends SIGHUP more than once, from kernel and shell
             self.presses += 1
 
     # ---- start -------------------------------------------------------------------------------------------------
@@ -113,16 +114,16 @@ class Supervisor:
         self._record(ownership)
 
     def _check(self) -> None:
-        """Everything said by environment, before the first server: what is refused later is refused in a log."""
+        """Check all environment variables before the first server starts; later, errors would only be in a log."""
         self.secrets = {name: kept_secret(name, self.settings.data_dir, self.environ) for name in SECRETS}
-        if problem := plan.refused(plan.told(self.settings, self.secrets, self.environ)):
+        if problem := plan.settings_error(plan.known_environment(self.settings, self.secrets, self.environ)):
             raise ConfigError(problem)
         for url, answers in ((self.settings.database_url, require_database), (self.settings.redis_url, require_redis)):
             if url is not None:
                 answers(url)
 
     def _servers(self) -> dict[str, str]:
-        """Start what is not given by environment; returns the environment of everything else."""
+        """Start the servers that the environment does not name; returns the environment of all other processes."""
         settings, database_url, redis_url = self.settings, self.settings.database_url, self.settings.redis_url
         if database_url is None:
             self._say("starting PostgreSQL")
@@ -145,7 +146,7 @@ class Supervisor:
         return ports
 
     def _once(self, spec: Spec) -> None:
-        """Run to its end. Raises StartFailed with the end of the log."""
+        """Run a command and wait for its end. Raises StartFailed with the end of its log, and Interrupted."""
         child = Child(spec)
         deadline = time.monotonic() + PREPARE_TIMEOUT_S
         while child.exit_code() is None:
@@ -189,11 +190,11 @@ class Supervisor:
             self.engines.sync()
 
     def _revive(self, server: EmbeddedPostgres | EmbeddedRedis) -> None:
-        self._say(f"{server.name} ended; starting it again")
+        self._say(f"{server.name} ended; restarting it")
         try:
             server.start(REVIVE_TIMEOUT_S)
         except EmbeddedError as error:
-            self._say(f"{error}\ntrying again")
+            self._say(f"{error}\nretrying")
 
     def _running(self) -> list[tuple[str, int]]:
         found = [(s.spec.name, s.pid) for s in self.services if s.pid is not None]
@@ -206,9 +207,9 @@ class Supervisor:
     # ---- stop --------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Gateway first, so that running requests end while their engines live; PostgreSQL last.
+        """Stop the gateway first, so that requests in flight can finish on their engines, and PostgreSQL last.
 
-        Each step is tried, whatever became of those before. Raises StopFailed when one did not end well.
+        Every step is tried, even if an earlier one failed. Raises StopFailed with all errors.
         """
         began, seen = time.monotonic(), self.presses
         self._say("stopping (press Ctrl-C again to stop without draining)")
@@ -229,7 +230,7 @@ class Supervisor:
 
 
 def _tried(step: Callable[[], None]) -> str:
-    """What went wrong, "" if nothing did."""
+    """Run the step; returns its error, or ""."""
     try:
         step()
     except (OSError, SlacklineError, RuntimeError, subprocess.SubprocessError) as error:

@@ -1,1 +1,2 @@
-"""Celery tasks: load, call a service, return. One area a file; the schedule is in `workers/celery.py`."""
+"""Celery tasks: each loads, calls a service and returns. One file for each area; the schedule is in
+`workers/celery.py`."""

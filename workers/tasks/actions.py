@@ -1,6 +1,7 @@
-"""Carries out what `controller.services.actions` ordered: a look each second by beat, one at once after an order.
+"""Advances the open actions that `controller.services.actions` stores: once a second, and at once after a new one.
 
-Queue `actions`. Each look is short: an engine loads by itself, and whatever a killed worker left is seen by the next.
+Queue `actions`. Each run is short, since engines load weights by themselves. The next run continues what a killed
+worker left.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 
 from celery import shared_task
 
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.live import announce
 from workers.tasks.names import ACTIONS
 from workers.tasks.scaling import fleet_or_nothing
@@ -19,5 +20,5 @@ log = logging.getLogger(__name__)
 
 @shared_task(name=ACTIONS, soft_time_limit=7, time_limit=9)
 def work() -> None:
-    for decision in look(fleet_or_nothing()):
+    for decision in advance_actions(fleet_or_nothing()):
         announce(decision)

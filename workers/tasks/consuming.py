@@ -1,8 +1,8 @@
-"""A consumer that takes no messages any more begins anew.
+"""Reconnects a Celery consumer that has stopped taking messages.
 
-Redis that dies between a message's arrival and its acknowledgement leaves Celery's consumer (5.7, prefetch of one) with
-a message that it counts as its own for ever: it reads nothing more, and what reads nothing never hears that the
-connection is gone. Such a worker looks well and does nothing until somebody restarts it.
+If Redis dies between the delivery of a message and its acknowledgement, Celery's consumer (5.7, prefetch of one) counts
+that message as unacknowledged for ever. It then reads no more messages, so it never notices that its connection is
+closed, and the worker looks healthy but does nothing until it is restarted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from celery.worker import state
 from workers.tasks.heartbeat import redis_client
 
 LOOK_EVERY_S = 2.0
-LOOKS = 3  # a worker that is well takes within milliseconds what waits; it is idle beside a queue once by chance
+# A healthy worker takes a waiting message within milliseconds, so it is idle beside a full queue at most once by
+# chance.
+LOOKS = 3
 
 
-class TakesMessages(bootsteps.StartStopStep):
-    """A part of the consumer: looks whether it is idle although messages wait for it, and then drops the connection."""
+class StalledConsumer(bootsteps.StartStopStep):
+    """A step of Celery's consumer: drops the connection if the consumer is idle although messages wait."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -40,12 +42,12 @@ class TakesMessages(bootsteps.StartStopStep):
             self._timer = None
 
     def look(self, queues: list[str]) -> None:
-        """Raises ConnectionError; the worker's loop takes it for the loss of a connection and makes another."""
-        self._seen = self._seen + 1 if self._left_lying(queues) else 0
+        """Raises ConnectionError if the consumer has stalled; the worker's loop then reconnects."""
+        self._seen = self._seen + 1 if self._idle_beside_messages(queues) else 0
         if self._seen >= LOOKS:
             raise ConnectionError(f"messages wait in {', '.join(queues)} and are not taken")
 
-    def _left_lying(self, queues: list[str]) -> bool:
+    def _idle_beside_messages(self, queues: list[str]) -> bool:
         if state.reserved_requests or state.active_requests:
             return False
         try:

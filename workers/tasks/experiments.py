@@ -1,6 +1,7 @@
-"""The experiments' worker: looks for work once a second, does one, and ends. Queue `analysis`.
+"""Runs experiments: once a second, the next one in the queue. Celery queue `analysis`.
 
-Beat sends the look, not the asker: whatever a killed worker left undone is found the same way as what is new.
+Beat triggers the task instead of the page that creates an experiment, so that an experiment whose worker was killed is
+found like a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from workers.tasks.names import EXPERIMENTS, EXPERIMENTS_RETAIN
 
 log = logging.getLogger(__name__)
 
-LONGEST_S = 1000  # more than an experiment and the previews in between may take: the last resort
+LONGEST_S = 1000  # more than an experiment and the previews during it may take, as a last resort
 
 
 @shared_task(name=EXPERIMENTS, soft_time_limit=LONGEST_S, time_limit=LONGEST_S + 20)
@@ -29,4 +30,4 @@ def work() -> None:
 def retain() -> None:
     removed = experiments_retain(actor=Actor.job("retention"))
     if removed:
-        log.info("removed %d experiments that nobody kept", removed)
+        log.info("removed %d experiments that ended long ago and were not kept", removed)

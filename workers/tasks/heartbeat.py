@@ -1,7 +1,7 @@
-"""Signs of life of workers and beat, for /healthz: keys in Redis that expire.
+"""Heartbeats of workers and beat, for /healthz: keys in Redis that expire.
 
-The worker of the short queues shows by a task that its tasks run. That of `analysis` is busy for minutes with one
-experiment: there the process that takes tasks from the queue says it, whatever its child is at.
+The worker of the short queues sends its heartbeat from a task, which shows that its tasks run. The worker of `analysis`
+computes one experiment for minutes, so there the consumer process sends it while its child computes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ REDIS_TIMEOUT_S = 1.0
 
 @shared_task(name=HEARTBEAT, soft_time_limit=4, time_limit=5)
 def heartbeat() -> None:
-    sign_of_life("worker")
+    heartbeat_send("worker")
 
 
-def sign_of_life(process: str) -> None:
-    """Losing one is harmless: the next comes in two seconds, and while Redis is away nobody could read it."""
+def heartbeat_send(process: str) -> None:
+    """Store the heartbeat of a process. Never raises: the next one follows two seconds later, and without Redis it
+    could not be read anyway."""
     try:
         redis_client().set(HEARTBEAT_KEY.format(process=process), time.time(), ex=TTL_S)
     except redis.RedisError:
         return
 
 
-class AnalysisLives(bootsteps.StartStopStep):
-    """A part of the consumer of a worker that serves `analysis`: stops and starts with its connection to the broker."""
+class AnalysisHeartbeat(bootsteps.StartStopStep):
+    """A step of Celery's consumer that sends the heartbeat of a worker that serves `analysis`, while it is connected to
+    the broker."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -47,8 +49,8 @@ class AnalysisLives(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         if ANALYSIS in parent.app.amqp.queues.consume_from:
-            sign_of_life(ANALYSIS)
-            self._timer = parent.timer.call_repeatedly(EVERY_S, sign_of_life, (ANALYSIS,))
+            heartbeat_send(ANALYSIS)
+            self._timer = parent.timer.call_repeatedly(EVERY_S, heartbeat_send, (ANALYSIS,))
 
     def stop(self, parent: Any) -> None:
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""Celery's logs made readable: an outage is one line now and then, not eighty lines of traceback each second."""
+"""Makes Celery's logs readable: an outage is one line every 30 s instead of a long traceback each second."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import time
 
 REPEAT_AFTER_S = 30.0
-# One line per task and second from these at INFO; their warnings stay.
+# At INFO these write a line for each task, each second. Their warnings stay.
 CHATTY = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "celery.beat")
 OUTAGES = ("OperationalError", "ConnectionError", "TimeoutError", "InterfaceError", "SchedulingError")
 
 
 class OutageFilter(logging.Filter):
-    """Cuts tracebacks of lost connections to their last line, and repeats the same line only every 30 s."""
+    """Shortens log records of lost connections to one line, and repeats the same line at most every 30 s."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def _outage(record: logging.LogRecord) -> str | None:
 
 
 def quieten() -> None:
-    """On the handlers, since a filter of a logger does not see what its children log."""
+    """Install the filter on the handlers, since a filter of a logger does not see the records of its children."""
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:

@@ -1,4 +1,4 @@
-"""Task names, so that the schedule and the tasks agree without importing each other."""
+"""Names of Celery tasks, for the schedule and the tasks, which do not import each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Desired against observed instances: look, record, then act through the provisioners. Once a second by beat.
+"""The reconciler: compares desired and observed states, records what it saw, then acts through the provisioners. It
+runs once a second.
 
-Each step is a small transaction that compares under the row's lock, and calls to provisioners follow their records; so
-two looks at once do no harm, and whatever a killed worker left undone is seen and done by the next.
+Each step is a small transaction that compares again under the row's lock, and a provisioner is called after the step is
+stored. So two runs at the same time do no harm, and the next run does what a killed worker left undone.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 
 log = logging.getLogger(__name__)
-WATCH = Watch()  # of this process: who hangs is asked again when its call has ended
+WATCH = Watch()  # kept between runs: an endpoint that hangs is not asked again until its call has ended
 
 
 @shared_task(name=RECONCILE, soft_time_limit=7, time_limit=9)
 def reconcile() -> None:
-    look_and_act(provisioners(Path(settings.DATA_DIR)), time.time())
+    reconcile_once(provisioners(Path(settings.DATA_DIR)), time.time())
 
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
-    """By name. Static endpoints are the rows themselves; process instances need a supervisor's folder here."""
+    """The provisioners that work on this machine, by name. `process` needs the folder of a supervisor; `static` gets
+    the registered endpoints from the database."""
     found: dict[str, Provisioner] = {"static": StaticProvisioner(_endpoints(), WATCH)}
     folder = data_dir / "engines"
     if folder.is_dir():
@@ -48,7 +50,8 @@ def provisioners(data_dir: Path) -> dict[str, Provisioner]:
 
 
 def _endpoints() -> dict[str, Endpoint]:
-    """Roles are compared when an endpoint joins; later it may be switching. A sleeper is asked whether it sleeps."""
+    """The registered endpoints. Their role is compared with the engine's only when they join, since it may be switching
+    later; a sleeping one is asked whether it still sleeps."""
     rows = Instance.objects.live().filter(provisioner="static").exclude(url="")
     return {row.pk: _endpoint(row) for row in rows}
 
@@ -60,8 +63,8 @@ def _endpoint(row: Instance) -> Endpoint:
     return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep)
 
 
-def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
-    """One look; returns the steps taken."""
+def reconcile_once(by_name: dict[str, Provisioner], now: float) -> list[Step]:
+    """Reconcile all instances once; returns the steps taken. `now`: epoch seconds."""
     seen = {observed.id: observed for provisioner in by_name.values() for observed in provisioner.observe()}
     fleet = fresh(fleet_or_nothing(), now)
     wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
@@ -71,20 +74,21 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
             take(step, by_name)
         except SoftTimeLimitExceeded:
             raise
-        except Exception as error:  # whatever it is: the other instances must not wait for this one
+        except Exception as error:  # the other instances must not wait for this one, whatever the error is
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
-            _tell(step, error)
+            _store_error(step, error)
     lifecycle.instances_seen(ids=_running(seen.values()))
     return steps
 
 
-def _tell(step: Step, error: Exception) -> None:
-    """On its row, where an operator looks. That the database is away every page says, and nothing could be written."""
+def _store_error(step: Step, error: Exception) -> None:
+    """Store the error on the instance's row, for the operator. An error of the database cannot be stored, and every
+    page shows it."""
     if isinstance(error, Error):
         return
-    told = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+    message = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
     ours = isinstance(error, ConfigError | ValidationError)
-    lifecycle.instance_trouble(instance_id=step.id, error=told if ours else f"{type(error).__name__}: {told}")
+    lifecycle.instance_error_set(instance_id=step.id, error=message if ours else f"{type(error).__name__}: {message}")
 
 
 def take(step: Step, by_name: dict[str, Provisioner]) -> None:
@@ -109,7 +113,7 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
 
 
 def _join(step: Mark) -> None:
-    """Its links come before gateways hear of it, and so before its first request."""
+    """Make its links before gateways see the instance, and so before its first request."""
     row = Instance.objects.select_related("model").get(pk=step.id)
     if row.observed_state != Instance.Observed.READY:
         join(row, step.url)
@@ -127,5 +131,5 @@ def _seen(observed: Observed) -> Seen:
 
 
 def _running(observed: Iterable[Observed]) -> list[str]:
-    """Those whose life was seen, not just wished."""
+    """Ids of instances whose process was seen running."""
     return [o.id for o in observed if o.state in ("ready", "stopping") or (o.state == "starting" and o.started_at)]

@@ -1,4 +1,4 @@
-"""Request records: partitions made ahead, old ones dropped; the roll-up, actions and the audit trimmed."""
+"""Retention of stored data: creates partitions in advance, drops old ones, trims the roll-up, actions and the audit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def ensure_partitions() -> None:
     made = partitions_ensure()
     if made:
-        log.info("made partitions for %s", ", ".join(map(str, made)))
+        log.info("created partitions for %s", ", ".join(map(str, made)))
 
 
 @shared_task(name=RETENTION, time_limit=300, soft_time_limit=280)
@@ -30,10 +30,10 @@ def drop_old_records() -> None:
         log.info("dropped the records of %s", ", ".join(map(str, dropped)))
     trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
     if trimmed:
-        log.info("trimmed the roll-up by %d minutes of a group", trimmed)
+        log.info("deleted %d rows of the roll-up by minute", trimmed)
     samples_retain(days=SAMPLES_KEPT_DAYS)
     instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
     actions_retain(days=settings.ACTIONS_KEPT_DAYS)
     decided = decisions_retain(days=settings.DECISIONS_KEPT_DAYS)
     if decided:
-        log.info("forgot %d decisions of jobs", decided)
+        log.info("deleted %d old decisions of jobs", decided)

@@ -1,4 +1,4 @@
-"""The scaler's tick: once a second by beat, each policy on its own lock and in its own transaction."""
+"""The tick of the scaler, once a second. Each policy has its own lock and its own transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.live import LiveUnavailable, announce, read_fleet
 from workers.tasks.names import ACTIONS, SCALE
 
 log = logging.getLogger(__name__)
-ORDERS = {"warm", "woken", "asleep"}  # what a decision leaves to the queue `actions`
+ORDERS = {"warm", "woken", "asleep"}  # outcomes of a decision that the queue `actions` carries out
 SOON_S = 2.0
 
 
@@ -48,12 +48,12 @@ def tick() -> None:
 
 
 def _tick_one(policy_id: int, name: str, fleet: list[FleetMessage]) -> Exception | None:
-    """What it raised, whatever that is: the next tick tries again."""
+    """The exception that the tick raised, of whatever type; the next tick tries again."""
     try:
         decision = scaler_tick(policy_id=policy_id, fleet=fleet, now=time.time())
         announce(decision)
         if decision is not None and ORDERS & decision.outcome.keys():
-            announce_actions()
+            start_actions()
     except Exception as error:
         log.exception("scaling policy %s (%s): tick failed", policy_id, name)
         return error
@@ -68,7 +68,7 @@ def _failing_before() -> FailingPolicies:
 
 
 def fleet_or_nothing() -> list[FleetMessage]:
-    """Without Redis there is no telemetry, which the scaler records as stale, once."""
+    """The state that gateways publish; empty without Redis. The scaler then records stale telemetry, once."""
     try:
         return read_fleet()
     except LiveUnavailable as error:
@@ -76,9 +76,9 @@ def fleet_or_nothing() -> list[FleetMessage]:
         return []
 
 
-def announce_actions() -> None:
-    """Something was ordered: carry it out now, not at beat's next tick. With the broker away that tick finds it."""
+def start_actions() -> None:
+    """Carry new actions out now instead of at beat's next tick, which is also what finds them without a broker."""
     try:
         current_app.send_task(ACTIONS, expires=SOON_S, retry=False)
     except (KombuError, OSError) as error:
-        log.warning("actions are not carried out at once: %s", error)
+        log.warning("new actions wait for the next tick: %s", error)

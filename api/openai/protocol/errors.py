@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: one shape, codes that stay as they are, the field that is wrong."""
+"""Errors as OpenAI clients expect them: one shape, stable codes, the name of the wrong field."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: dict[str, _Kind] = {
 
 
 class ApiError(SlacklineError):
-    """Answered to the client as it is. `code` is a key of KINDS; an unknown one is answered 503."""
+    """An error that the client gets. `code` is a key of KINDS; an unknown one has status 503."""
 
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -49,7 +49,7 @@ class ApiError(SlacklineError):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
-        self.about: list[tuple[bytes, bytes]] = []  # x-slackline-* of the request's record, where it left one
+        self.about: list[tuple[bytes, bytes]] = []  # x-slackline-* headers of the request's record, if it has one
         self.status, self.type = KINDS.get(code, _Kind(503, "server_error"))
 
     def body(self) -> bytes:
@@ -57,11 +57,11 @@ class ApiError(SlacklineError):
         return orjson.dumps({"error": error})
 
     def event(self) -> bytes:
-        """The same as the last event of a stream. No `[DONE]` follows: the answer is not complete."""
+        """The error as the last event of a stream. No `[DONE]` follows, since the answer is incomplete."""
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Those of its record, and `Retry-After` in whole seconds, at least one."""
+        """Headers of its record, and `Retry-After` in whole seconds, at least one."""
         if self.retry_after_s is None:
             return self.about
         return [*self.about, (b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
@@ -71,12 +71,12 @@ def shutting_down() -> ApiError:
     return ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
 
 
-MOST_SAID = 2_000  # characters of an engine's refusal
+MOST_SAID = 2_000  # characters of an engine's error message
 _REFUSED = {404: "model_not_found", 413: "request_too_large"}
 
 
 def engine_refusal(status: int, body: bytes) -> ApiError:
-    """An engine's 4xx in the shape and with the codes of all others: its message and field, its status."""
+    """An engine's 4xx in the shape of all other errors, with the engine's message, field and status."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:

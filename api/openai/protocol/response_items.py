@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 def chat_messages(given: Any) -> list[Message]:
-    """Of `input`: text, or items. Calls that follow each other were made in one breath: they are one message."""
+    """Messages from `input`: text, or items. Consecutive function calls become one message."""
     if isinstance(given, str):
         if not given:
             raise wrong("input", "must not be empty")
@@ -33,7 +33,7 @@ def chat_messages(given: Any) -> list[Message]:
 
 
 def chat_tools(body: Mapping[str, Any]) -> Message:
-    """Fields of the chat that tell of functions; none without tools."""
+    """The chat's fields about functions; empty without tools."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     flag(body, "parallel_tool_calls")
     if tools is not None and not isinstance(tools, list):

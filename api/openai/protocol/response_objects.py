@@ -1,7 +1,7 @@
-"""/v1/responses on its way back: a chat completion, whole or streamed, as OpenAI's response object and its events.
+"""The answer of /v1/responses: a chat completion, whole or streamed, as OpenAI's response object.
 
-The relay asks for it between measuring and sending, so that an answer nobody can read is not taken for one. Output
-items are the message and function calls; what engines say of their reasoning stays with them. Streams:
+The relay translates between measuring and sending, so that an answer that cannot be read does not count as one. Output
+items are the message and function calls; the reasoning of engines is left out. Streams:
 `api.openai.protocol.response_streams`.
 """
 
@@ -44,7 +44,7 @@ class ResponseObject:
         return "incomplete" if self.finish in CUT_SHORT else "completed"
 
     def message(self, index: int, status: str, text: str) -> Item:
-        """The answer's text as the output item at `index`; it has no parts while it is in progress."""
+        """The answer's text as the output item at `index`; without parts while it is in progress."""
         content = [] if status == "in_progress" else [{**PART, "text": text}]
         name = f"msg_{self._name}_{index}"
         return {"id": name, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -76,7 +76,7 @@ class ResponseObject:
 
 
 def _usage(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat's counts under a response's names."""
+    """The chat's token counts under the names of a response."""
     prompt, output = int(chat.get("prompt_tokens") or 0), int(chat.get("completion_tokens") or 0)
     read, written = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
     return {
@@ -94,14 +94,14 @@ class WholeResponse:
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
 
-    def told(self, raw: bytes) -> bytes:
-        """The response for the engine's whole answer. Raises Unreadable."""
+    def translate(self, raw: bytes) -> bytes:
+        """The response for the engine's whole answer. Raises UnreadableAnswer."""
         try:
-            return self._told(raw)
+            return self._translate(raw)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise UnreadableAnswer from error
 
-    def _told(self, raw: bytes) -> bytes:
+    def _translate(self, raw: bytes) -> bytes:
         answer = orjson.loads(raw)
         choice = answer["choices"][0]
         self._response.finish = choice.get("finish_reason")

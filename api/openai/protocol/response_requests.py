@@ -1,8 +1,8 @@
 """Bodies of /v1/responses, as the chat completion that serves them.
 
 Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages,
-functions its tools. What a response could ask for beyond that (stored state, tools of OpenAI's own, images, background
-work) is refused by name, never ignored. Fields this module does not know go to the engine, as everywhere.
+functions its tools. What else a response can request (stored state, OpenAI's own tools, images, background work) is
+refused by name, never ignored. Fields this module does not know go to the engine, as for the other routes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from api.openai.protocol.response_items import chat_messages, chat_tools
 from api.openai.protocol.schemas import Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
 from controller.core.snapshot import ModelConfig
 
-# Fields that would change the answer if it could be given: the values that ask for nothing, and why others fail.
+# Fields that would change the answer: the values that request nothing, and why others are refused.
 NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "previous_response_id": ((None,), "is not supported: responses are not stored, send the conversation as input"),
     "conversation": ((None,), "is not supported: conversations are not stored, send the whole as input"),
@@ -41,7 +41,7 @@ def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig], count:
     body = load(raw)
     _refuse_unserved(body)
     echo = _echo(body)
-    dump({"response": echo})  # what cannot be repeated is refused now, not in the answer
+    dump({"response": echo})  # refuse now what the answer could not repeat
     parsed = parse_body(_as_chat(body), models, count, chat=True, shown="input")
     return parsed._replace(keep_usage=True, echo=echo)
 
@@ -55,7 +55,7 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
 
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """Takes the response's own fields out of `body` and puts the chat's in."""
+    """Replaces the response's own fields in `body` by the chat's."""
     messages = chat_messages(body.pop("input", None))
     instructions = body.get("instructions")
     if instructions is not None:
@@ -119,7 +119,7 @@ def _schema(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _echo(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the response object that repeat what was asked for."""
+    """Fields of the response object that repeat the request."""
     reasoning = body.get("reasoning") or {}
     text = body.get("text") or {}
     return {

@@ -20,7 +20,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class OpenMessage:
-    """The item that text goes into."""
+    """The open item that text is added to."""
 
     def __init__(self, response: ResponseObject, index: int) -> None:
         self._response, self._index = response, index
@@ -46,7 +46,7 @@ class OpenMessage:
 
 
 class OpenCall:
-    """The item that a function call's arguments go into. `number`: the chat's index of the call."""
+    """The open item that the arguments of a function call are added to. `number`: the chat's index of the call."""
 
     def __init__(self, response: ResponseObject, index: int, number: int, call_id: str, name: str) -> None:
         self.number = number
@@ -79,15 +79,15 @@ class StreamedResponse:
         self._response = response
         self._output: list[Item] = []
         self._open: OpenMessage | OpenCall | None = None
-        self._written: list[bytes] = []  # and not yet told
+        self._written: list[bytes] = []  # events not yet returned
         self._number = 0
         self._begun = False
         self._over = False
 
-    def told(self, raw: bytes) -> bytes:
-        """A response's events for whole events of the chat, or for an error of ours, which ends it.
+    def translate(self, raw: bytes) -> bytes:
+        """A response's events for whole events of the chat, or for an error of the gateway, which ends the stream.
 
-        Raises Unreadable; what could be read before is then told with the error.
+        Raises UnreadableAnswer; events that could be read before are then sent with the error.
         """
         try:
             for event in raw.split(b"\n\n"):
@@ -116,7 +116,7 @@ class StreamedResponse:
         try:
             chunk = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            return  # says nothing
+            return  # adds nothing
         if error := chunk.get("error"):
             yield from self._fail(error if isinstance(error, dict) else {"message": str(error)})
             return
@@ -146,7 +146,7 @@ class StreamedResponse:
             yield self._open.more(arguments)
 
     def _close(self, status: str) -> Iterator[Event]:
-        """The open item, if there is one, is whole or cut short."""
+        """Close the open item, if there is one, as complete or cut short."""
         if self._open is not None:
             yield from self._open.end(status)
             self._output.append(self._open.item(status))
@@ -154,7 +154,7 @@ class StreamedResponse:
 
     def _end(self) -> Iterator[Event]:
         self._over = True
-        if self._open is None and not self._output:  # an answer without a word is one all the same
+        if self._open is None and not self._output:  # an empty answer is an answer too
             self._open = OpenMessage(self._response, 0)
             yield from self._open.begin()
         yield from self._close(self._response.status)

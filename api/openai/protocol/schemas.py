@@ -1,8 +1,8 @@
 """Bodies of /v1/completions and /v1/chat/completions: checked here, in full, before anything is queued.
 
-What we use is validated; what only the engine uses passes through. Our own fields are stripped: SLO fields,
-`request_id`, `metadata.workflow_id` and `metadata.stage`; so are those by which engines hand requests over. One choice
-and one prompt a request: with `n` above 1 no time per output token could be promised, and the message says so.
+Fields that the gateway uses are validated; those only the engine uses pass through. Our own fields are stripped (SLO
+fields, `request_id`, `metadata.workflow_id`, `metadata.stage`), and so are those with which engines transfer KV. A
+request has one choice and one prompt: with `n` above 1 there would be no single time per output token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from controller.predict.lengths import HIGHEST, MESSAGE_TOKENS, PromptText
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
 OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
-# What engines tell one another through us: from a client it would send them to hosts of its choice.
+# What engines tell each other through the gateway: a client could send them to any host with it.
 BETWEEN_ENGINES = (
     "kv_transfer_params",
     "ec_transfer_params",
@@ -27,7 +27,7 @@ BETWEEN_ENGINES = (
     "bootstrap_room",
     "rid",
 )
-TEXT_MARGIN = 1.25  # text is estimated: refuse only what is clearly too long, the engine judges the rest
+TEXT_MARGIN = 1.25  # text is estimated: only what is clearly too long is refused here, the rest by the engine
 _NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -39,23 +39,23 @@ LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
 
 
 class Parsed(NamedTuple):
-    """What the gateway keeps of a body. `head` is the upstream JSON without its closing brace."""
+    """What the gateway keeps of a body. `head`: the JSON for the engine, without its closing brace."""
 
     model: ModelConfig
     head: bytes
     streamed: bool
     keep_usage: bool
     prompt_tokens: int  # exact when the prompt came as token ids, else 0
-    text: PromptText  # when it came as text
+    text: PromptText  # when the prompt came as text
     max_tokens: int | None
     asked: SloFields
     workflow: str
     stage: str
-    echo: dict[str, Any] | None = None  # /v1/responses: what its answer says of the request
+    echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
 
 
 class Count(Protocol):
-    """Tokens of texts by the model's tokenizer, None where it has none. `special`: with those around a text."""
+    """Tokens of texts by the model's tokenizer; None without one. `special`: with those around a text."""
 
     def __call__(self, model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None: ...
 
@@ -84,7 +84,7 @@ def parse_body(
     messages = len(body["messages"]) if chat else 0
     special = not chat and body.get("add_special_tokens") is not False
     chars = sum(map(len, texts))
-    countable = 0 < chars <= HIGHEST * model.context_tokens  # what is far too long is not worth counting
+    countable = 0 < chars <= HIGHEST * model.context_tokens  # a text that is far too long is not counted
     counted = count(model, texts, special=special) if countable else None
     text = PromptText(chars, counted, messages)
     for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
@@ -108,7 +108,7 @@ def load(raw: bytes) -> dict[str, Any]:
 
 
 def dump(body: object) -> bytes:
-    """The inverse of `load`. Raises ApiError: JSON is read that is nested deeper than what is written may be."""
+    """The inverse of `load`. Raises ApiError, since reading allows deeper nesting than writing."""
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError as error:
@@ -144,7 +144,7 @@ def flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool:
 
 
 def _stream(body: dict[str, Any]) -> tuple[bool, bool]:
-    """(streamed, the client wants the usage event). Other stream options stay, usage is always asked for."""
+    """(streamed, the client wants the usage event). Other stream options stay; usage is always requested."""
     streamed = flag(body, "stream")
     options = body.pop("stream_options", None)
     if options is not None and not isinstance(options, dict):
@@ -198,7 +198,7 @@ def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
 
 
 def _metadata(body: dict[str, Any]) -> tuple[str, str]:
-    """(workflow id, stage); the client's other metadata goes to the engine."""
+    """(workflow id, stage). The client's other metadata goes to the engine."""
     metadata = body.get("metadata")
     if metadata is None:
         return "", ""
@@ -237,7 +237,7 @@ def _prompt(body: Mapping[str, Any]) -> tuple[int, list[str]]:
 
 
 def _messages(body: Mapping[str, Any]) -> list[str]:
-    """What a conversation says, its tools included: templates write them out, about as they came."""
+    """The texts of a conversation, with its tools, which templates write out about as they came."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "must be a list with at least one message")
@@ -253,7 +253,7 @@ def _messages(body: Mapping[str, Any]) -> list[str]:
 
 
 def _content(content: Any, where: str) -> list[str]:
-    if content is None:  # an assistant's tool calls come without text
+    if content is None:  # an assistant's tool calls have no text
         return []
     if isinstance(content, str):
         return [content]
@@ -271,7 +271,7 @@ def _content(content: Any, where: str) -> list[str]:
 
 
 def _fits(parsed: Parsed, field: str) -> None:
-    """What is counted must fit, text is estimated with a margin."""
+    """Raises ApiError for a prompt beyond the context: counted tokens exactly, estimated ones with a margin."""
     context, text = parsed.model.context_tokens, parsed.text
     known = parsed.prompt_tokens or text.counted
     if known is None:

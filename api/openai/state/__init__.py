@@ -1,1 +1,1 @@
-"""What a gateway knows and publishes: configuration, fleet, telemetry, queue, records, metrics."""
+"""The gateway's background state: configuration, fleet, telemetry, records, and what it publishes of itself."""

@@ -1,8 +1,8 @@
-"""The gateway's instances: adapters by id, which of them answer, and what the dispatcher is told about that.
+"""The gateway's instances: backends by id, which of them answer, and what the scheduler is told of them.
 
-Configuration says which instances exist; only an answer to telemetry makes one usable. A refused connection takes it
-down at once, silence (no telemetry and no token) after `DEAD_AFTER_S`. An instance that leaves the configuration takes
-nothing new and is dropped when its last request has ended.
+The configuration says which instances exist; only an answer to telemetry makes one usable. A refused connection takes
+it down at once, silence (no telemetry and no token) after `DEAD_AFTER_S`. An instance that leaves the configuration
+gets no new requests and is dropped when its last one has ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from workers.backends.registry import backend_for
 log = logging.getLogger(__name__)
 
 DEAD_AFTER_S = 10.0
-REPLACED_WITHIN_S = 10.0  # that a process has ended is seen, recorded and told to gateways in far less
+REPLACED_WITHIN_S = 10.0  # far more than it takes until gateways know that a process has ended
 
 
-class Hears(Protocol):
-    """The part of Runtime that learns of instances."""
+class InstanceListener(Protocol):
+    """The part of Runtime that is told of instances."""
 
     def push(self, event: ev.Event) -> None: ...
 
@@ -49,11 +49,11 @@ class Seat:
         self.draining = False
         self.leaving = False
         self.seen_at = now
-        self.awaited_until = now + REPLACED_WITHIN_S  # while it is down: itself or its replacement is on its way
+        self.awaited_until = now + REPLACED_WITHIN_S  # while down: until then it or its replacement is expected
 
     @property
     def replaceable(self) -> bool:
-        """Somebody starts another when it ends; a registered endpoint is its owner's."""
+        """Is another one started when it ends? Not for a registered server, which its owner runs."""
         return self.spec.labels.get("provisioner", "static") != "static"
 
     def awaited(self, now: float) -> bool:
@@ -68,26 +68,26 @@ class GatewayFleet:
         self._session = session
         self._limits = limits
         self._clock = clock
-        self._runtime: Hears | None = None
-        self._coming: list[tuple[str, float]] = []  # model, when at the earliest
-        self._expected: dict[str, float] = {}  # as the dispatcher was told
+        self._runtime: InstanceListener | None = None
+        self._coming: list[tuple[str, float]] = []  # model, earliest time
+        self._expected: dict[str, float] = {}  # as the scheduler was told
 
     @property
-    def runtime(self) -> Hears:
+    def runtime(self) -> InstanceListener:
         if self._runtime is None:
             raise RuntimeError("the fleet was used before a runtime was bound to it")
         return self._runtime
 
     @property
     def coming(self) -> frozenset[str]:
-        """Models with an instance on its way, as the dispatcher was told."""
+        """Models with an instance being started, as the scheduler was told."""
         return frozenset(self._expected)
 
-    def bind(self, runtime: Hears) -> None:
+    def bind(self, runtime: InstanceListener) -> None:
         self._runtime = runtime
 
     def apply(self, snapshot: GatewaySnapshot) -> None:
-        """Level-triggered: whatever was there before, afterwards the seats are the snapshot's."""
+        """Level-triggered: whatever the seats were before, now they are those of the snapshot."""
         wanted = {spec.id: spec for spec in snapshot.instances}
         for spec in wanted.values():
             self._seat(spec)
@@ -102,14 +102,14 @@ class GatewayFleet:
         self.sweep()
 
     def sweep(self) -> None:
-        """Drop what has left the configuration and serves nothing any more; wait no longer for what did not come."""
+        """Drop instances that left the configuration and are idle; stop expecting those that did not come."""
         for instance_id, seat in list(self.seats.items()):
             if seat.leaving and not self.runtime.serving(instance_id):
                 self._drop(instance_id)
         self._expect()
 
     def _expect(self) -> None:
-        """Tell of each model whose first instance on its way is another one now, or of which none is any more."""
+        """Tell the scheduler when the next instance of a model is expected, where that changed."""
         now = self._clock()
         earliest = dict[str, float]()
         awaited = [(seat.spec.model, seat.seen_at) for seat in self.seats.values() if seat.awaited(now)]
@@ -149,7 +149,7 @@ class GatewayFleet:
             self._announce(seat)
 
     def _announce(self, seat: Seat) -> None:
-        """Up with this specification (role included); what drains stays drained."""
+        """Announce it as up with this specification (role included); a draining one stays so."""
         self.runtime.push(ev.InstanceUp(seat.spec, seat.backend.capabilities.paired))
         if seat.draining or seat.leaving:
             self._drain(seat)
@@ -167,7 +167,7 @@ class GatewayFleet:
     # ---- health ---------------------------------------------------------------------------------------------------
 
     def reported(self, instance_id: str, load: Load) -> None:
-        """Telemetry came: the instance lives."""
+        """Telemetry came, so the instance is alive."""
         seat = self.seats.get(instance_id)
         if seat is None:
             return
@@ -198,7 +198,7 @@ class GatewayFleet:
             self._expect()
 
     def heard(self, instance_id: str, now: float) -> None:
-        """A token came: slow telemetry alone does not make it dead."""
+        """A token came, so it is alive however slow its telemetry."""
         seat = self.seats.get(instance_id)
         if seat is not None:
             seat.seen_at = now

@@ -1,8 +1,8 @@
-"""Blocking calls beside the loop: one daemon thread, one call at a time, each given up after a time limit.
+"""Blocking calls off the loop: one daemon thread, one call at a time, each abandoned after a time limit.
 
-A thread that hangs in a call (a stopped database) cannot be ended. It is left alone: further calls fail at once with
-Busy until it returns, or until `abandon_s`, when a new thread takes its place. Daemon threads never hold up the exit,
-which is why this is not a ThreadPoolExecutor.
+A thread that hangs in a call (a stopped database) cannot be ended. Further calls fail at once with Busy until it
+returns, or until `abandon_s`, when a new thread replaces it. Daemon threads never delay the exit of the process, which
+is why this is not a ThreadPoolExecutor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OffLoop:
         self._name = name
         self._abandon_s = abandon_s
         self._jobs: SimpleQueue[Callable[[], None] | None] | None = None
-        self._started_at: float | None = None  # of the call that runs now
+        self._started_at: float | None = None  # of the running call
 
     @property
     def hanging_s(self) -> float:
@@ -67,7 +67,7 @@ class OffLoop:
         try:
             result: Any = work()
             error: Exception | None = None
-        except Exception as raised:  # it belongs to the caller
+        except Exception as raised:  # passed on to the caller
             result, error = None, raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._settle, answer, result, error, jobs)
@@ -81,7 +81,7 @@ class OffLoop:
             answer.set_result(result)
         else:
             answer.set_exception(error)
-            answer.exception()  # read here: a caller that gave up does not read it
+            answer.exception()  # retrieved here: a caller that gave up does not
 
 
 def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

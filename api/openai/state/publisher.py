@@ -1,8 +1,8 @@
-"""The gateway's state for scaler and pages, in the background: Redis away or hanging never touches the data path.
+"""Publishes the gateway's state for scaler and pages, in the background: Redis never holds up the data path.
 
-Once a period the fleet message goes to its key. While somebody watches, merged updates go out at most four times a
-second: of the queue only then, and only what changed in it; whole when a reader asks. Refusals of ten seconds become
-one decision, of more while PostgreSQL is away.
+Once a period the fleet message is written to its key. While somebody watches, merged updates are sent at most four
+times a second, and of the queue only what changed; all of it when a reader requests it. The refusals of ten seconds
+become one decision, of a longer time while PostgreSQL is away.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from workers.live import LiveUnavailable
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand that all move are told within a second
-WHOLE_QUEUE_S = 0.5  # at most one whole queue in so long: with 10,000 waiting it is two megabytes
+MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand changes are sent within a second
+WHOLE_QUEUE_S = 0.5  # shortest time between two whole queues: 10,000 requests are two megabytes
 KEPT_PERIODS = 3
 REFUSALS_S = 10.0
 WRITE_S = 5.0
@@ -69,14 +69,14 @@ class Audit(Protocol):
     """Blocking writes to PostgreSQL."""
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
-        """Records one decision about a batch of refusals; returns its line for live pages."""
+        """Records a batch of refusals as one decision; returns its message for live pages."""
         ...
 
     def keys_used(self, key_ids: Iterable[int]) -> None: ...
 
 
 class Publisher:
-    """What it tells the audit goes through `store`, in a thread."""
+    """Writes to the audit go through `store`, in a thread."""
 
     def __init__(self, gateway: Gateway, board: LiveBoard, store: Audit) -> None:
         self._gateway = gateway
@@ -111,7 +111,7 @@ class Publisher:
             if not self._away:
                 log.warning("nothing is published: %s", error)
             self._away = True
-            self._unfollow()  # or what happens would pile up until Redis is back
+            self._unfollow()  # or changes would pile up until Redis is back
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now
             await self._refusals(now)
@@ -141,7 +141,7 @@ class Publisher:
             await self._board.send(LIVE_OVERVIEW, message)
 
     async def _queue(self, now: float, watched: bool) -> None:
-        """Whole first, where a reader asked for it: who hears of the changes that made it finds it there."""
+        """The whole queue first, if a reader requested it, then changes, so that a reader has what they change."""
         if not watched:
             self._unfollow()
             return
@@ -169,7 +169,7 @@ class Publisher:
             self._feed = None
 
     async def _share(self) -> None:
-        """Tell the dispatcher which part of each instance is this gateway's."""
+        """Tell the scheduler which share of each instance is this gateway's."""
         share = self._shares.of(await self._board.aread_fleet(), self._gateway.shared.now())
         for change in self._shares.changes(share, list(self._gateway.fleet.seats)):
             self._gateway.runtime.push(change)
@@ -177,7 +177,7 @@ class Publisher:
     # ---- refusals -------------------------------------------------------------------------------------------------
 
     async def _refusals(self, now: float) -> None:
-        """One decision row a batch; with PostgreSQL away the batch waits for the next one. The records have each."""
+        """One decision for each batch; with PostgreSQL away it grows. Each refusal is in the records too."""
         batch, self._gateway.ledger.refusals = self._gateway.ledger.refusals, Counter()
         if not batch:
             self._refused_since = now
@@ -186,7 +186,7 @@ class Publisher:
         try:
             record = partial(self._store.refusals, self._gateway.options.name, figures)
             message = await self._thread.call(record, WRITE_S)
-        except Exception as error:  # whatever it was, the batch is kept
+        except Exception as error:  # any failure keeps the batch
             log.warning("%d refusals are not yet in the audit: %r", batch.total(), error)
             self._gateway.ledger.refusals.update(batch)
             return
@@ -197,21 +197,21 @@ class Publisher:
             log.info("decision %s was not shown live: %s", message["id"], error)
 
     async def _keys(self) -> None:
-        """When keys were last used is a courtesy: with PostgreSQL away they are told with the next batch."""
+        """Write when keys were last used; with PostgreSQL away they are written with the next batch."""
         used = self._gateway.used_keys
         if not used:
             return
         self._gateway.used_keys = set()
         try:
             await self._thread.call(lambda: self._store.keys_used(used), WRITE_S)
-        except Exception as error:  # whatever it was, they are told again
+        except Exception as error:  # any failure keeps them for the next batch
             log.info("last use of %d keys is not yet stored: %r", len(used), error)
             self._gateway.used_keys |= used
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def command(self, message: CommandMessage) -> None:
-        """From the console: applied to what is queued, answered either way. An expired one changes nothing."""
+        """A command from the console: applied to queued requests and acknowledged. An expired one changes nothing."""
         answer = self.apply(message)
         self._gateway.runtime.spawn(self._answer(answer))
 

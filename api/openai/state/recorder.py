@@ -1,9 +1,9 @@
 """Request records on their way to PostgreSQL: buffered, written in batches, spooled to disk when it is away.
 
-Nothing that ended is lost while the process lives: a batch is forgotten only after the database took it, or after it
-lies in the spool file, written and fsynced once a batch. A batch whose acknowledgement was lost is written again; the
-writer ignores ids it has. After a crash (kill -9) at most `FLUSH_S` of records are missing, and the spool is replayed
-by the next gateway that starts over the same folder.
+No record is lost while the process lives: a batch is dropped only once the database took it, or once it is in a spool
+file, which is fsynced for each batch. A batch whose acknowledgement was lost is written again; the writer ignores ids
+that are stored. After a crash (kill -9) at most `FLUSH_S` of records are missing, and the next gateway that starts with
+the same folder writes the spool.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Writer = Callable[[Sequence[RequestRecord]], Any]
 
 
 class Unstorable(Exception):
-    """The database is there and refuses what is in the batch: trying again would not help."""
+    """The database answers and refuses what is in the batch: a retry would not help."""
 
 
 class Spool:
-    """Files of JSON lines, one a batch, oldest first by name. Only whole files appear under their final name."""
+    """Files of JSON lines, one for each batch, oldest first by name. Only whole files have their final name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("*.part"):  # of a process that died while it wrote: half a batch, of no use to anybody
+        for part in folder.glob("*.part"):  # of a process that died while it wrote: half a batch
             part.unlink(missing_ok=True)
         self._serial = 0
 
@@ -61,13 +61,13 @@ class Spool:
                 os.fsync(file.fileno())
             part.rename(path)
         except BaseException:
-            with suppress(OSError):  # on a disk that is full it is in the way of what is tried next
+            with suppress(OSError):  # on a full disk it would take the room of the next try
                 part.unlink(missing_ok=True)
             raise
         return path
 
     def set_aside(self, record: RequestRecord) -> Path:
-        """A record the database refuses: kept for a person to look at, out of the way of the others."""
+        """Keep a record that the database refuses in a file of its own, for an operator."""
         path = self.folder / f"{record.id}.refused"
         path.write_bytes(orjson.dumps(record_as_dict(record)))
         return path
@@ -76,7 +76,7 @@ class Spool:
         return sorted(self.folder.glob("*.jsonl"))
 
     def load(self, path: Path) -> list[RequestRecord]:
-        """Unreadable lines are reported and left out: they must not hold up the rest for ever."""
+        """Unreadable lines are logged and left out, or they would block the rest for ever."""
         records = []
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
@@ -87,16 +87,16 @@ class Spool:
 
 
 class Recorder:
-    """`writer` blocks and runs in a thread of its own; it must ignore ids that it has written before."""
+    """`writer` blocks, runs in a thread of its own, and must ignore ids that are stored."""
 
     def __init__(self, writer: Writer, spool: Spool) -> None:
         self.spool = spool
         self.failing_since: float | None = None
         self.written = 0
-        self.spooled = 0  # batches on disk, as last seen: who asks for metrics must not wait for a disk
+        self.spooled = 0  # batches on disk, as last seen: a scrape of metrics must not wait for a disk
         self._writer = writer
         self._buffer: deque[RequestRecord] = deque()
-        self._hand: Sequence[RequestRecord] = ()  # taken from there, and neither written nor saved yet
+        self._hand: Sequence[RequestRecord] = ()  # taken from the buffer, and neither written nor saved yet
         self._under_way: asyncio.Task[None] | None = None
         self._database = OffLoop("records")
         self._disk = OffLoop("spool")
@@ -111,7 +111,7 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Records that are in memory only."""
+        """How many records are in memory only."""
         return len(self._buffer) + len(self._hand)
 
     async def run(self) -> None:
@@ -119,12 +119,12 @@ class Recorder:
             with suppress(TimeoutError):  # the period is over
                 await asyncio.wait_for(self._full.wait(), FLUSH_S)
             self._full.clear()
-            # A batch under way is in nobody's hands but this flush's: cancelling the task must not lose it.
+            # Only this flush holds the batch under way: cancelling the task must not lose it.
             self._under_way = asyncio.ensure_future(self.flush())
             await asyncio.shield(self._under_way)
 
     async def flush(self) -> None:
-        """Everything buffered goes to the database, or to the spool; then old spool files follow."""
+        """Write everything buffered to the database, or else to the spool; then write old spool files."""
         async with self._flushing:
             await self._flush()
 
@@ -138,7 +138,7 @@ class Recorder:
             await self._replay()
 
     async def _write(self, batch: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-        """Those of the batch that are neither written nor set aside."""
+        """Write a batch. Returns the records that were neither written nor set aside."""
         if not batch:
             return ()
         if time.monotonic() < self._retry_at:
@@ -147,7 +147,7 @@ class Recorder:
             await self._database.call(lambda: self._writer(batch), WRITE_S)
         except Unstorable as error:
             return await self._divide(batch, error)
-        except Exception as error:  # whatever it was, the batch is kept
+        except Exception as error:  # any failure keeps the batch
             self._failed(error)
             return batch
         if self.failing_since is not None:
@@ -157,7 +157,7 @@ class Recorder:
         return ()
 
     async def _divide(self, batch: Sequence[RequestRecord], error: Unstorable) -> Sequence[RequestRecord]:
-        """Find what the database refuses by halving, and set it aside; the rest is written."""
+        """Find the records that the database refuses by halving, and set them aside; write the rest."""
         if len(batch) > 1:
             middle = len(batch) // 2
             return [*await self._write(batch[:middle]), *await self._write(batch[middle:])]
@@ -176,7 +176,7 @@ class Recorder:
         self._retry_at = time.monotonic() + RETRY_S
 
     async def _save(self, batch: Sequence[RequestRecord]) -> None:
-        """A full disk keeps the batch in memory; it is tried again with the next flush."""
+        """Spool a batch. With a full disk it stays in memory for the next flush."""
         try:
             await self._disk.call(lambda: self.spool.save(batch), WRITE_S)
             self.spooled += 1
@@ -191,7 +191,7 @@ class Recorder:
         self.spooled = len(paths)
         for path in paths:
             records = await self._disk.call(partial(self.spool.load, path), WRITE_S)
-            if await self._write(records):  # the file stays whole: the writer ignores what it has
+            if await self._write(records):  # the file stays as it is: the writer ignores ids that are stored
                 return
             await self._disk.call(path.unlink, WRITE_S)
             self.spooled -= 1
@@ -201,9 +201,9 @@ class Recorder:
         self._hand = ()
 
     async def close(self) -> None:
-        """At shutdown, within CLOSE_S: one last flush; what the database does not take in half of it lies in the spool.
+        """At shutdown, within CLOSE_S: one last flush. What the database does not take in half that time is spooled.
 
-        What neither takes is lost: it is in this process's memory only, and somebody waits for its end.
+        Records that neither takes are lost, since the supervisor waits for the end of this process.
         """
         try:
             async with asyncio.timeout(CLOSE_S / 2):
@@ -221,7 +221,7 @@ class Recorder:
             self._under_way.cancel()
             await asyncio.wait([self._under_way])
         self._put_back()
-        self._retry_at = math.inf  # the database had its time
+        self._retry_at = math.inf  # the database had its chance
         with suppress(OSError, Busy):
             async with asyncio.timeout(CLOSE_S / 2):
                 await self.flush()

@@ -1,7 +1,7 @@
-"""Records what this gateway's scheduler is told and answers, for a replay (controller.dispatch.event_log).
+"""Records the events and actions of this gateway's scheduler, for a replay (controller.dispatch.event_log).
 
-Off by default. Each pass writes a line, on the loop, so this is for looking into a fault and not for every day. A log
-that has reached its limit ends there; whatever goes wrong with it, requests are served as without it.
+Off by default. Each pass writes a line, on the loop, so this is for debugging and not for production. A log ends at its
+size limit; whatever goes wrong with it, requests are served as without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class SchedulerLog:
-    """`handle` is the scheduler's, written down. Raises OSError if `path` cannot be opened."""
+    """`handle` calls the scheduler's and records it. Raises OSError if `path` cannot be opened."""
 
     def __init__(
         self, path: Path, scheduler: Scheduler, overrides: Mapping[str, Any], max_bytes: int = MAX_BYTES
@@ -35,7 +35,7 @@ class SchedulerLog:
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         if self._left <= 0:
             return self._scheduler.handle(events, now)
-        encoded = self._recorder.events(events)  # before: the scheduler changes requests
+        encoded = self._recorder.events(events)  # before the call, which changes requests
         reply = self._scheduler.handle(events, now)
         self._write(self._recorder.line(now, encoded, reply))
         return reply

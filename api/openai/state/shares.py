@@ -1,8 +1,8 @@
-"""Several gateways before one fleet: how much of each instance is this gateway's.
+"""Several gateways for one fleet: which share of each instance is this gateway's.
 
-Each gateway sees the others' published state and computes the same split: a fifth of every instance in equal parts, so
-that a gateway that was idle can begin at once, the rest by what each has open (queued and at engines). A gateway not
-heard of for three periods has no part any more. Alone, or with Redis away from the start, the whole is its own.
+Each gateway reads the others' published state and computes the same split: a fifth of every instance in equal parts, so
+that an idle gateway can start at once, the rest by open requests (queued and at engines). A gateway that published
+nothing for three periods has no share. Alone, or with Redis away from the start, a gateway has all of it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from controller.core.messages import FleetMessage
 from controller.core.staleness import STALE_PERIODS
 
 EQUAL_PART = 0.2
-SMALLEST_CHANGE = 0.02  # below it the dispatcher is not told: every change makes it look at the whole fleet
+SMALLEST_CHANGE = 0.02  # smaller ones are not passed on: every change makes the scheduler look at the whole fleet
 
 
 class Shares:
-    """`name`: this gateway's. Remembers what the dispatcher was told."""
+    """`name`: this gateway's. Remembers what the scheduler was told."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._told: dict[str, float] = {}
 
     def of(self, messages: Iterable[FleetMessage], wall: float) -> float:
-        """This gateway's part (0..1], from the newest message of each gateway, its own among them."""
+        """This gateway's share (0..1], from the newest message of each gateway, its own included."""
         open_by_gateway = {
             message["gateway"]: message["queued"] + message["in_flight"]
             for message in messages
@@ -37,7 +37,7 @@ class Shares:
         return EQUAL_PART / count + (1 - EQUAL_PART) * by_load
 
     def changes(self, share: float, instance_ids: Sequence[str]) -> list[SharesChanged]:
-        """What the dispatcher is to be told: instances whose part moved, and new ones. The first part is 1."""
+        """What the scheduler must be told: new instances, and those whose share changed. A share is 1 at first."""
         self._told = {name: self._told.get(name, 1.0) for name in instance_ids}
         moved = [name for name in instance_ids if self._moved(self._told[name], share)]
         self._told.update(dict.fromkeys(moved, share))

@@ -1,7 +1,7 @@
-"""Configuration in memory: polled twice a second, whole at a change; the last one also lies on disk.
+"""The configuration in memory: polled twice a second, read whole after a change, with a copy on disk.
 
-A gateway starts from the file while PostgreSQL is away, and keeps serving from memory. A Redis notice only makes it
-look earlier, so a revoked key stops within a second with Redis away too.
+While PostgreSQL is away a gateway starts from the file and keeps serving from memory. A Redis notice only makes it poll
+earlier, so a revoked key stops within a second with Redis away too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConfigStore(Protocol):
 
 
 class SnapshotFile:
-    """Replaced as a whole, so that a crash leaves the old one or the new one. Holds key hashes: mode 0600."""
+    """Replaced as a whole, so that a crash leaves the old or the new one. Contains key hashes: mode 0600."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class SnapshotFile:
         part.replace(self.path)
 
     def load(self) -> GatewaySnapshot | None:
-        """None when there is none, or it cannot be read (then it is reported)."""
+        """The snapshot; None without a file, or if it cannot be read (which is logged)."""
         try:
             return snapshot_from_json(orjson.loads(self.path.read_bytes()))
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class SnapshotFile:
 
 
 def _plain(value: object) -> object:
-    """Named tuples, which JSON has no name for."""
+    """Named tuples as objects, which JSON would write as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()
     raise TypeError(f"{type(value).__name__} cannot be stored")
@@ -69,7 +69,7 @@ class SnapshotSource:
 
     def __init__(self, store: ConfigStore, file: SnapshotFile, apply: Callable[[GatewaySnapshot], None]) -> None:
         self.version: int | None = None
-        self.confirmed_at: float | None = None  # monotonic: when the database last said that this is the newest
+        self.confirmed_at: float | None = None  # monotonic: when the database last confirmed that this is the newest
         self.origin = "none"  # none | file | database
         self._store = store
         self._file = file
@@ -79,7 +79,7 @@ class SnapshotSource:
         self._failing = False
 
     async def start(self) -> None:
-        """The database's snapshot, or else the file's. Without either the gateway answers 503 until one comes."""
+        """Apply the snapshot of the database, or else of the file. Without either the gateway answers 503."""
         if await self.poll():
             return
         snapshot = self._file.load()
@@ -97,19 +97,19 @@ class SnapshotSource:
             await self.poll()
 
     def notice(self, version: int) -> None:
-        """Somebody says that there is a newer one."""
+        """A newer configuration was announced: poll now."""
         if version != self.version:
             self._notice.set()
 
     async def poll(self) -> bool:
-        """True when the database answered. Its own errors keep the old configuration."""
+        """True if the database answered. On its errors the old configuration stays."""
         try:
             version = await self._thread.call(self._store.version, READ_S)
             if version != self.version or self.origin != "database":
                 snapshot = await self._thread.call(self._store.snapshot, READ_S)
                 self._take(snapshot, "database")
                 await self._save(snapshot)
-        except Exception as error:  # any failure to read leaves what we have
+        except Exception as error:  # any failure to read keeps the present configuration
             if not self._failing:
                 log.warning("configuration cannot be read, the last one stays: %r", error)
             self._failing = True

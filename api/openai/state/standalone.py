@@ -1,4 +1,4 @@
-"""The store of a gateway that runs alone: configuration from a JSON file, records left in the spool."""
+"""The store of a gateway that runs alone: configuration from a JSON file; records stay in the spool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controller.core.types import RequestRecord
 
 
 class NoDatabase(SlacklineError):
-    """There is none to write to; the spool keeps the records."""
+    """There is no database to write to; records stay in the spool."""
 
 
 class FileStore:

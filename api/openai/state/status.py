@@ -1,4 +1,4 @@
-"""What a gateway says of itself: /healthz, /metrics, and the message that scaler and pages read."""
+"""What a gateway reports of itself: /healthz, /metrics, and the message that scaler and pages read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gauge = tuple[str, str, dict[str, str], float]
 
 
 def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
-    """503 until there is a configuration, and while shutting down. `up` is an instance that takes requests."""
+    """/healthz: 503 without a configuration and while shutting down. `up`: the instance takes requests."""
     ready = gateway.snapshot is not None and not gateway.closing
     age_s = gateway.config_age_s()
     body = {
@@ -69,7 +69,7 @@ def instance_message(state: FleetState, up: bool) -> InstanceMessage:
 
 
 def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
-    """Those the dispatcher and the migrator know, and those that are configured but do not answer."""
+    """The instances that the scheduler knows, and those that are configured but do not answer."""
     known = {state.id: instance_message(state, True) for state in gateway.scheduler.fleet(now)}
     for name, seat in gateway.fleet.seats.items():
         if name not in known:
@@ -107,8 +107,8 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
 
 
 def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Container[str]) -> dict[str, str]:
-    """Of each model, what becomes of a request for it, as the dispatcher decides it (`Lane.unserved`), and the migrator
-    of one that is prefilled."""
+    """For each model, what would happen to a request: as the dispatcher decides it (`Lane.unserved`), and the migrator
+    once it is prefilled."""
     up = {(each["model"], each["role"]) for each in known if each["state"] == "up"}
     asleep = {each["model"] for each in known if each["state"] == "asleep" and each["role"] != Role.DECODE}
     found = {}
@@ -145,7 +145,7 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
 
 
 def links(gateway: Gateway, now: float) -> list[LinkMessage]:
-    """Between prefill and decode instances, as the migrator believes them to be."""
+    """Links between prefill and decode instances, as the migrator believes them to be."""
     views = gateway.scheduler.links(now)
     return [
         LinkMessage(
@@ -172,7 +172,7 @@ def metrics(gateway: Gateway) -> bytes:
 
 
 def gauges(gateway: Gateway) -> Iterator[Gauge]:
-    """Read at each scrape: attainment, queue, fleet, decisions."""
+    """Figures that are read at each scrape: attainment, queue, fleet, decisions."""
     now = gateway.clock()
     for window in windows(gateway, now):
         who = {"tenant": window["tenant"], "slo_class": window["slo_class"]}

@@ -1,6 +1,6 @@
-"""The gateway's only doors to PostgreSQL: configuration snapshot and record writer. Blocking: call off the loop.
+"""The gateway's only access to PostgreSQL: it reads configuration and writes records. Blocking: call off the loop.
 
-Django is imported here and in __main__ alone.
+Only this module and __main__ import Django.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Database:
         self._connection: psycopg.Connection[Any] | None = None
 
     def write(self, records: Sequence[RequestRecord]) -> int:
-        """Ids that are stored already are ignored. Raises Unstorable, or psycopg.Error; the next call connects anew."""
+        """Write records; stored ids are ignored. Raises Unstorable, or psycopg.Error, after which it reconnects."""
         from controller.services.records import records_connection, records_write
 
         if self._connection is None or self._connection.closed:
@@ -53,7 +53,7 @@ class Database:
         return gateway_snapshot()
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
-        """A batch of refusals as one decision row; its line for live pages."""
+        """Record a batch of refusals as one decision; returns its message for live pages."""
         from django.db import close_old_connections
 
         from controller.services.actors import Actor
@@ -72,7 +72,7 @@ class Database:
         return message_of(decision)
 
     def keys_used(self, key_ids: Iterable[int]) -> None:
-        """When keys were last used, in batches."""
+        """Record that these keys were used now."""
         from django.db import close_old_connections
         from django.utils import timezone
 

@@ -39,7 +39,7 @@ class TelemetryBoard(Protocol):
 
 
 class Monitor:
-    """`period_s` 0.05 to 5 seconds. `alone` without a board."""
+    """`period_s`: 0.05 to 5 seconds. Without a board it polls for itself alone."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Monitor:
             await asyncio.sleep(max(0.0, self.period_s - (self._clock() - started)))
 
     async def round(self) -> None:
-        """Start this period's polls, or read the leader's. Slow engines do not delay the others' next poll."""
+        """Start this period's polls, or read the leader's results. A slow engine does not delay the polls of others."""
         self._fleet.sweep()
         self._links.keep([name for name, seat in self._fleet.seats.items() if seat.up])
         fresh = await self._read_leader()
@@ -75,12 +75,12 @@ class Monitor:
                 self.probe(instance_id)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for the polls under way (at start)."""
+        """Wait for the polls under way, at start."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def probe(self, instance_id: str) -> None:
-        """Ask now; harmless when it is being asked already."""
+        """Poll now, unless a poll is under way."""
         if instance_id not in self._polling and instance_id in self._fleet.seats:
             self._polling.add(instance_id)
             task = asyncio.get_running_loop().create_task(self._poll(instance_id))
@@ -91,9 +91,9 @@ class Monitor:
         try:
             seat = self._fleet.seats[instance_id]
             load = await seat.backend.telemetry(self._clock())
-            self._fleet.reported(instance_id, load)  # at once: links may take their time
+            self._fleet.reported(instance_id, load)  # at once, since reading links may take longer
             published = self._published[instance_id] = load._asdict() | {"observed_at": self._shared.now()}
-            reports = await self._ask_links(seat)
+            reports = await self._read_links(seat)
             self._links.reported(instance_id, reports)
             if reports:
                 published[LINKS] = [report._asdict() for report in reports]
@@ -108,8 +108,8 @@ class Monitor:
     def _tell(self, seen: LinkSeen) -> None:
         self._fleet.runtime.push(seen)
 
-    async def _ask_links(self, seat: Seat) -> Sequence[LinkReport]:
-        """Of an engine that exchanges KV and tells. An engine that does not answer this is not silent."""
+    async def _read_links(self, seat: Seat) -> Sequence[LinkReport]:
+        """Reports of an engine that transfers KV and keeps links. A failure here does not make it silent."""
         if seat.spec.role is Role.COLLOCATED or not seat.backend.capabilities.links:
             return ()
         try:
@@ -121,7 +121,7 @@ class Monitor:
     # ---- leader and readers ---------------------------------------------------------------------------------------
 
     async def _read_leader(self) -> set[str]:
-        """Instances whose newest published load was taken over; empty for the leader, who also publishes here."""
+        """Instances whose newest published load was used; empty for the leader, which publishes here instead."""
         if self._board is None:
             return set()
         ttl_s = STALE_PERIODS * self.period_s

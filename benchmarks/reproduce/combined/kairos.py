@@ -16,7 +16,7 @@ from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.policies.by_stage import BY_STAGE
 from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
-from controller.simulator import Demand, InstanceSettings, Simulation, SimulationResult, SimulationSettings
+from controller.simulator import Demand, InstanceSettings, RunResult, Simulation, SimulationSettings
 from controller.simulator.fleet.network import LinkSettings
 
 KV_BYTES = 131_072  # per token; only its ratio to the link's speed matters
@@ -92,7 +92,7 @@ def simulation(pair: Pair, calls: Sequence[StageCall], believed: LatencyCoeffici
     return Simulation(settings, front[0], demands(calls), migrator=front[1])
 
 
-def attained(result: SimulationResult) -> float:
+def attained(result: RunResult) -> float:
     """Share that meets both targets, per cent; a single token meets any TPOT."""
     return 100 * statistics.fmean(record.attained for record in result.records)
 

@@ -21,7 +21,7 @@ from benchmarks.reproduce.hyperflexis import stages as hyperflexis_stages
 from benchmarks.reproduce.hyperflexis.setting import CONTENDERS, MODELS, OURS
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.policies.by_stage import BY_STAGE
-from controller.simulator import Demand, InstanceSettings, Simulation, SimulationResult, SimulationSettings
+from controller.simulator import Demand, InstanceSettings, RunResult, Simulation, SimulationSettings
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
@@ -185,7 +185,7 @@ def _in_time(load: flowprefill_setting.OfferedLoad, rate: float) -> bool:
     return share >= lab.LEVEL
 
 
-def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) -> SimulationResult:
+def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) -> RunResult:
     """A run of the set on instances with roles."""
     settings = SimulationSettings(instances, sample_s=1e6, progress_s=1e6, telemetry_period_s=1e6)
     return Simulation(settings, build_dispatcher(BY_STAGE), demands, migrator=build_migrator(BY_STAGE)).run()

@@ -15,7 +15,7 @@ from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.policies.batching import BATCHINGS, Pausing
 from controller.predict.latency import LatencyModel
-from controller.simulator import InstanceSettings, Simulation, SimulationResult, SimulationSettings
+from controller.simulator import InstanceSettings, RunResult, Simulation, SimulationSettings
 from controller.simulator.__main__ import read_profile, read_trace
 from controller.simulator.report.results import ProgramRecord
 from controller.simulator.workloads.arrivals import renewal_times
@@ -206,7 +206,7 @@ def run(system: System, case: Case, engine: InstanceSettings | None = None) -> L
     return _figures(result, times[-1])
 
 
-def _figures(result: SimulationResult, span: float) -> LabFigures:
+def _figures(result: RunResult, span: float) -> LabFigures:
     programs = result.programs
     by_kind: dict[str, list[ProgramRecord]] = {}
     for program in programs:

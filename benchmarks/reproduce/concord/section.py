@@ -161,7 +161,7 @@ FORESIGHT = (
     "nine times in ten CALM does so later, and its work until then is wasted. The noise model of the errors is "
     "our choice"
 )
-QUIET = "the lowest five minutes are those in which the trace is quiet: where all is served in time nobody is ahead"
+QUIET = "the lowest five minutes are those in which the trace is quiet, and all systems serve all requests in time"
 
 
 def _hour(lab: Lab) -> tuple[list[Claim], Plot]:

@@ -17,7 +17,7 @@ from benchmarks.reproduce.claims import Claim, Plot, Table, Value
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
-from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.results import RunResult
 from controller.simulator.workloads import qwen
 
 LEVEL = 0.9
@@ -176,9 +176,7 @@ def instance(model: FlowPrefillModel, contender: EngineContender) -> InstanceSet
     return replace(base, **contender.engine)
 
 
-def run(
-    contender: EngineContender, model: FlowPrefillModel, demands: Sequence[Demand]
-) -> tuple[SimulationResult, Simulation]:
+def run(contender: EngineContender, model: FlowPrefillModel, demands: Sequence[Demand]) -> tuple[RunResult, Simulation]:
     settings = SimulationSettings((instance(model, contender),), sample_s=1e6, progress_s=1e6, telemetry_period_s=1e6)
     simulation = Simulation(settings, build_dispatcher(contender.policy_set), demands)
     return simulation.run(), simulation

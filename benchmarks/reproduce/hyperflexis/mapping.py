@@ -22,7 +22,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     run,
 )
 from controller.core.snapshot import MappingConfig
-from controller.simulator import SimulationResult, SimulationSettings
+from controller.simulator import RunResult, SimulationSettings
 from controller.simulator.mapping import around
 from controller.simulator.workloads.mixes import MIXES, Task, demands
 
@@ -37,7 +37,7 @@ def mapping_of(tasks: Sequence[Task]) -> MappingConfig:
     return around([(task.targets.ttft_s, task.targets.tpot_s) for task in tasks], SPREAD)
 
 
-def by_table(result: SimulationResult, tasks: Sequence[Task]) -> float:
+def by_table(result: RunResult, tasks: Sequence[Task]) -> float:
     """Attainment of the targets of Table 1, whatever the mapping assigned."""
     targets = {task.name: task.targets for task in tasks}
     met = 0
@@ -187,7 +187,7 @@ def figure_6(
     return made, [Table("Fig. 6: clients that join one after another", columns, rows)], plots
 
 
-def _seconds(result: SimulationResult, tasks: Sequence[Task], begin: float, end: float) -> float:
+def _seconds(result: RunResult, tasks: Sequence[Task], begin: float, end: float) -> float:
     """Share of (second, priority above the lowest) whose mean TTFT meets the target of Table 1."""
     promised = {task.name: task.targets.ttft_s for task in tasks[:-1]}
     seen: dict[tuple[int, str], list[float]] = defaultdict(list)
@@ -199,7 +199,7 @@ def _seconds(result: SimulationResult, tasks: Sequence[Task], begin: float, end:
     return sum(kept) / len(kept) if kept else 0.0
 
 
-def _phases(results: Sequence[SimulationResult], task: Task, gap: float, end: float) -> list[Value]:
+def _phases(results: Sequence[RunResult], task: Task, gap: float, end: float) -> list[Value]:
     own = [record for result in results for record in result.records if record.slo_class == task.name]
     first = [record.targets.ttft_s for record in own if record.at < gap]
     last = [record.targets.ttft_s for record in own if 3 * gap <= record.at < end]
@@ -210,7 +210,7 @@ def _phases(results: Sequence[SimulationResult], task: Task, gap: float, end: fl
     ]
 
 
-def _plot(label: str, result: SimulationResult, tasks: Sequence[Task]) -> Plot:
+def _plot(label: str, result: RunResult, tasks: Sequence[Task]) -> Plot:
     """TTFT by second of arrival, and the assigned target."""
     series: dict[str, list[tuple[float, float]]] = {}
     for level, task in enumerate(tasks):

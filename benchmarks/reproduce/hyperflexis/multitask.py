@@ -199,7 +199,7 @@ def best_scorpio(
     for credits in (False, True):
         base = CONTENDERS[PUBLISHED] if credits else replace(CONTENDERS[PUBLISHED], engine={})
         for refuse in (False, True):
-            name = f"{'credits' if credits else 'no credits'}, {'refuses' if refuse else 'puts off'}"
+            name = f"{'credits' if credits else 'no credits'}, {'refuses' if refuse else 'defers'}"
             admission: dict[str, bool | float] = {"refuse": refuse}
             cases.append((name, replace(base, overrides={"admission": admission})))
             for margin_s in (0.0, 0.1, 0.2, 0.3, 0.5):
@@ -214,9 +214,7 @@ def best_scorpio(
     swept = len(cases)
     for credits in (True, False):
         for refuse in (True, False):
-            name = (
-                f"behind round robin, {'credits' if credits else 'no credits'}, {'refuses' if refuse else 'puts off'}"
-            )
+            name = f"behind round robin, {'credits' if credits else 'no credits'}, {'refuses' if refuse else 'defers'}"
             changed = {"admission": {"refuse": refuse}}
             behind = replace(CONTENDERS[BEHIND], overrides=changed)
             cases.append((name, behind if credits else replace(behind, engine={})))
@@ -224,7 +222,7 @@ def best_scorpio(
     for name, contender in cases:
         point = measure(fleet(model), contender, of_mix(MIXES[mix], rate, per_task), seeds)
         rows.append([name, point.attainment, point.e2e_s, point.cost, point.answered])
-    answers_all = [index for index in range(swept) if "puts off" in cases[index][0]]
+    answers_all = [index for index in range(swept) if "defers" in cases[index][0]]
     best = max(answers_all, key=lambda index: (float(rows[index][1] or 0.0), -index))
     columns = ["SCORPIO's settings", "attainment", "mean latency, s", "cost, units", "answered"]
     title = f"SCORPIO's sweep: {model.name}, {mix}, {rate:.1f} requests/s; at its best, all answered: {rows[best][0]}"

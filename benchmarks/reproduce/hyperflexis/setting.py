@@ -16,8 +16,8 @@ from controller.simulator import (
     Demand,
     ElasticSettings,
     InstanceSettings,
+    RunResult,
     Simulation,
-    SimulationResult,
     SimulationSettings,
 )
 from controller.simulator.experiment import Contender
@@ -136,10 +136,10 @@ class Point:
     e2e_s: float
     cost: float
     answered: float
-    results: tuple[SimulationResult, ...] = field(repr=False, default=())
+    results: tuple[RunResult, ...] = field(repr=False, default=())
 
 
-def run(settings: SimulationSettings, contender: Contender, requests: Sequence[Demand]) -> SimulationResult:
+def run(settings: SimulationSettings, contender: Contender, requests: Sequence[Demand]) -> RunResult:
     own = contender.settings(settings)
     if isinstance(contender, Apart):
         return _run_apart(own, contender, requests)
@@ -147,7 +147,7 @@ def run(settings: SimulationSettings, contender: Contender, requests: Sequence[D
     return Simulation(own, contender.build(), requests, migrator=migrator).run()
 
 
-def _run_apart(settings: SimulationSettings, contender: Apart, requests: Sequence[Demand]) -> SimulationResult:
+def _run_apart(settings: SimulationSettings, contender: Apart, requests: Sequence[Demand]) -> RunResult:
     """The workers' runs as one: all of them are provisioned until the last answer of any."""
     workers, in_order = len(settings.instances), sorted(requests, key=lambda demand: (demand.at, demand.id))
     alone = [
@@ -155,7 +155,7 @@ def _run_apart(settings: SimulationSettings, contender: Apart, requests: Sequenc
         for index, each in enumerate(settings.instances)
     ]
     ended = max(result.ended_at for result in alone)
-    return SimulationResult(
+    return RunResult(
         contender.policy_set,
         records=[record for result in alone for record in result.records],
         instances=[use._replace(provisioned_s=ended) for result in alone for use in result.instances],
@@ -163,7 +163,7 @@ def _run_apart(settings: SimulationSettings, contender: Apart, requests: Sequenc
     )
 
 
-def attainment(result: SimulationResult) -> float:
+def attainment(result: RunResult) -> float:
     return sum(record.attained for record in result.records) / len(result.records)
 
 

@@ -29,7 +29,7 @@ from controller.dispatch.disaggregation.placements import Placement, Prefilled
 from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
 
@@ -135,7 +135,7 @@ class Migrator:
         self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
         self.rollback.kv_releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
-        transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
+        transfer = DecodeTransfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
         self._queue.add(transfer)
         if self._incompatible and self.placing.turned_away(transfer, now, actions):
             return
@@ -155,14 +155,14 @@ class Migrator:
         if self.config.overlap and expected and transfer is not None and transfer.state is State.PREFILLING:
             self._begin_early(transfer, now)
 
-    def _begin_early(self, transfer: Transfer, now: float) -> None:
+    def _begin_early(self, transfer: DecodeTransfer, now: float) -> None:
         transfer.begin_early(max(now, transfer.due))
         self._queue.advance(transfer, On.PREFILL_ENDING, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         request = event.request
         known = self._queue.get(request.id)
-        transfer = known or Transfer(request, event.instance_id, now)
+        transfer = known or DecodeTransfer(request, event.instance_id, now)
         if known is not None and known.state is not State.PREFILLING:
             if known.early:  # from now on the time-outs of the transfer count
                 known.early, known.since = False, max(known.since, now)
@@ -204,7 +204,7 @@ class Migrator:
         if event.known and transfer is not None and transfer.source == event.instance_id:
             self._queue.advance(transfer, On.RELEASED, now)
 
-    def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
+    def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> DecodeTransfer | None:
         """The transfer that a report is about. One that was rolled back meanwhile is aborted at the engine too."""
         transfer = self._queue.get(request_id)
         if transfer is None or transfer.target != instance_id or transfer.state in (State.PREFILLING, State.WAITING):
@@ -253,7 +253,7 @@ class Migrator:
         if isinstance(event, ev.Finished):
             self._arrived(transfer, None, now)
 
-    def _arrived(self, transfer: Transfer, moved: KvMoved | None, now: float) -> None:
+    def _arrived(self, transfer: DecodeTransfer, moved: KvMoved | None, now: float) -> None:
         """Its KV arrived, for certain: the link is good and the two instances are compatible."""
         self.links.moved((transfer.source, transfer.target), moved)
         self._incompatible.read(transfer.source, transfer.target, now)

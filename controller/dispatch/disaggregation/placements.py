@@ -199,7 +199,7 @@ class AtOnce:
 
 
 @MIGRATIONS.register("least_outstanding")
-class LeastOutstanding(AtOnce):
+class LeastOutstandingPlacement(AtOnce):
     """The decode instance with the fewest unfinished requests for its slots."""
 
     name: ClassVar[str] = "least_outstanding"
@@ -213,7 +213,7 @@ class LeastOutstanding(AtOnce):
 
 
 @MIGRATIONS.register("round_robin")
-class RoundRobin(AtOnce):
+class RoundRobinPlacement(AtOnce):
     """The decode instance whose last placement is longest ago."""
 
     name: ClassVar[str] = "round_robin"
@@ -224,7 +224,7 @@ class RoundRobin(AtOnce):
 
 
 @MIGRATIONS.register("one_shot")
-class OneShot(LeastOutstanding):
+class OneShot(LeastOutstandingPlacement):
     """Prefill and decode instance chosen together when the prefill is sent: the decode instance with the fewest
     unfinished requests then, those still in prefill counted. The request waits for that instance if it has no room."""
 

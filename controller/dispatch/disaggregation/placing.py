@@ -23,7 +23,7 @@ from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfers import Entry, MigratorConfig, Transfer, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, Entry, MigratorConfig, TransferQueue
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster, Worker
 
@@ -85,7 +85,7 @@ class Placing:
                     ended.add(model)
         return set(roomless)
 
-    def _finds_no_room(self, transfer: Transfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
+    def _finds_no_room(self, transfer: DecodeTransfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
         """Place it, unless it has to wait for room (True)."""
         able = self._reach.decoders(transfer, now)
         transfer.incompatible = not able and self._reach.only_incompatible(transfer, now)
@@ -117,7 +117,7 @@ class Placing:
         return choice is None
 
     def _waits_for_instance(
-        self, transfer: Transfer, able: Sequence[Worker], stuck: Stuck, now: float, actions: list[ev.Action]
+        self, transfer: DecodeTransfer, able: Sequence[Worker], stuck: Stuck, now: float, actions: list[ev.Action]
     ) -> bool:
         """No decode instance can take it, and no other instance could prefill it: it waits for a link, or for an
         instance until it is given up."""
@@ -132,14 +132,14 @@ class Placing:
             stuck.add(transfer, self._most_s(transfer), competes=False)
         return False
 
-    def _cut_off(self, transfer: Transfer, full: Sequence[Worker], for_s: float, stuck: Stuck) -> bool:
+    def _cut_off(self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: Stuck) -> bool:
         """It waits for a link; for room too (True) if one leads to an instance that is `full`."""
         if full:
             return True
         stuck.add(transfer, for_s, competes=True)
         return False
 
-    def turned_away(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> bool:
+    def turned_away(self, transfer: DecodeTransfer, now: float, actions: list[ev.Action]) -> bool:
         """Its prefill was sent to an instance whose KV no decode instance reads, as others found out or one is finding
         out: it starts over elsewhere before it is computed. Only once, or a request that no other instance takes would
         go round. Where every decode instance is in doubt, it is the one that finds out."""
@@ -159,26 +159,26 @@ class Placing:
         self._rollback.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
         return True
 
-    def _most_s(self, transfer: Transfer) -> float:
+    def _most_s(self, transfer: DecodeTransfer) -> float:
         """Seconds until a request that waits for an instance is given up: fewer with incompatible peers only."""
         return min(self.config.strangers_hold_s, self.config.hold_s) if transfer.incompatible else self.config.hold_s
 
-    def _hold_s(self, transfer: Transfer) -> float:
+    def _hold_s(self, transfer: DecodeTransfer) -> float:
         """The same for this request: no longer than it would have waited for a prefill instance."""
         return min(self._most_s(transfer), transfer.request.targets.waiting_time_s)
 
-    def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
+    def _waits_for_trial(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> bool:
         """While another transfer tries a link from its source it does not start over, for a while: the link may be good
         in a moment, and its KV would be lost. Of a pair nothing is computed yet."""
         return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
 
-    def _turns_hopeless(self, transfer: Transfer, able: Sequence[Worker], now: float) -> bool:
+    def _turns_hopeless(self, transfer: DecodeTransfer, able: Sequence[Worker], now: float) -> bool:
         if transfer.target or not able or not self._placement.hopeless(transfer.stage, able, now):
             return False
         self._queue.turn_hopeless(transfer)
         return True
 
-    def _stage(self, transfer: Transfer, workers: Sequence[Worker]) -> Prefilled:
+    def _stage(self, transfer: DecodeTransfer, workers: Sequence[Worker]) -> Prefilled:
         """With the seconds its KV would take, for a placement that reads them."""
         if not self._placement.measures_links:
             return transfer.stage
@@ -188,13 +188,13 @@ class Placing:
         worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
         return Choice(worker, "held_too_long", binds=False) if worker is not None else None
 
-    def assign(self, transfer: Transfer, choice: Choice, now: float) -> None:
+    def assign(self, transfer: DecodeTransfer, choice: Choice, now: float) -> None:
         """Choose this instance: from now on the shadow state counts it there."""
         self._serial += 1
         transfer.target = choice.worker.id
         choice.worker.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
 
-    def _place(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+    def _place(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request, worker = transfer.request, self._roster.workers[transfer.target]
         figures: dict[str, Figure] = {
             "policy": self._name,
@@ -206,9 +206,7 @@ class Placing:
             "kv_tokens": transfer.kv_tokens,
         }
         others = [w for w in self._reach.decoders(transfer, now) if w is not worker]
-        rejected: dict[str, Figure] = (
-            {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
-        )
+        rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
         self._queue.advance(transfer, On.PLACE, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
@@ -216,7 +214,7 @@ class Placing:
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
 
-    def _trial(self, transfer: Transfer, target: str, placed_at: float) -> Ask:
+    def _trial(self, transfer: DecodeTransfer, target: str, placed_at: float) -> Ask:
         """How to look up whether the result of this transfer will tell if its link is good.
 
         After a landing that is only assumed the link stays closed for `link_patience_s` at most: the answer, which
@@ -249,7 +247,7 @@ class Placing:
         return at
 
 
-def without_decoder(transfer: Transfer) -> str:
+def without_decoder(transfer: DecodeTransfer) -> str:
     """The reason why no decode instance is left for it."""
     return OTHER_MODEL if transfer.incompatible else "no_decode_instance"
 
@@ -266,14 +264,14 @@ class Stuck:
         self._found: dict[Kind, tuple[float, bool, bool]] = {}
         self._contexts: dict[str, list[int]] = {}  # of each model's instances, sorted
 
-    def add(self, transfer: Transfer, for_s: float, *, competes: bool) -> None:
+    def add(self, transfer: DecodeTransfer, for_s: float, *, competes: bool) -> None:
         """Its kind is passed over from now on. A request that has waited for `for_s` is still looked at itself, and,
         where none competes, so that it ends by being given up, one that has waited for as long as it may."""
         self._found[self._kind(transfer)] = (for_s, competes, transfer.incompatible)
         if competes:
             self.competing.add(transfer.request.model)
 
-    def passes_over(self, transfer: Transfer, now: float) -> bool:
+    def passes_over(self, transfer: DecodeTransfer, now: float) -> bool:
         """Does what was found out hold for it too? Not if its instance is chosen already."""
         if not self._found or transfer.target:
             return False
@@ -286,7 +284,7 @@ class Stuck:
         transfer.incompatible = incompatible
         return True
 
-    def _kind(self, transfer: Transfer) -> Kind:
+    def _kind(self, transfer: DecodeTransfer) -> Kind:
         request = transfer.stage.request
         model = request.model
         lengths = self._contexts.get(model)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from controller.core.types import Load, Request, Role
 from controller.dispatch.disaggregation.link_book import LinkBook
-from controller.dispatch.disaggregation.transfers import Transfer
+from controller.dispatch.disaggregation.transfers import DecodeTransfer
 from controller.dispatch.shadow_state import Worker, longest_context
 
 NO_INSTANCE: frozenset[str] = frozenset()
@@ -28,11 +28,11 @@ class IncompatiblePeers:
     behind.
     """
 
-    def __init__(self, lasts_s: float, under_way: Callable[[Transfer], bool]) -> None:
+    def __init__(self, lasts_s: float, under_way: Callable[[DecodeTransfer], bool]) -> None:
         self._lasts_s = lasts_s
         self._under_way = under_way
         self._until: dict[str, dict[str, float]] = {}  # by source and target
-        self._trials: dict[str, Transfer] = {}  # by source
+        self._trials: dict[str, DecodeTransfer] = {}  # by source
 
     def __len__(self) -> int:
         """Sources with any report."""
@@ -57,7 +57,7 @@ class IncompatiblePeers:
         holder = self._trials.get(source)
         return holder is not None and holder.source == source and self._under_way(holder)
 
-    def tries(self, transfer: Transfer) -> None:
+    def tries(self, transfer: DecodeTransfer) -> None:
         self._trials[transfer.source] = transfer
 
     def read(self, source: str, target: str, now: float) -> None:
@@ -99,43 +99,45 @@ class Reach:
         self._links = links
         self._incompatible = incompatible
 
-    def decoders(self, transfer: Transfer, now: float) -> list[Worker]:
+    def decoders(self, transfer: DecodeTransfer, now: float) -> list[Worker]:
         """Decode instances of its model and of its prefill engine's kind (others cannot read its KV) whose context is
         long enough, or the longest there is; without incompatible peers."""
         able = self._alike(transfer.request, self._backend(transfer.source))
         incompatible = self._incompatible.of(transfer.source, now)
         return [w for w in able if w.id not in incompatible] if incompatible else able
 
-    def only_incompatible(self, transfer: Transfer, now: float) -> bool:
+    def only_incompatible(self, transfer: DecodeTransfer, now: float) -> bool:
         """Do decode instances serve, all of them incompatible with its source?"""
         able = self._alike(transfer.request, self._backend(transfer.source))
         return bool(able) and self._incompatible.of(transfer.source, now).issuperset(w.id for w in able)
 
-    def may_come(self, transfer: Transfer) -> bool:
+    def may_come(self, transfer: DecodeTransfer) -> bool:
         """Does one that could take it sleep or start? A sleeping one may wake with a model that reads its KV."""
         able = self._alike(transfer.request, self._backend(transfer.source), serving=False)
         return any(not w.takes_decodes for w in able)
 
-    def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
+    def candidates(self, transfer: DecodeTransfer, decoders: Sequence[Worker]) -> list[Worker]:
         """Those of `decoders` with KV room for the prompt; those that failed it only if there is no other."""
         tokens = transfer.request.prompt_tokens
         able = [w for w in decoders if tokens < w.free_tokens() or not w.outstanding]
         return [w for w in able if w.id not in transfer.excluded] or able
 
-    def reached(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> list[Worker]:
+    def reached(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> list[Worker]:
         """Those over whose link KV can move: not down and not closed."""
         return [w for w in candidates if self._links.usable((transfer.source, w.id), now)]
 
-    def tried(self, transfer: Transfer, candidates: Sequence[Worker], patience_s: float, now: float) -> bool:
+    def tried(self, transfer: DecodeTransfer, candidates: Sequence[Worker], patience_s: float, now: float) -> bool:
         """Is a link to one of them closed only while another transfer tries it, for no longer than `patience_s`?"""
         return any(self._links.tried((transfer.source, w.id), patience_s, now) for w in candidates)
 
-    def at_worst(self, transfer: Transfer, candidates: Sequence[Worker], patience_s: float, now: float) -> list[Worker]:
+    def at_worst(
+        self, transfer: DecodeTransfer, candidates: Sequence[Worker], patience_s: float, now: float
+    ) -> list[Worker]:
         """With no usable link and no other way: those whose link is not down, or after `patience_s` any."""
         answering = [w for w in candidates if not self._links.down((transfer.source, w.id))]
         return answering or (list(candidates) if now - transfer.since >= patience_s else [])
 
-    def other_way(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
+    def other_way(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
         """No decode instance with room is reached from where it was prefilled, or there is none at all. From another
         prefill instance one may be reached, or a collocated one may take both stages: returns the instances to avoid
         then, None if no other is left."""
@@ -173,7 +175,7 @@ class Reach:
         others = (worker for worker in self._prefillers(request.model) if worker.id not in avoid)
         return any(worker.long_enough(request, longest) for worker in others)
 
-    def moves(self, transfer: Transfer, workers: Sequence[Worker]) -> Mapping[str, float]:
+    def moves(self, transfer: DecodeTransfer, workers: Sequence[Worker]) -> Mapping[str, float]:
         """Seconds its KV is expected to take to each of them."""
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
         return self._links.moves(transfer.source, [w.id for w in workers], tokens)

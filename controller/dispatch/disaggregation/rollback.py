@@ -18,7 +18,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
-from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
 
@@ -46,12 +46,14 @@ class Rollback:
         self._reach = reach
         self._incompatible = incompatible
         self._one_shot = one_shot
-        self._prefills: list[tuple[float, int, Transfer]] = []  # heap by `overdue_at`; ended ones leave at its top
+        self._prefills: list[
+            tuple[float, int, DecodeTransfer]
+        ] = []  # heap by `overdue_at`; ended ones leave at its top
         self._serial = 0
 
     # ---- time-outs -------------------------------------------------------------------------------------------------
 
-    def prefill_begins(self, transfer: Transfer, now: float) -> None:
+    def prefill_begins(self, transfer: DecodeTransfer, now: float) -> None:
         """Its time-out starts: the time it is expected to take, and `prefilling_timeout_s`."""
         self._serial += 1
         transfer.overdue_at = now + transfer.prefill_s + self.config.prefilling_timeout_s
@@ -78,14 +80,14 @@ class Rollback:
         waiting = (self._waits_until(t) for _, t in (*self._queue.waiting, *self._queue.hopeless))
         return min(self._next_prefill(), self.kv_releases.next_at(), *moving, *waiting)
 
-    def _limit(self, transfer: Transfer) -> float:
+    def _limit(self, transfer: DecodeTransfer) -> float:
         if transfer.state is State.PLACED:
             return self.config.placed_timeout_s
         if transfer.state is State.RESERVED:
             return self.config.reserved_timeout_s
         return math.inf if transfer.early else self.config.moving_timeout_s  # early: its prefill's time-out counts
 
-    def _waits_until(self, transfer: Transfer) -> float:
+    def _waits_until(self, transfer: DecodeTransfer) -> float:
         """Counted from its first token, however often it found no room since."""
         return transfer.stage.first_at + self.config.waiting_timeout_s
 
@@ -100,19 +102,19 @@ class Rollback:
 
     # ---- rollback --------------------------------------------------------------------------------------------------
 
-    def forget(self, request_id: str) -> Transfer | None:
+    def forget(self, request_id: str) -> DecodeTransfer | None:
         transfer = self._queue.pop(request_id)
         if transfer is not None and transfer.target in self._roster.workers:
             self._roster.workers[transfer.target].remove(request_id)
         return transfer
 
-    def free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+    def free(self, transfer: DecodeTransfer, now: float, actions: list[ev.Action]) -> None:
         """Free its KV at its prefill instance."""
         self.kv_releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def prefill_again(
         self,
-        transfer: Transfer,
+        transfer: DecodeTransfer,
         reason: str,
         now: float,
         actions: list[ev.Action],
@@ -127,7 +129,7 @@ class Rollback:
         avoid = self._avoided(transfer, avoid)
         actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid, counts))
 
-    def _avoided(self, transfer: Transfer, avoid: frozenset[str]) -> frozenset[str]:
+    def _avoided(self, transfer: DecodeTransfer, avoid: frozenset[str]) -> frozenset[str]:
         """Also the instances it had to leave before, if any other is left."""
         request = transfer.request
         all_of_them = avoid | request.avoid
@@ -135,7 +137,7 @@ class Rollback:
             request.avoid |= {transfer.source}
         return all_of_them if self._reach.elsewhere(request, all_of_them) else avoid
 
-    def failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+    def failed(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         """It failed at its target. Another is looked for, later if there is none."""
         transfer.excluded.add(transfer.target)
         if reason == OTHER_MODEL:  # no failure of the request: remembered of the two instances
@@ -154,7 +156,7 @@ class Rollback:
         elif transfer.paired and not transfer.early:  # the KV of a pair is not kept once it was taken
             self.prefill_again(transfer, "kv_lost", now, actions)
 
-    def withdraw(self, transfer: Transfer, now: float) -> None:
+    def withdraw(self, transfer: DecodeTransfer, now: float) -> None:
         """Back to waiting. A one-shot choice of instance stays, unless that instance failed it."""
         keeps = self._one_shot and transfer.target not in transfer.excluded
         if transfer.target and not keeps:
@@ -166,7 +168,7 @@ class Rollback:
             transfer.overdue_at = math.inf  # its prefill was aborted with it
         self._queue.advance(transfer, On.UNDONE, now)
 
-    def give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+    def give_up(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request = transfer.request
         self.forget(request.id)
         self.free(transfer, now, actions)

@@ -82,7 +82,7 @@ class MigratorConfig:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
 
 
-class Transfer:
+class DecodeTransfer:
     """The decode stage of one request. `target` is set once it is placed; `since` is when its state began."""
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Transfer:
         self.early, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
 
 
-Entry = tuple[Order, Transfer]
+Entry = tuple[Order, DecodeTransfer]
 
 
 class TransferQueue:
@@ -171,34 +171,34 @@ class TransferQueue:
 
     def __init__(self, order: Callable[[Prefilled], Order]) -> None:
         self._order = order
-        self._all: dict[str, Transfer] = {}
+        self._all: dict[str, DecodeTransfer] = {}
         self.waiting: list[Entry] = []
         self.hopeless: list[Entry] = []
-        self.moving: dict[str, Transfer] = {}
+        self.moving: dict[str, DecodeTransfer] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Transfer]:
+    def __iter__(self) -> Iterator[DecodeTransfer]:
         return iter(list(self._all.values()))
 
-    def get(self, request_id: str) -> Transfer | None:
+    def get(self, request_id: str) -> DecodeTransfer | None:
         return self._all.get(request_id)
 
-    def under_way(self, transfer: Transfer) -> bool:
+    def under_way(self, transfer: DecodeTransfer) -> bool:
         """Has it neither ended nor started over nor landed?"""
         return self._all.get(transfer.request.id) is transfer and not transfer.landed
 
-    def add(self, transfer: Transfer) -> None:
+    def add(self, transfer: DecodeTransfer) -> None:
         self._all[transfer.request.id] = transfer
 
-    def pop(self, request_id: str) -> Transfer | None:
+    def pop(self, request_id: str) -> DecodeTransfer | None:
         transfer = self._all.pop(request_id, None)
         if transfer is not None:
             self._leave(transfer)
         return transfer
 
-    def advance(self, transfer: Transfer, on: str, now: float) -> bool:
+    def advance(self, transfer: DecodeTransfer, on: str, now: float) -> bool:
         """To the state that `on` leads to (lifecycle.STEPS). False, and no change, where `on` does not apply."""
         state = after(transfer.state, on)
         if state is None:
@@ -208,13 +208,13 @@ class TransferQueue:
         self._enter(transfer)
         return True
 
-    def starts_at(self, transfer: Transfer, first_at: float) -> None:
+    def starts_at(self, transfer: DecodeTransfer, first_at: float) -> None:
         """Its first token came, or is expected, at `first_at`."""
         self._leave(transfer)
         transfer.stage = Prefilled(transfer.request, first_at)
         self._enter(transfer)
 
-    def turn_hopeless(self, transfer: Transfer) -> None:
+    def turn_hopeless(self, transfer: DecodeTransfer) -> None:
         self._leave(transfer)
         transfer.hopeless = True
         self._enter(transfer)
@@ -229,19 +229,19 @@ class TransferQueue:
             found[transfer.request.model] = (count + 1, max(longest, wait))
         return found
 
-    def _enter(self, transfer: Transfer) -> None:
+    def _enter(self, transfer: DecodeTransfer) -> None:
         if transfer.state is State.WAITING:
             insort(self._queue(transfer), (self._order(transfer.stage), transfer), key=_order)
         elif transfer.state in UNDER_WAY:
             self.moving[transfer.request.id] = transfer
 
-    def _leave(self, transfer: Transfer) -> None:
+    def _leave(self, transfer: DecodeTransfer) -> None:
         self.moving.pop(transfer.request.id, None)
         if transfer.state is State.WAITING:
             queue = self._queue(transfer)
             del queue[bisect_left(queue, self._order(transfer.stage), key=_order)]
 
-    def _queue(self, transfer: Transfer) -> list[Entry]:
+    def _queue(self, transfer: DecodeTransfer) -> list[Entry]:
         return self.hopeless if transfer.hopeless else self.waiting
 
 

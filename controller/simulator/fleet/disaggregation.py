@@ -53,7 +53,7 @@ class DisaggregatedRun(Protocol):
     def later(self, do: Callable[[], None]) -> None: ...
 
 
-class KvTransfers:
+class SimulatedTransfers:
     """The KV transfers of a run, from the first token to the decode instance that continues."""
 
     def __init__(self, run: DisaggregatedRun) -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 from controller.core import events as ev
 from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import KvTransfers
+from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.heap import EventHeap
 from controller.simulator.in_flight import SimulatedRequest
-from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.results import RunResult
 from controller.simulator.settings import SimulationSettings
 
 
@@ -23,8 +23,8 @@ class FleetRun(Protocol):
     heap: EventHeap
     cluster: Cluster
     scheduler: Scheduler | GatewayGroup
-    kv: KvTransfers | None
-    result: SimulationResult
+    kv: SimulatedTransfers | None
+    result: RunResult
 
     def tell(self, *events: ev.Event) -> None: ...
 

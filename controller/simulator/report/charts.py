@@ -11,16 +11,16 @@ from typing import Any
 LATENCIES = (  # field of a report, title, axis
     ("ttft_s", "Time to first token", "seconds to the first token"),
     ("tpot_s", "Time per output token", "seconds per output token"),
-    ("e2e_s", "Whole answer", "seconds to the last token"),
+    ("e2e_s", "End to end", "seconds to the last token"),
 )
 OVER_RATE = (  # field of an entry, title, axis
     ("goodput_tokens_per_s", "Token goodput", "tokens in time, per second (median over seeds)"),
-    ("attained_per_s", "Requests that kept their promises", "requests/s (median over seeds)"),
+    ("attained_per_s", "Attained requests", "requests/s (median over seeds)"),
 )
-KEPT = (("attainment", "all promises"), ("ttft_met", "first token"), ("tpot_met", "pace"))
+MET = (("attainment", "all targets"), ("ttft_met", "TTFT"), ("tpot_met", "TPOT"))
 COUNTS = (
     ("queued", "queued"),
-    ("waiting", "in an engine, without a first token"),
+    ("waiting", "in an engine, before the first token"),
     ("running", "answering"),
     ("instances", "instances"),
 )
@@ -51,10 +51,10 @@ def _by_class(run: Mapping[str, Any], level: float) -> Any:
 
     classes = {"all": run, **_classes(run)}
     figure = go.Figure()
-    for name, label in KEPT:
+    for name, label in MET:
         figure.add_bar(x=list(classes), y=[own[name] for own in classes.values()], name=label)
     figure.add_hline(y=level, line_dash="dot", annotation_text=f"{level:g}")
-    return _axes(figure, "class", "share of requests that kept it")
+    return _axes(figure, "class", "share of requests that met it")
 
 
 def _class_distributions(run: Mapping[str, Any], name: str, axis: str) -> Any:
@@ -63,7 +63,7 @@ def _class_distributions(run: Mapping[str, Any], name: str, axis: str) -> Any:
     figure = go.Figure()
     for label, own in _classes(run).items():
         _add_distribution(figure, own["distribution"][name], label)
-    _mark_promises(figure, run["by_class"], name)
+    _mark_targets(figure, run["by_class"], name)
     return _axes(figure, axis, "share of requests")
 
 
@@ -73,7 +73,7 @@ def _counts(queue: Mapping[str, Any]) -> Any:
     figure = go.Figure()
     for name, label in COUNTS:
         figure.add_scatter(x=queue["at_s"], y=queue[name], name=label, mode="lines")
-    return _axes(figure, "seconds after the start", "requests, and instances")
+    return _axes(figure, "seconds after the start", "requests and instances")
 
 
 def _comparison_figures(found: Mapping[str, Any], level: float) -> Figures:
@@ -136,7 +136,7 @@ def _distribution(entries: Sequence[Mapping[str, Any]], name: str, axis: str) ->
     figure = go.Figure()
     for entry in entries:
         _add_distribution(figure, entry["first_seed"]["distribution"][name], entry["policy"])
-    _mark_promises(figure, entries[0]["first_seed"]["by_class"], name)
+    _mark_targets(figure, entries[0]["first_seed"]["by_class"], name)
     return _axes(figure, f"{axis}, all classes, first seed", "share of requests")
 
 
@@ -146,10 +146,10 @@ def _add_distribution(figure: Any, seconds: Sequence[float], label: str) -> None
     figure.add_scatter(x=list(seconds), y=shares, name=label, mode="lines")
 
 
-def _mark_promises(figure: Any, classes: Mapping[str, Any], name: str) -> None:
-    promised = {slo_class: own["targets"].get(name) for slo_class, own in classes.items()}
-    for target in sorted({seconds for seconds in promised.values() if seconds is not None}):
-        names = ", ".join(slo_class or "no class" for slo_class, seconds in promised.items() if seconds == target)
+def _mark_targets(figure: Any, classes: Mapping[str, Any], name: str) -> None:
+    targets = {slo_class: own["targets"].get(name) for slo_class, own in classes.items()}
+    for target in sorted({seconds for seconds in targets.values() if seconds is not None}):
+        names = ", ".join(slo_class or "no class" for slo_class, seconds in targets.items() if seconds == target)
         figure.add_vline(x=target, line_dash="dot", annotation_text=f"{names} {target:g} s")
 
 

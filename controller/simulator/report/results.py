@@ -101,7 +101,7 @@ class ProgramRecord(NamedTuple):
 
 
 @dataclass(slots=True)
-class SimulationResult:
+class RunResult:
     """`ended_at`: virtual seconds. `events`: number of happenings. `rounds`: passes of the scheduler."""
 
     policy: str

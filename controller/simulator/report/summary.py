@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.decisions import Decision
 from controller.core.types import Outcome
-from controller.simulator.report.results import ProgramRecord, SimRecord, SimulationResult
+from controller.simulator.report.results import ProgramRecord, RunResult, SimRecord
 from controller.slo.attainment import quantile
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -62,7 +62,7 @@ def _quantiles(ascending: Sequence[float]) -> dict[str, float | None]:
     return {f"p{round(100 * share)}": quantile(ascending, share) for share in SHARES}
 
 
-def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
+def report(result: RunResult, warmup_s: float = 0.0) -> dict[str, Any]:
     """The whole run as plain JSON values. Requests that arrived before `warmup_s` are left out of every figure.
 
     In a workload of programs, attainment and goodput are those of programs (a late stage does not lose its program
@@ -104,7 +104,7 @@ def _told(decision: Decision) -> dict[str, Any]:
     return {"at_s": decision.at, "kind": decision.kind, "reason": decision.reason, **sleepers}
 
 
-def time_to_scale(result: SimulationResult) -> float | None:
+def time_to_scale(result: RunResult) -> float | None:
     """Median seconds from the decision to an instance that serves; None if none was added."""
     seconds = [each.up_at - each.asked_at for each in result.scaled_out]
     return statistics.median(seconds) if seconds else None
@@ -135,12 +135,12 @@ def of_programs(programs: Sequence[ProgramRecord]) -> dict[str, Any]:
     }
 
 
-def _utilisation(result: SimulationResult) -> float:
+def _utilisation(result: RunResult) -> float:
     provisioned = sum(use.provisioned_s for use in result.instances)
     return sum(use.busy_s for use in result.instances) / provisioned if provisioned else 0.0
 
 
-def queue_over_time(result: SimulationResult) -> dict[str, list[float]]:
+def queue_over_time(result: RunResult) -> dict[str, list[float]]:
     """Columns ready to draw, thinned evenly."""
     every = max(1, len(result.samples) // MOST_POINTS)
     samples = result.samples[::every]

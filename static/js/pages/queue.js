@@ -137,10 +137,10 @@ function show() {
 }
 
 function showEngines() {
-  const { text, nobody } = capacityWords(data.capacity ?? {});
+  const { text, unserved } = capacityWords(data.capacity ?? {});
   const holder = find("[data-engines]");
   holder.hidden = !text;
-  holder.className = nobody ? "banner lost" : "note near";
+  holder.className = unserved ? "banner lost" : "note near";
   put(holder, text);
 }
 

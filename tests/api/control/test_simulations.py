@@ -13,14 +13,9 @@ from controller.services import traces
 from tests import experiment_data as data
 from workers.experiments import runner as worker
 
-pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
+pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db"), pytest.mark.usefixtures("unsent_experiments")]
 
 CSV = b"arrival_s,input_tokens,output_tokens,type\n0.0,100,10,chat\n1.5,200,20,chat\n"
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
 
 
 def ask(caller, name="", **changes):

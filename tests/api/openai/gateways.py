@@ -151,6 +151,12 @@ def completion(**changes: Any) -> dict[str, Any]:
     return {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 4, **changes}
 
 
+async def settled() -> None:
+    """Let everything go on that waits for no timer and no socket: before saying that something did not happen."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def until(condition: Any, timeout_s: float = 5.0) -> None:
     """Let the loop run until `condition()` holds."""
     async with asyncio.timeout(timeout_s):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 
@@ -10,8 +9,10 @@ import aiohttp
 import pytest
 
 from controller.core.types import InstanceSpec
-from tests.api.openai.gateways import completion, until
+from tests.api.openai.gateways import completion, settled, until
 from tests.api.openai.servers import ServerBed
+from tests.workers.engine.client import metric
+from tests.workers.engine.client import until as engine_until
 from tests.workers.engine.process import FLEET, EngineProcess
 
 OPTIONS = ("--profile", "constant:50ms", "--model", "demo", "--shutdown-timeout", "0")
@@ -36,13 +37,18 @@ async def abort(engine: EngineProcess) -> None:
         assert answer.status == 200
 
 
+async def runs(http: aiohttp.ClientSession) -> bool:
+    return await metric(http, "num_requests_running") > 0
+
+
 async def test_an_answer_given_up_before_anything_was_sent_comes_from_another_engine(
     bed: ServerBed, engines: dict[str, EngineProcess]
 ) -> None:
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True))
     await until(lambda: any(in_flight.instance for in_flight in bed.gateway.runtime.requests.values()))
     (first,) = [in_flight.instance for in_flight in bed.gateway.runtime.requests.values()]
-    await asyncio.sleep(0.3)
+    async with aiohttp.ClientSession(engines[first].url) as http:
+        await engine_until(lambda: runs(http), "it is being computed")
     await abort(engines[first])
     answer = await client.done()
     assert (answer.status, json.loads(answer.body)["usage"]["completion_tokens"]) == (200, TOKENS)
@@ -68,5 +74,6 @@ async def test_what_its_client_gave_up_stays_a_cancellation(bed: ServerBed) -> N
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True, stream=True))
     await until(lambda: client.answer.body)
     await client.hang_up()
-    await asyncio.sleep(0.2)
+    await until(lambda: bed.sink.records)
+    await settled()
     assert [record.outcome for record in bed.sink.records] == ["cancelled"]

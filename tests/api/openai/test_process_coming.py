@@ -108,8 +108,7 @@ def test_while_the_only_engine_is_replaced_requests_wait_and_none_fails(
         eventually(lambda: gateway.ask().status_code == 200)
         first.process.kill()
         first.process.wait(5)
-        asked = [pool.submit(gateway.ask) for _ in range(4)]
-        time.sleep(1.5)  # the reconciler's look
+        asked = held(gateway, pool, 4)
         decision = instance_replace(step=Replace("e0", "exited", "exit code -9"))
         assert decision is not None
         replacement = decision.outcome["replacement"]

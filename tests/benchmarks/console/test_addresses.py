@@ -26,8 +26,7 @@ def missing(addresses):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_every_page_of_the_url_table_is_measured_and_answers(monkeypatch):
-    monkeypatch.setattr("workers.experiments.runner.send_experiment", lambda message: None)
+def test_every_page_of_the_url_table_is_measured_and_answers(unsent_experiments):
     admin = Client()
     admin.force_login(factories.user("admin"))
     fill(records=500, decisions=2000, instances=10, hours=0.5)

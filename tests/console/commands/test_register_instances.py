@@ -30,7 +30,7 @@ def test_they_are_registered_once_and_audited():
 def test_a_number_is_somebodys_only_where_it_was_given(given, said):
     served_model(name="demo")
     register(ENGINES[0], model="demo", **given)
-    assert Instance.objects.get().said_seqs == said
+    assert Instance.objects.get().configured_seqs == said
 
 
 def test_sglang_servers_are_registered_with_their_role():

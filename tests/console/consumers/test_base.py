@@ -94,7 +94,7 @@ def test_one_signs_out_while_redis_is_away(monkeypatch):
     def away(group, event):
         raise live.LiveUnavailable("test")
 
-    monkeypatch.setattr(live, "to_group", away)
+    monkeypatch.setattr(live, "send_to_group", away)
     client, _ = signed_in_client()
     assert client.post("/logout/").status_code == 302
     assert client.get("/")["location"].startswith("/login/")

@@ -1,10 +1,11 @@
-"""The Overview's topic over days: gateways come and go, and only those that speak are kept."""
+"""The Overview's topic over days: gateways come and go, and only those that speak are kept. One state is made once."""
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
-from console.consumers.overview import GONE_AFTER_S, OverviewConsumer
+from console.consumers.overview import GONE_AFTER_S, OverviewConsumer, Shared
 from tests.console.live.live_data import NOON, fleet
 from workers import live
 
@@ -68,3 +69,22 @@ def test_what_comes_late_or_twice_changes_nothing():
     left_behind = fleet(gateway="gateway-0", at=NOON - GONE_AFTER_S)
     assert told(consumer, left_behind) == [False]
     assert kept(consumer) == ["gateway-1"]
+
+
+def test_one_state_is_made_once_for_all():
+    shared, made = Shared(kept=2), []
+
+    def make():
+        made.append(1)
+        return {"queued": 7}
+
+    frames = [orjson.dumps({"data": shared.get(("gateway-1", 1.0), make)}) for _ in range(100)]
+    assert len(made) == 1
+    assert set(frames) == {b'{"data":{"queued":7}}'}
+
+
+def test_old_states_are_dropped():
+    shared, made = Shared(kept=2), []
+    for key in (1, 2, 3, 3, 1):
+        shared.get(key, lambda key=key: made.append(key))
+    assert made == [1, 2, 3, 1]

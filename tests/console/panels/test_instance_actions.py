@@ -59,7 +59,9 @@ def test_only_those_that_take_requests_now_are_counted(db):
     factories.instance(row.model, id="d-3", role="decode", desired_state="draining")
     factories.instance(row.model, id="d-4", role="decode", observed_state="starting")
     factories.instance(id="d-5", role="decode")
-    for choice in sleep_choices(row):
+    choices = sleep_choices(row)
+    assert choices
+    for choice in choices:
         assert "this is the last decode instance for 1 prefill instance" in choice.effect
         assert "1 instance of " in choice.effect.split("Until")[0]
 

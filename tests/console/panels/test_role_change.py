@@ -55,8 +55,10 @@ def test_a_decode_instance_that_nobody_feeds_is_said():
 
 def test_what_is_stopped_or_cannot_hand_over_is_refused():
     stopped = of(instance("a", desired_state="stopped"), instance("b", "decode"), instance("c"))
+    assert set(stopped) == {Role.PREFILL, Role.DECODE}
     assert all("stopped" in each.refused for each in stopped.values())
     deaf = of(instance("a"), instance("b", "decode"), instance("c"), disaggregates=False)
+    assert set(deaf) == {Role.PREFILL, Role.DECODE}
     assert all("does not support disaggregation" in each.refused for each in deaf.values())
 
 

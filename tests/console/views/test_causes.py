@@ -108,7 +108,7 @@ def test_the_decisions_of_a_class_are_those_that_explain_its_misses(viewer, burs
         ("slo_class_updated", "interactive"),
     ]
     shown = html.unescape(answer.content.decode())
-    assert "refused 332 requests in 10 s: timed out in the queue" in shown
+    assert "did not serve 332 requests in 10 s: timed out in the queue" in shown
     assert "330 of them interactive" in shown
     assert "cannot scale out demo/collocated: load 2.00, but the maximum of 4 is reached" in shown
     assert [decision.kind for decision, _ in answer.context["in_force"]] == ["scale_in"], "held on from before"

@@ -11,11 +11,6 @@ from tests import factories
 NOT_AGAIN = "Creating it again does not make it the default again"
 
 
-@pytest.fixture(autouse=True)
-def _untold(monkeypatch):
-    monkeypatch.setattr("console.views.saved.announce_config", lambda: None)
-
-
 @pytest.fixture
 def row(db):
     return factories.slo_class(name="chat")

@@ -16,12 +16,7 @@ from tests import experiment_data as data
 from tests import factories
 from workers.experiments import runner as worker
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("unsent_experiments")]
 
 
 def typed(**changes):

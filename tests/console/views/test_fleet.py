@@ -17,11 +17,6 @@ from tests.console.live.live_data import fleet, instance
 from workers.engine.profiles import load_profile
 
 
-@pytest.fixture(autouse=True)
-def no_notices(monkeypatch):
-    monkeypatch.setattr("console.views.fleet.announce_config", lambda: None)
-
-
 def test_hosts_devices_links_and_instances_are_one_picture(viewer, live_store):
     near, far = factories.host(name="rack-1"), factories.host(name="rack-2")
     Link.objects.create(source=near, target=far, medium="rdma", bandwidth_bytes_s=12.5e9)

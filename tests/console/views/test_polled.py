@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from console.views import fleet as fleet_views
 from console.views import scaling as scaling_views
-from controller.models import ScalingPolicy, ScalingSample
+from controller.models import ScalingPolicy
 from tests import factories
 from tests.console.live.live_data import fleet, instance
 
@@ -33,11 +33,6 @@ def parts(html):
 def first_said(html):
     """What the page's script reads of its age before the first poll."""
     return json.loads(re.search(r'<script id="polled" type="application/json">(.*?)</script>', html)[1])
-
-
-def sample(policy, ago_s=0.0, **fields):
-    given = {"load": 0.5, "ready": 2, "starting": 0, "draining": 0, "mind": "steady", **fields}
-    return ScalingSample.objects.create(policy=policy, at=timezone.now() - timedelta(seconds=ago_s), **given)
 
 
 def test_a_part_brings_what_the_page_shows_with_its_age(viewer, live_store):
@@ -70,7 +65,7 @@ def test_the_next_part_has_what_happened_meanwhile(operator, live_store):
 
 def test_charts_come_only_when_they_are_due(viewer, live_store):
     row = factories.instance()
-    sample(factories.scaling_policy(row.model))
+    factories.scaling_sample(factories.scaling_policy(row.model))
     for name, args in (("instance-live", [row.pk]), ("scaling-live", [])):
         assert "charts" not in viewer.get(reverse(name, args=args)).json()
         assert viewer.get(reverse(name, args=args), {"charts": 1}).json()["charts"]
@@ -93,11 +88,11 @@ def test_a_scaler_that_does_not_look_is_said_with_its_age(viewer, live_store):
     assert viewer.get(reverse("scaling-live")).json()["reason"] == "", "nobody could look at what was made just now"
     ScalingPolicy.objects.update(updated_at=timezone.now() - timedelta(hours=2))
     assert "has not run" in viewer.get(reverse("scaling-live")).json()["reason"]
-    sample(policy, 60)
+    factories.scaling_sample(policy, 60)
     said = viewer.get(reverse("scaling-live")).json()
     assert said["reason"] == "The scaler is not running"
     assert said["age_s"] >= 60
-    sample(policy, 2)
+    factories.scaling_sample(policy, 2)
     said = viewer.get(reverse("scaling-live")).json()
     assert (said["reason"], 2 <= said["age_s"] < 20) == ("", True)
 
@@ -105,7 +100,7 @@ def test_a_scaler_that_does_not_look_is_said_with_its_age(viewer, live_store):
 def test_a_policy_that_is_off_or_looks_seldom_is_not_called_silent(viewer, live_store):
     factories.scaling_policy(enabled=False)
     assert viewer.get(reverse("scaling-live")).json()["reason"] == ""
-    sample(factories.scaling_policy(interval_s=60.0), 100)
+    factories.scaling_sample(factories.scaling_policy(interval_s=60.0), 100)
     assert viewer.get(reverse("scaling-live")).json()["reason"] == ""
 
 
@@ -160,7 +155,7 @@ def test_two_hundred_instances_cost_few_queries_and_one_rendering(
     hosts = [factories.host() for _ in range(25)]
     rows = [factories.instance(model=model, host=hosts[number % 25]) for number in range(200)]
     for number in range(3):
-        sample(factories.scaling_policy(factories.served_model(name=f"m{number}")))
+        factories.scaling_sample(factories.scaling_policy(factories.served_model(name=f"m{number}")))
     live_store.fleets = [now_fleet(instances=[instance(id=row.pk) for row in rows])]
     for address in (
         reverse("fleet-live"),

@@ -21,14 +21,9 @@ from tests import factories
 from workers.experiments import preview_sample
 from workers.experiments import runner as worker
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("unsent_experiments")]
 
 TIGHT = ClassEdit("interactive", Owners(), 0.15, 0.06, None, 5.0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
 
 
 def typed(row, **changes):

@@ -94,7 +94,7 @@ def test_a_command_that_was_told_and_whose_answer_is_lost_is_not_called_undone(o
     assert (said.status_code, said.json()["message"]) == (503, LOST)
     outcome = Decision.objects.get(kind="queue_pause").outcome
     assert (outcome["unanswered"], outcome["gone"], outcome["applied"]) == (["req-1"], [], [])
-    assert "Redis went away" in outcome["error"]
+    assert "Redis became unavailable" in outcome["error"]
 
 
 @pytest.mark.usefixtures("cut")

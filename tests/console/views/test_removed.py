@@ -24,17 +24,6 @@ POLICY = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _untold(monkeypatch):
-    for where in ("saved", "tenants"):
-        monkeypatch.setattr(f"console.views.{where}.announce_config", lambda: None)
-
-
-@pytest.fixture
-def admin(signed_in):
-    return signed_in("admin")
-
-
 @pytest.fixture
 def gone_class(db):
     row = factories.slo_class(name="night", title="at night")

@@ -22,11 +22,6 @@ from controller.wording.scaling import why
 from tests import factories
 
 
-def sample(policy, ago_s=0.0, **fields):
-    given = {"load": 0.5, "ready": 2, "starting": 0, "draining": 0, "mind": "steady", **fields}
-    return ScalingSample.objects.create(policy=policy, at=timezone.now() - timedelta(seconds=ago_s), **given)
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -59,23 +54,25 @@ def sample(policy, ago_s=0.0, **fields):
 )
 def test_why_it_did_not_scale(db, fields, said):
     policy = factories.scaling_policy()
-    assert said in why(policy, sample(policy, **fields))
+    assert said in why(policy, factories.scaling_sample(policy, **fields))
 
 
 def test_a_limit_of_one_is_said_in_the_singular(db):
     policy = factories.scaling_policy(max_instances=1)
-    assert why(policy, sample(policy, load=1.7, mind="at_max")).endswith("but the maximum of 1 instance is reached")
+    assert why(policy, factories.scaling_sample(policy, load=1.7, mind="at_max")).endswith(
+        "but the maximum of 1 instance is reached"
+    )
 
 
 def test_a_policy_that_is_off_says_so(db):
     policy = factories.scaling_policy(enabled=False)
-    assert why(policy, sample(policy, load=9.0)) == "the policy is disabled"
+    assert why(policy, factories.scaling_sample(policy, load=9.0)) == "the policy is disabled"
 
 
 def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
     policy = factories.scaling_policy(factories.served_model(name="demo"))
-    sample(policy, 20, load=0.9)
-    sample(policy, 10, load=0.4)
+    factories.scaling_sample(policy, 20, load=0.9)
+    factories.scaling_sample(policy, 10, load=0.4)
     decision_record(
         actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
         reason="load_above_upper", inputs={"load": 0.9, "upper": 0.8, "ready": 2}, outcome={"started": ["engine-x"]},
@@ -103,7 +100,7 @@ def test_a_policy_that_is_off_shows_nothing_of_its_last_look_as_now(viewer, live
     policy = factories.scaling_policy(enabled=False)
     for _ in range(2):
         factories.instance(policy.model, desired_state="stopped", observed_state="stopped")
-    sample(policy, 3, load=0.04, ready=2)
+    factories.scaling_sample(policy, 3, load=0.04, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert (shown["Ready, starting, draining"], shown["Load now"]) == ("0, 0, 0", "– not evaluated")
     assert shown["said"].startswith("This policy is disabled and not evaluated. Last evaluated ")
@@ -112,11 +109,11 @@ def test_a_policy_that_is_off_shows_nothing_of_its_last_look_as_now(viewer, live
 
 def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(viewer, live_store):
     policy = factories.scaling_policy()
-    sample(policy, 60, load=0.5, ready=2)
+    factories.scaling_sample(policy, 60, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert shown["Load now"] == "– not evaluated"
     assert shown["said"].startswith("The scaler is not evaluating this policy, so its current load is unknown.")
-    sample(policy, 1, load=0.5, ready=2)
+    factories.scaling_sample(policy, 1, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert shown["Load now"] == "0.50"
     assert shown["said"].startswith("Now: load 0.50 is between")
@@ -140,8 +137,8 @@ def test_instances_are_counted_as_they_are_now_and_as_the_scaler_counts_them(db,
 
 def test_each_event_of_the_hour_is_on_the_chart_and_the_newest_are_listed(viewer, live_store):
     policy = factories.scaling_policy(factories.served_model(name="demo"))
-    sample(policy, 3000)
-    sample(policy, 1)
+    factories.scaling_sample(policy, 3000)
+    factories.scaling_sample(policy, 1)
     for number in range(60):
         decision_record(
             actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
@@ -158,15 +155,15 @@ def test_the_page_stays_within_ten_queries(viewer, live_store, django_assert_max
     for _ in range(4):
         policy = factories.scaling_policy()
         factories.instance(policy.model)
-        sample(policy, 1)
+        factories.scaling_sample(policy, 1)
     with django_assert_max_num_queries(10):
         assert viewer.get(reverse("scaling")).status_code == 200
 
 
 def test_old_samples_go(db):
     policy = factories.scaling_policy()
-    sample(policy, 8 * 86_400)
-    kept = sample(policy, 6 * 86_400)
+    factories.scaling_sample(policy, 8 * 86_400)
+    kept = factories.scaling_sample(policy, 6 * 86_400)
     assert samples_retain(days=7) == 1
     assert ScalingSample.objects.get() == kept
 

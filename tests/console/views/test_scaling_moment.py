@@ -11,12 +11,12 @@ from controller.models import Action, Instance, ScalingSample
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from tests import factories
-from tests.console.views.test_scaling import fields, sample
+from tests.console.views.test_scaling import fields
 
 
 def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
     policy = factories.scaling_policy()
-    then = sample(policy, 3600, mind="at_max", load=2.0)
+    then = factories.scaling_sample(policy, 3600, mind="at_max", load=2.0)
     asked = (then.at + timedelta(seconds=5)).strftime("%Y-%m-%dT%H:%M:%S")
     assert b"the maximum of 4 instances is reached" in viewer.get(reverse("scaling"), {"at": asked}).content
     assert b"Nothing was recorded near" in viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content
@@ -46,7 +46,7 @@ def test_a_moment_without_a_record_shows_dashes_and_no_empty_figures(viewer, liv
 def test_a_moment_is_judged_by_the_policy_as_it_was_then(operator, live_store):
     """After the limit was raised the hold of before must not read as if the new one had been the limit."""
     policy = factories.scaling_policy(max_instances=2)
-    then = sample(policy, 60, mind="at_max", load=2.0)
+    then = factories.scaling_sample(policy, 60, mind="at_max", load=2.0)
     for version, changes in ((1, {"max_instances": 6}), (2, {"max_instances": 6, "upper": 0.9}), (3, {"upper": 0.7})):
         given = fields(**{"max_instances": 6, "version": version, **changes})
         assert operator.post(reverse("scaling-edit", args=[policy.pk]), given).status_code == 302
@@ -61,10 +61,11 @@ def test_the_page_of_a_moment_costs_no_more_queries_with_more_policies(
     viewer, live_store, django_assert_max_num_queries
 ):
     for _ in range(12):
-        sample(factories.scaling_policy(), 60, mind="at_max")
+        factories.scaling_sample(factories.scaling_policy(), 60, mind="at_max")
     at = (timezone.now() - timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%S")
     with django_assert_max_num_queries(10):
         answer = viewer.get(reverse("scaling"), {"at": at})
+    assert len(answer.context["cards"]) == 12
     assert all(card["then"] for card in answer.context["cards"])
 
 
@@ -72,7 +73,7 @@ def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_
     policy = factories.scaling_policy(factories.served_model(name="demo"))
     then = timezone.now() - timedelta(hours=5)
     for ago_s, load in ((5 * 3600 + 5, 0.9), (5 * 3600, 0.4), (10, 0.1)):
-        sample(policy, ago_s, load=load)
+        factories.scaling_sample(policy, ago_s, load=load)
     decision_record(
         actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
         reason="load_above_upper", inputs={"load": 0.9, "upper": 0.8, "ready": 2}, at=then,

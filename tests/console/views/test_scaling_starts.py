@@ -52,7 +52,7 @@ def test_the_wait_for_a_request_moves_no_median(viewer, live_store):
     assert (way.served, way.idle) == (2, 1)
     html = answer.content.decode()
     assert "without requests" in html
-    assert "excludes 1 that waited for a request" in html
+    assert "excluding time without requests" in html
 
 
 def test_a_start_that_failed_says_so_with_its_error(viewer, live_store):

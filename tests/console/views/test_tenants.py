@@ -18,16 +18,6 @@ from tests import factories
 from tests.console.live.live_data import fleet
 
 
-@pytest.fixture
-def admin(signed_in):
-    return signed_in("admin")
-
-
-@pytest.fixture(autouse=True)
-def no_notices(monkeypatch):
-    monkeypatch.setattr("console.views.tenants.announce_config", lambda: None)
-
-
 def test_the_list_shows_quotas_and_what_was_served(viewer):
     now = timezone.now()
     tenant = factories.tenant(name="quoted", rpm=2, title="<b>Title</b>")

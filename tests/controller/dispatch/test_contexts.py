@@ -6,7 +6,8 @@ from controller.core import events as ev
 from controller.core.types import Load, Role
 from controller.dispatch import POLICY_SETS, build_dispatcher, lane, shadow_state
 from tests.controller.dispatch.disaggregation import decoders
-from tests.controller.dispatch.disaggregation.test_links import of, seen
+from tests.controller.dispatch.disaggregation.decoders import of
+from tests.controller.dispatch.disaggregation.test_links import seen
 from tests.controller.dispatch.fleet import request, sends, up
 
 SHORT, LONG = {"max_model_len": 1000}, {"max_model_len": 4000}

@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.db, pytest.mark.django_db]
 def test_the_default_number_of_a_registered_one_was_nobodys(provisioner, number, said):
     row = factories.instance(provisioner=provisioner, max_num_seqs=number)
     import_module("controller.migrations.0019_seqs_unsaid").of_registered_ones(apps, None)
-    assert Instance.objects.get(pk=row.pk).said_seqs == said
+    assert Instance.objects.get(pk=row.pk).configured_seqs == said
 
 
 def test_a_number_that_a_former_version_wrote_is_said():
     row = factories.instance(provisioner="static", seqs_unsaid=True)
     Instance.objects.filter(pk=row.pk).update(max_num_seqs=64)
-    assert Instance.objects.get(pk=row.pk).said_seqs == 64
+    assert Instance.objects.get(pk=row.pk).configured_seqs == 64

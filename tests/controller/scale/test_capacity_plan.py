@@ -15,7 +15,7 @@ from controller.scale.capacity_plan import (
     plan_capacity,
 )
 from controller.scale.role_changes import SwitchRole
-from controller.scale.warm_pool import Spare, WeightSource, weight_source
+from controller.scale.warm_pool import Spare, SpareSource, weight_source
 
 NOW = 1000.0
 PREFILL = ScalingConfig("m", role="prefill", min_instances=1, max_instances=6, sustain_s=5.0, cooldown_s=10.0)
@@ -31,9 +31,9 @@ def fleet(*utilisations, draining=(), **other):
 
 BUSY = fleet(0.95)
 CALM = OtherStage(DECODE, fleet(0.2, 0.1, 0.3), NOW - 60)
-LIGHT = Spare("light sleeper", True, 3.0, source=WeightSource.HOST_COPY, sleep_level=1)
-WARM = Spare("warm", True, 2.0, source=WeightSource.ENGINE)
-DEEP = Spare("deep sleeper", True, 1.0, source=WeightSource.DISK, sleep_level=2)
+LIGHT = Spare("light sleeper", True, 3.0, source=SpareSource.HOST_COPY, sleep_level=1)
+WARM = Spare("warm", True, 2.0, source=SpareSource.ENGINE)
+DEEP = Spare("deep sleeper", True, 1.0, source=SpareSource.DISK, sleep_level=2)
 ALL = StageCapacity(PREFILL, BUSY, spares=(DEEP, WARM, LIGHT), other=CALM, room=2)
 IN_ORDER = (
     SwitchRole("i1", "prefill"),
@@ -107,13 +107,13 @@ def test_spares_equally_near_are_taken_in_the_order_in_which_they_have_waited():
 @pytest.mark.parametrize(
     ("sleep_level", "copies", "engine_ready", "source"),
     [
-        (1, False, False, WeightSource.HOST_COPY),
-        (1, True, True, WeightSource.HOST_COPY),
-        (2, True, True, WeightSource.ENGINE),
-        (2, True, False, WeightSource.DISK),
-        (2, False, True, WeightSource.DISK),
-        (0, True, True, WeightSource.ENGINE),
-        (0, True, False, WeightSource.DISK),
+        (1, False, False, SpareSource.HOST_COPY),
+        (1, True, True, SpareSource.HOST_COPY),
+        (2, True, True, SpareSource.ENGINE),
+        (2, True, False, SpareSource.DISK),
+        (2, False, True, SpareSource.DISK),
+        (0, True, True, SpareSource.ENGINE),
+        (0, True, False, SpareSource.DISK),
     ],
 )
 def test_how_near_the_weights_of_a_spare_are(sleep_level, copies, engine_ready, source):

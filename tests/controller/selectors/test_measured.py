@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients
 from controller.selectors.fleet_model import fleet_today
 from controller.selectors.measured import Measured, measurements, profile_of
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.records import records_write
 from controller.services.served_models import latency_profile_set
 from tests import factories
 
@@ -19,19 +17,13 @@ SPEED = LatencyCoefficients(0.01, 1e-4, 1e-8, 0.02, 1e-7, 1e-4)
 FASTER = SPEED._replace(decode_a=0.01)
 
 
-def write(*records) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    records_write(connection=connection.connection, records=records)
-
-
 def prefilled(at: float) -> dict:
     return {"kind": "prefill", "reason": "prefilled", "at": at, "figures": {"instance": "p"}}
 
 
 def test_prefill_points_are_the_prefill_instances_and_decode_points_the_decode_instances():
     shared = {"instance": "d", "prefill_instance": "p", "queue_s": 0.1, "ttft_s": 0.9, "tpot_s": 0.05}
-    write(
+    factories.records_stored(
         factories.record(prompt_tokens=500, output_tokens=8, decisions=[prefilled(0.2), prefilled(0.6)], **shared),
         factories.record(instance="p", queue_s=0.1, ttft_s=0.4, tpot_s=0.02),  # one engine did it all
     )
@@ -44,7 +36,7 @@ def test_prefill_points_are_the_prefill_instances_and_decode_points_the_decode_i
 
 def test_an_answer_in_one_piece_measures_its_prefill_too():
     whole = {"streamed": False, "ttft_s": None, "tpot_s": None, "instance": "d", "prefill_instance": "p"}
-    write(
+    factories.records_stored(
         factories.record(queue_s=0.1, decisions=[prefilled(0.35)], **whole),
         factories.record(queue_s=0.1, decisions=[], **whole),  # written before prefills were noted
     )

@@ -5,23 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 from django.utils import timezone
 
 from controller.models import Instance
 from controller.selectors import decisions, health, requests
 from controller.services.actors import SYSTEM, Actor
 from controller.services.decisions import decision_record
-from controller.services.records import records_write
 from tests import factories
 
 pytestmark = pytest.mark.django_db
-
-
-def write(*records) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    records_write(connection=connection.connection, records=records)
 
 
 def pages(search, key, size: int = 2) -> list[str]:
@@ -33,7 +26,9 @@ def pages(search, key, size: int = 2) -> list[str]:
 
 
 def test_pages_of_requests_hold_each_once_newest_first():
-    write(*(factories.record(id=f"r{number}", arrived_at=factories.NOON + number // 3) for number in range(7)))
+    factories.records_stored(
+        *(factories.record(id=f"r{number}", arrived_at=factories.NOON + number // 3) for number in range(7))
+    )
 
     assert pages(requests.search, "arrived_at") == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
 
@@ -54,7 +49,7 @@ def test_pages_of_requests_hold_each_once_newest_first():
 )
 def test_requests_are_found_by(asked, found):
     miss = {"outcome": "expired", "attained": False, "instance": "engine-2"}
-    write(
+    factories.records_stored(
         factories.record(id="a"),
         factories.record(id="b", tenant="globex", arrived_at=factories.NOON + 1, **miss),
         factories.record(id="c", slo_class="", prefill_instance="prefill-1", arrived_at=factories.NOON + 2),
@@ -64,7 +59,7 @@ def test_requests_are_found_by(asked, found):
 
 
 def test_a_tenant_finds_its_own_request_alone():
-    write(factories.record(id="a", tenant="globex"))
+    factories.records_stored(factories.record(id="a", tenant="globex"))
 
     assert requests.request_record(id="a", tenant="globex").id == "a"
     assert requests.request_record(id="a", tenant="acme") is None

@@ -14,7 +14,6 @@ from controller.selectors.links import instance_links, kv_transfers, link_counts
 from controller.selectors.partitions import TRANSFERS, partitions
 from controller.services.instance_links import instance_links_observe, instance_links_retain
 from controller.services.partitions import partitions_make, records_retain
-from controller.services.records import records_write
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -64,8 +63,12 @@ def test_a_look_at_which_nothing_changed_is_three_queries_whatever_the_size(djan
     models = dict.fromkeys(("d", *peers), "demo")
     said = [report(peer=peer) for peer in peers]
     look(0, *said, models=models)
+    before = list(InstanceLink.objects.order_by("pk").values())
+    assert {row["source"] for row in before} == set(peers)
     with django_assert_num_queries(3):
-        look(1, *said, models=models)
+        decided = look(1, *said, models=models)
+    assert decided == []
+    assert list(InstanceLink.objects.order_by("pk").values()) == before
 
 
 def test_a_change_of_state_is_written_at_once_with_its_error():
@@ -154,15 +157,9 @@ def step(reason: str = "kv_landed", after: float = 2.0, **figures: Any) -> dict[
     return {"kind": "transfer", "reason": reason, "subject": "x", "at": after, "figures": told | figures}
 
 
-def write(*records: Any) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    return records_write(connection=connection.connection, records=records)
-
-
 def test_a_transfer_is_stored_with_its_request():
     record = factories.record(decisions=[{"kind": "slo", "reason": "class", "at": 0.0, "figures": {}}, step()])
-    write(record)
+    factories.records_stored(record)
     row = KvTransfer.objects.get()
     assert (row.request, row.source, row.target, row.model) == (record.id, "p", "d", record.model)
     assert (row.outcome, row.state, row.reason, row.error) == ("done", "released", "kv_landed", "")
@@ -173,7 +170,7 @@ def test_a_transfer_is_stored_with_its_request():
 
 def test_a_batch_sent_again_stores_no_transfer_twice():
     record = factories.record(decisions=[step()])
-    assert [write(record, record), write(record)] == [1, 0]
+    assert [factories.records_stored(record, record), factories.records_stored(record)] == [1, 0]
     assert KvTransfer.objects.count() == 1
 
 
@@ -183,7 +180,7 @@ def test_each_attempt_is_a_row_and_an_unmeasured_one_says_so():
     for name in ("bytes", "layers", "tokens", "cached", "overlap_s"):
         del lost["figures"][name]
     record = factories.record(decisions=[lost, step(attempt=2)])
-    write(record)
+    factories.records_stored(record)
     first, second = sorted(kv_transfers(request=record.id), key=lambda row: row.attempt)
     assert (first.outcome, first.reason, first.bytes, first.bytes_s) == ("undone", "moving_timeout", None, None)
     assert (second.attempt, second.outcome) == (2, "done")
@@ -194,13 +191,16 @@ def test_each_attempt_is_a_row_and_an_unmeasured_one_says_so():
     [{"outcome": "strange"}, {"state": None}, {"outcome": 3}],
 )
 def test_a_step_that_is_no_transfer_stores_nothing(figures):
-    assert write(factories.record(decisions=[step(**figures), {"kind": "transfer", "reason": "x"}])) == 1
+    assert (
+        factories.records_stored(factories.record(decisions=[step(**figures), {"kind": "transfer", "reason": "x"}]))
+        == 1
+    )
     assert KvTransfer.objects.count() == 0
 
 
 def test_odd_figures_cost_no_batch():
     odd = step(seconds=float("nan"), bytes=float("inf"), attempt=10**9, error="a\x00\ud800b", source="s" * 500)
-    assert write(factories.record(decisions=[odd])) == 1
+    assert factories.records_stored(factories.record(decisions=[odd])) == 1
     row = KvTransfer.objects.get()
     assert (row.seconds, row.bytes, row.attempt, row.error, len(row.source)) == (0.0, None, 32_767, "a?b", 64)
 
@@ -210,14 +210,14 @@ def test_counts_that_no_column_holds_cost_no_batch(sign):
     odd = step(
         bytes=sign * 2**63, layers=sign * 10**12, tokens=sign * 10**12, cached=sign * 2**31, attempt=sign * 2**31
     )
-    assert write(factories.record(decisions=[odd])) == 1
+    assert factories.records_stored(factories.record(decisions=[odd])) == 1
     row = KvTransfer.objects.get()
     expected = (2**63 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1, 32_767) if sign > 0 else (0, 0, 0, 0, 1)
     assert (row.bytes, row.layers, row.tokens, row.cached, row.attempt) == expected
 
 
 def test_a_transfer_is_found_by_its_id_without_reading_whole_partitions():
-    write(factories.record(decisions=[step()]))
+    factories.records_stored(factories.record(decisions=[step()]))
     row = KvTransfer.objects.get()
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
@@ -226,7 +226,7 @@ def test_a_transfer_is_found_by_its_id_without_reading_whole_partitions():
 
 
 def test_transfers_are_found_by_either_end_and_newest_first():
-    write(
+    factories.records_stored(
         factories.record(arrived_at=START.timestamp(), decisions=[step()]),
         factories.record(arrived_at=at(60).timestamp(), decisions=[step("cut", instance="e", outcome="failed")]),
         factories.record(arrived_at=at(90).timestamp(), decisions=[step(source="q", instance="p")]),
@@ -237,7 +237,9 @@ def test_transfers_are_found_by_either_end_and_newest_first():
 
 
 def test_a_day_without_a_partition_gets_one_and_old_ones_go():
-    write(factories.record(arrived_at=datetime(2021, 5, 5, 23, 59, 59, tzinfo=UTC).timestamp(), decisions=[step()]))
+    factories.records_stored(
+        factories.record(arrived_at=datetime(2021, 5, 5, 23, 59, 59, tzinfo=UTC).timestamp(), decisions=[step()])
+    )
     assert date(2021, 5, 6) in partitions(TRANSFERS), "it began after midnight"
     partitions_make(days=[date(2021, 5, 20)])
     dropped = records_retain(days=3, today=date(2021, 5, 10))

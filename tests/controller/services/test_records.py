@@ -18,12 +18,6 @@ from tests import factories
 pytestmark = pytest.mark.django_db
 
 
-def write(*records) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")  # opens the test's transaction, which then holds the writer's as a savepoint
-    return records_write(connection=connection.connection, records=records)
-
-
 def test_the_columns_are_the_contracts_fields_in_order():
     with connection.cursor() as cursor:
         cursor.execute("SELECT * FROM request_record LIMIT 0")
@@ -34,7 +28,7 @@ def test_the_columns_are_the_contracts_fields_in_order():
 def test_a_batch_is_stored_as_it_was():
     record = factories.record(priority=2, target_deadline_s=9.0, queue_s=None, prefill_instance="engine-2")
 
-    assert write(record) == 1
+    assert factories.records_stored(record) == 1
 
     stored = RequestRecord.objects.get(id=record.id)
     assert stored.arrived_at == datetime.fromtimestamp(record.arrived_at, UTC)
@@ -45,7 +39,7 @@ def test_a_batch_is_stored_as_it_was():
 def test_a_batch_sent_again_changes_nothing():
     batch = [factories.record(), factories.record()]
 
-    assert [write(*batch), write(*batch)] == [2, 0]
+    assert [factories.records_stored(*batch), factories.records_stored(*batch)] == [2, 0]
 
     assert RequestRecord.objects.count() == 2
     assert AttainmentMinute.objects.get().finished == 2
@@ -53,16 +47,16 @@ def test_a_batch_sent_again_changes_nothing():
 
 def test_of_a_batch_that_overlaps_only_the_new_ones_count():
     first, second, third = factories.record(), factories.record(), factories.record()
-    write(first, second)
+    factories.records_stored(first, second)
 
-    assert write(second, third, third) == 1
+    assert factories.records_stored(second, third, third) == 1
 
     assert AttainmentMinute.objects.get().finished == 3
 
 
 def test_the_roll_up_counts_each_outcome_once():
     missed = {"ttft_met": False, "attained": False, "goodput_tokens": 0}
-    write(
+    factories.records_stored(
         factories.record(),
         factories.record(ttft_s=3.0, **missed),
         factories.record(outcome="refused", ttft_s=None, tpot_s=None, output_tokens=0, tpot_met=False, **missed),
@@ -83,8 +77,10 @@ def test_the_roll_up_counts_each_outcome_once():
 
 
 def test_the_roll_up_adds_to_what_is_there_and_separates_its_keys():
-    write(factories.record())
-    write(factories.record(), factories.record(tenant="globex"), factories.record(arrived_at=factories.NOON + 60))
+    factories.records_stored(factories.record())
+    factories.records_stored(
+        factories.record(), factories.record(tenant="globex"), factories.record(arrived_at=factories.NOON + 60)
+    )
 
     rows = {(row.minute.minute, row.tenant): row for row in AttainmentMinute.objects.all()}
 
@@ -100,7 +96,7 @@ def test_values_postgresql_cannot_hold_do_not_cost_the_batch():
         decisions=[{"reason": "nul \x00 and \ud800", "figure": float("nan")}],
     )
 
-    assert write(bad, factories.record()) == 2
+    assert factories.records_stored(bad, factories.record()) == 2
 
     stored = RequestRecord.objects.get(id=bad.id)
     assert stored.workflow == "ab" + "x" * 118
@@ -112,7 +108,7 @@ def test_the_writer_makes_the_partition_of_a_day_that_has_none():
     day = date(2031, 5, 4)
     assert day not in partitions()
 
-    write(factories.record(arrived_at=datetime(2031, 5, 4, 23, 59, 59, tzinfo=UTC).timestamp()))
+    factories.records_stored(factories.record(arrived_at=datetime(2031, 5, 4, 23, 59, 59, tzinfo=UTC).timestamp()))
 
     assert day in partitions()
 
@@ -127,7 +123,7 @@ def test_partitions_are_made_ahead_once():
 def test_retention_drops_whole_days_and_keeps_the_roll_up():
     old = factories.record(arrived_at=datetime(2020, 1, 1, 12, tzinfo=UTC).timestamp())
     kept = factories.record(arrived_at=datetime(2020, 1, 5, 0, tzinfo=UTC).timestamp())
-    write(old, kept)
+    factories.records_stored(old, kept)
 
     dropped = records_retain(days=3, today=date(2020, 1, 8))
 
@@ -157,7 +153,7 @@ def test_a_writer_with_its_own_connection_stores_all_or_nothing():
 def test_the_roll_up_is_trimmed_by_days_and_keeps_the_rest():
     for day in (1, 2, 5, 9):
         at = datetime(2026, 10, day, 12, tzinfo=UTC).timestamp()
-        write(factories.record(arrived_at=at), factories.record(arrived_at=at + 60))
+        factories.records_stored(factories.record(arrived_at=at), factories.record(arrived_at=at + 60))
 
     assert rollup_retain(days=5, today=date(2026, 10, 10)) == 4
     assert rollup_retain(days=5, today=date(2026, 10, 10)) == 0

@@ -15,18 +15,13 @@ from controller.selectors.fleet_model import fleet_today, size_of
 from controller.selectors.kv_today import NOT_MEASURED
 from controller.services.experiment_reading import read
 from controller.services.experiment_specs import resolved
-from controller.services.previews import EDITED, RECORDED, preview_ask
+from controller.services.previews import EDITED, RECORDED, preview_order
 from tests import experiment_data as data
 from tests import factories
 from workers.experiments import runner as worker
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("unsent_experiments")]
 FROM_ITS_CLASS = [{"kind": "slo", "reason": "class", "figures": {}}]
-
-
-@pytest.fixture(autouse=True)
-def silent(monkeypatch):
-    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
 
 
 def roles(prefill: int = 1, decode: int = 1) -> None:
@@ -37,7 +32,7 @@ def roles(prefill: int = 1, decode: int = 1) -> None:
 
 
 def preview(edit: ClassEdit) -> Experiment:
-    row = preview_ask(
+    row = preview_order(
         actor=data.OLGA, name="edit", edit=edit, policy="slackline", overrides={}, now=timezone.now()
     )  # fmt: skip
     assert worker.next_experiment(previews_only=True)

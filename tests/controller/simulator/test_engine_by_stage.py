@@ -23,8 +23,7 @@ DECODE_OF_THE_SET = {name: getattr(FAST, name) for name in ("decode_a", "decode_
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("deadlines", [False, True])
-def test_it_is_what_serves(role, deadlines, monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "t")
+def test_it_is_what_serves(role, deadlines, fleet_token):
     options = ["--port", "1", "--role", role, "--scheduler", "slackline", "--max-num-batched-tokens", "3000"]
     live = parse([*options, "--deadlines"] if deadlines else options)
     latency = live.profile.coefficients
@@ -72,8 +71,7 @@ def test_stages_apart_run_what_the_parts_run():
     assert facts(simulate(demands, instances=chosen)) == facts(simulate(demands, instances=by_hand))
 
 
-def test_what_is_given_goes_before_what_the_set_says(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "t")
+def test_what_is_given_goes_before_what_the_set_says(fleet_token):
     given = {"slots": 32, "preemption": {"threshold": 0.5}}
     options = ["--port", "1", "--scheduler", "slackline", "--deadlines", "--batching-options", json.dumps(given)]
     live = parse(options)
@@ -86,8 +84,7 @@ def test_what_is_given_goes_before_what_the_set_says(monkeypatch):
     assert live.batching.config.preemption.threshold == 0.5
 
 
-def test_what_is_given_goes_before_the_profile(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "t")
+def test_what_is_given_goes_before_the_profile(fleet_token):
     options = ["--port", "1", "--role", "prefill", "--scheduler", "slackline", "--batching-options", '{"prefill_b": 1}']
     live = parse(options)
     serving = build_scheduler(

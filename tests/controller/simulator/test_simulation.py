@@ -9,7 +9,7 @@ from controller.core.types import Outcome, Targets
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, Simulation, SimulationSettings
-from controller.simulator.report.results import FleetSample, InstanceUse, SimulationResult
+from controller.simulator.report.results import FleetSample, InstanceUse, RunResult
 from controller.slo.attainment import judge
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands, with_batching
 
@@ -205,5 +205,5 @@ def test_an_answer_that_ends_as_its_clients_give_up_sends_nobody_after_it():
 
 def test_h12_cost_is_provisioned_time_by_price_in_units_of_50_ms():
     use = [InstanceUse(name, seconds, 0.0, 0, 0, 0, 0, 0, 1.0) for name, seconds in (("a", 60.0), ("b", 30.0))]
-    assert SimulationResult("p", instances=use).cost / 0.05 == pytest.approx(1800)
-    assert SimulationResult("p", instances=[use[0]._replace(unit_cost=2.5)]).cost == pytest.approx(150.0)
+    assert RunResult("p", instances=use).cost / 0.05 == pytest.approx(1800)
+    assert RunResult("p", instances=[use[0]._replace(unit_cost=2.5)]).cost == pytest.approx(150.0)

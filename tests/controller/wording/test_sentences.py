@@ -69,8 +69,8 @@ def remapped(before, after):
     """What is said of a mapping whose levels were changed."""
     known = {"before": {"levels": before}, "after": {"levels": after}}
     said = say("priority_mapping_updated", "admin", "priority_mapping", "priorities of all tenants", "", known)
-    assert said.startswith("admin changed the priorities of all tenants: ")
-    return said.removeprefix("admin changed the priorities of all tenants: ")
+    assert said.startswith("admin changed the priority mapping of all tenants: ")
+    return said.removeprefix("admin changed the priority mapping of all tenants: ")
 
 
 def test_a_changed_mapping_names_the_level_that_changed_and_what_of_it():
@@ -106,13 +106,15 @@ def test_values_cut_before_they_differ_are_not_shown_as_the_same():
 def test_refusals_are_counted_by_code():
     known = {"requests": 5, "seconds": 10.0, "by_code": {"no_capacity": 3, "rate_limit_exceeded": 2}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "no_capacity", known)
-    assert said == ("gateway-1 refused 5 requests in 10 s: no instance was up (3); the tenant's quota was exceeded (2)")
+    assert said == (
+        "gateway-1 did not serve 5 requests in 10 s: no instance was up (3); the tenant's quota was exceeded (2)"
+    )
 
 
 def test_one_refusal_is_one_request():
     known = {"requests": 1, "seconds": 10.1, "by_code": {"slo_infeasible": 1}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "slo_infeasible", known)
-    assert said == "gateway-1 refused 1 request in 10.1 s: no instance could meet its targets"
+    assert said == "gateway-1 did not serve 1 request in 10.1 s: no instance could meet its targets"
     told = Decision(kind="refusals", actor="gateway-1", subject="gateway-1", reason="slo_infeasible", inputs=known)
     told.at = datetime(2026, 11, 22, tzinfo=UTC)
     assert message_of(told)["figures_text"] == "", "its sentence has said it all"

@@ -11,25 +11,15 @@ from django.utils import timezone
 from controller.models import Action, Decision, Instance
 from controller.selectors.weights import weight_plan
 from controller.services.actions import action_lease
-from controller.services.actors import Actor
 from controller.services.instances import instance_stop
 from tests import factories
 from tests.workers.scripted_engine import Engine, order
+from tests.workers.sleep_orders import OLGA, Killed, lease_runs_out
 from workers.actions import runner as actions
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
-
-OLGA = Actor.person("olga")
-
-
-class Killed(BaseException):
-    """What `kill -9` is to the worker: nothing after it runs."""
-
-
-def lease_runs_out():
-    Action.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
 
 
 def test_weights_come_from_the_engine_that_was_chosen(warm, holder, engine, look_once):
@@ -247,12 +237,13 @@ def test_an_engine_that_hangs_holds_nobody_up(several, monkeypatch):
     first, *others = engines.values()
     monkeypatch.setattr(first, "look", gate.wait)
     monkeypatch.setattr(actions, "ASK_S", 1.0)
-    assert look([], client=engines.__getitem__) == []
+    assert advance_actions([], client=engines.__getitem__) == []
     assert [len(engine.orders) for engine in others] == [1, 1, 1]
     orders[0].refresh_from_db()
-    assert (orders[0].state, orders[0].error, orders[0].lease_until) == ("queued", "it has not answered yet", None)
+    found = (orders[0].state, orders[0].error, orders[0].lease_until)
+    assert found == ("queued", "the engine has not responded yet", None)
     Action.objects.update(created_at=timezone.now() - timedelta(hours=1))
-    assert {decision.reason for decision in look([], client=engines.__getitem__)} == {"timeout"}
+    assert {decision.reason for decision in advance_actions([], client=engines.__getitem__)} == {"timeout"}
     gate.set()
 
 
@@ -261,10 +252,10 @@ def test_one_that_fails_unexpectedly_fails_alone(several, monkeypatch):
     first, *others = engines.values()
     first.said = EngineWeights("absent", attempts=None)
     monkeypatch.setattr(first, "order_load", lambda *told: 1 / 0)
-    look([], client=engines.__getitem__)
+    advance_actions([], client=engines.__getitem__)
     assert [len(engine.orders) for engine in others] == [1, 1, 1]
     orders[0].refresh_from_db()
-    assert orders[0].error == "the look failed: ZeroDivisionError: division by zero"
+    assert orders[0].error == "unexpected error: ZeroDivisionError: division by zero"
     assert orders[0].lease_until > timezone.now(), "not tried again at once"
 
 
@@ -280,7 +271,7 @@ def test_a_look_that_runs_out_of_time_goes_on_where_it_ended(several, monkeypatc
 
     monkeypatch.setattr(actions, "_one", slow)
     for _ in range(6):
-        look([], client=engines.__getitem__)
+        advance_actions([], client=engines.__getitem__)
     known = [action.pk for action in Action.objects.order_by("pk")]
     assert looked == [*known, *known[:2]], "none is left out, none is preferred"
 
@@ -292,5 +283,5 @@ def test_more_than_one_look_holds_are_looked_at_in_turn(several, monkeypatch):
     looked = []
     monkeypatch.setattr(actions, "_one", lambda action_id, look_at: looked.append(action_id))
     for _ in range(4):
-        look([], client=engines.__getitem__)
+        advance_actions([], client=engines.__getitem__)
     assert sorted(looked) == sorted(3 * [action.pk for action in Action.objects.all()])

@@ -107,7 +107,7 @@ def test_a_launched_server_is_timed_from_its_command(look_once):
     assert decision.inputs == {"launch": told.pk, "seed": "gpu-1"}
     assert decision.outcome["first_served_s"] == pytest.approx(62.0, abs=0.01)
     assert decision.outcome["ready_s"] == pytest.approx(40.0, abs=0.01)
-    assert sentence(decision).startswith("gpu-2: first token 62.0 s after the command")
+    assert sentence(decision).startswith("gpu-2: first token 62.0 s after its launch command")
 
 
 def test_a_launched_server_that_is_stopped_has_served_nobody(look_once):

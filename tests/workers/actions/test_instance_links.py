@@ -24,7 +24,7 @@ class Engine:
     """`told`: what it was announced, newest last; `away`: it does not answer."""
 
     def __init__(self, port):
-        self.said = links.Told("", "10.0.0.1", port, ())
+        self.said = links.EngineLinks("", "10.0.0.1", port, ())
         self.told = []
         self.away = False
 
@@ -69,17 +69,17 @@ def pairs():
 
 def test_engines_are_told_of_one_another_once(add):
     p, d = add("p"), add("d", "decode")
-    links.look("t")
-    links.look("t")
+    links.update_links("t")
+    links.update_links("t")
     assert (p.told, d.told) == ([["d"]], [["p"]])
     assert pairs() == {("p", "d"), ("d", "p")}
 
 
 def test_one_that_was_started_again_is_told_again(add):
     p, d = add("p"), add("d", "decode")
-    links.look("t")
-    d.said = links.Told("", "10.0.0.1", 99, ())
-    links.look("t")
+    links.update_links("t")
+    d.said = links.EngineLinks("", "10.0.0.1", 99, ())
+    links.update_links("t")
     assert d.told == [["p"], ["p"]]
     assert p.told == [["d"], ["d"]], "it is reached elsewhere now"
 
@@ -87,10 +87,10 @@ def test_one_that_was_started_again_is_told_again(add):
 def test_one_that_leaves_is_forgotten_and_its_links_closed(add):
     p = add("p")
     add("d", "decode")
-    links.look("t")
+    links.update_links("t")
     instance_stop(actor=SYSTEM, instance_id="d")
     instance_observe(instance_id="d", observed_state="stopped")
-    links.look("t")
+    links.update_links("t")
     assert (p.told[-1], pairs()) == ([], set())
     assert InstanceLink.objects.filter(closed_at__isnull=False).count() == 2
 
@@ -98,33 +98,33 @@ def test_one_that_leaves_is_forgotten_and_its_links_closed(add):
 def test_one_that_does_not_answer_has_its_links_down_until_it_does(add):
     add("p")
     d = add("d", "decode")
-    links.look("t")
+    links.update_links("t")
     d.away = True
-    links.look("t")
+    links.update_links("t")
     states = dict(InstanceLink.objects.values_list("target", "state"))
     assert states == {"p": "up", "d": "down"}
     d.away = False
-    links.look("t")
+    links.update_links("t")
     assert set(InstanceLink.objects.values_list("state", flat=True)) == {"up"}
 
 
 def test_collocated_engines_are_not_even_asked(add):
     for name in "ab":
         add(name, "collocated").away = True
-    assert links.look("t") == []
+    assert links.update_links("t") == []
     assert pairs() == set()
 
 
 def test_a_role_that_changes_opens_and_closes_links(add):
     add("p")
     d = add("d", "collocated")
-    links.look("t")
+    links.update_links("t")
     assert d.told == []
     instance_set_role(actor=SYSTEM, instance_id="d", role="decode")
-    links.look("t")
+    links.update_links("t")
     assert d.told == [["p"]]
     instance_set_role(actor=SYSTEM, instance_id="d", role="collocated")
-    links.look("t")
+    links.update_links("t")
     assert d.told == [["p"], []]
     assert pairs() == set()
 
@@ -132,7 +132,7 @@ def test_a_role_that_changes_opens_and_closes_links(add):
 def test_a_warm_one_is_linked_from_those_that_have_the_weights(add):
     a = add("a", "collocated")
     w = add("w", "collocated", weights="absent")
-    links.look("t")
+    links.update_links("t")
     assert (w.told, a.told) == ([["a"]], [])
     assert pairs() == {("a", "w")}
 
@@ -141,17 +141,17 @@ def test_other_models_and_other_backends_are_nobodys_peers(add):
     p = add("p")
     add("x", "decode", model=factories.served_model())
     add("v", "decode", backend="vllm").away = True
-    links.look("t")
+    links.update_links("t")
     assert p.told == []
 
 
 def test_a_silent_one_keeps_its_links_to_the_others(add):
     """They break or mend by themselves; only what it says itself is not known."""
     p, d = add("p"), add("d", "decode")
-    links.look("t")
+    links.update_links("t")
     d.away = True
     for _ in range(3):
-        links.look("t")
+        links.update_links("t")
     assert p.told == [["d"]], "not told to forget it"
     assert dict(InstanceLink.objects.filter(closed_at=None).values_list("target", "state")) == {"p": "up", "d": "down"}
 
@@ -169,7 +169,7 @@ def test_a_hundred_that_hang_hold_nobody_up(add, monkeypatch):
     before, slowest = threading.active_count(), 0.0
     for _ in range(60):
         began = time.monotonic()
-        links.look("t")
+        links.update_links("t")
         slowest = max(slowest, time.monotonic() - began)
         assert threading.active_count() - before <= 2 * AT_ONCE + 2
         if w.told:
@@ -181,8 +181,8 @@ def test_a_hundred_that_hang_hold_nobody_up(add, monkeypatch):
 def test_one_that_moves_no_kv_is_neither_told_nor_told_of(add):
     """An engine of several ranks, or without the fleet's token: it would refuse."""
     p, d = add("p"), add("d", "decode")
-    d.said = links.Told("", "", 0, ())
-    links.look("t")
+    d.said = links.EngineLinks("", "", 0, ())
+    links.update_links("t")
     links.join(Instance.objects.get(pk="d"), "http://d", "t")
     assert (p.told, d.told, pairs()) == ([], [], set())
 

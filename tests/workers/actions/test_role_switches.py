@@ -16,13 +16,13 @@ from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM, Actor
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 from tests import factories
 from tests.workers.backends.sglang_requests import Job
 from tests.workers.backends.sglang_server import SglangServer, serving
 from workers.actions.long_calls import FRESH_S, LongCalls, this_process
-from workers.actions.role_switches import TIMEOUT, Switch, look_at, switch
-from workers.actions.runner import look
+from workers.actions.role_switches import TIMEOUT, Switch, advance, switch
+from workers.actions.runner import advance_actions
 from workers.backends.base import EngineError, RoleRefused
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -45,13 +45,13 @@ def settle() -> None:
 
 
 def look_once() -> list[Decision]:
-    return look([], calls=LongCalls(threads=False))
+    return advance_actions([], calls=LongCalls(threads=False))
 
 
 def look_with(call: Switch, calls: LongCalls | None = None) -> Decision | None:
     action = action_lease(action_id=Action.objects.get().pk)
     assert action is not None
-    return look_at(action, calls or LongCalls(threads=False), call)
+    return advance(action, calls or LongCalls(threads=False), call)
 
 
 def ended(calls: LongCalls, action: Action) -> None:
@@ -75,7 +75,7 @@ def test_an_idle_engine_switches_with_the_graphs_of_a_peer() -> None:
     with serving(mine, peer):
         row = row_of(mine)
         row_of(peer, "s2", row.model)
-        action = role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        action = role_order(actor=OLGA, instance_id=row.pk, role="decode")
         assert action is not None
         assert gateway_snapshot().draining == (row.pk,), "nothing new is sent there"
         assert look_once() == [], "a gateway may not know yet"
@@ -94,7 +94,7 @@ def test_what_runs_there_ends_first() -> None:
     mine = server("decode")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         settle()
         mine.jobs["x"] = Job({"rid": "x"})
         assert look_once() == []
@@ -110,7 +110,7 @@ def test_a_refusal_is_on_the_decision_and_the_instance_serves_on() -> None:
     mine = server("prefill")  # no peer tells what graphs to capture
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
         settle()
         (decision,) = look_once()
         assert (decision.kind, decision.reason) == ("role_switch_failed", "not_prepared")
@@ -129,7 +129,7 @@ def test_an_engine_that_broke_is_out_of_the_fleet(told: str, message: str) -> No
     setattr(mine, told, message)
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         settle()
         (decision,) = look_once()
         assert (decision.reason, decision.outcome["safe_to_restore"]) == ("unsafe_to_restore", False)
@@ -145,7 +145,7 @@ def test_an_engine_that_was_lost_while_it_was_told_is_out_of_the_fleet(dies_at: 
     mine.dies_at = dies_at
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         settle()
         (decision,) = look_once()
         assert (decision.reason, decision.outcome["safe_to_restore"]) == ("connection_lost", False)
@@ -158,7 +158,7 @@ def test_an_engine_that_refuses_and_is_sound_serves_on() -> None:
     mine.switch_refused = "transfer threads are busy"
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         settle()
         (decision,) = look_once()
         assert (decision.reason, decision.outcome["safe_to_restore"]) == ("engine_refused", True)
@@ -171,7 +171,7 @@ def test_one_that_never_empties_serves_on_after_its_time() -> None:
     mine = server("decode")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         Action.objects.update(created_at=timezone.now() - TIMEOUT - timedelta(seconds=1), error="num_running_reqs 1")
         (decision,) = look_once()
         assert (decision.reason, "num_running_reqs 1" in decision.outcome["error"]) == ("timeout", True)
@@ -181,11 +181,11 @@ def test_said_twice_it_is_one_order_and_what_cannot_be_is_refused() -> None:
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        first = role_ask(actor=OLGA, instance_id=row.pk, role="decode")
-        assert role_ask(actor=OLGA, instance_id=row.pk, role="decode") == first
+        first = role_order(actor=OLGA, instance_id=row.pk, role="decode")
+        assert role_order(actor=OLGA, instance_id=row.pk, role="decode") == first
         Action.objects.all().delete()
         with pytest.raises(ValidationError, match="only between prefill and decode"):
-            role_ask(actor=OLGA, instance_id=row.pk, role="collocated")
+            role_order(actor=OLGA, instance_id=row.pk, role="collocated")
 
 
 def test_a_lost_answer_is_asked_for_again() -> None:
@@ -193,7 +193,7 @@ def test_a_lost_answer_is_asked_for_again() -> None:
     mine = server("decode")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        role_order(actor=OLGA, instance_id=row.pk, role="prefill")
         settle()
         mine.mode = "prefill"
         (decision,) = look_once()
@@ -210,7 +210,7 @@ def test_another_workers_call_is_left_to_it() -> None:
 
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
         settle()
         mark = {"by": "another:1", "at": time.time()}
         wished = Action.objects.get().params
@@ -238,7 +238,7 @@ def test_a_call_under_way_carries_the_mark_of_its_worker_and_an_ended_one_none()
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
         settle()
         assert look_with(busy, calls) is None
         action = Action.objects.get()
@@ -262,14 +262,14 @@ def test_a_drain_does_not_cross_a_call_under_way() -> None:
 
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
         settle()
         assert look_with(slow, calls) is None
         Instance.objects.update(desired_state="draining")
-        assert look([], calls=calls) == [], "it is being told"
+        assert advance_actions([], calls=calls) == [], "it is being told"
         release.set()
         ended(calls, Action.objects.get())
-        (decision,) = look([], calls=calls)
+        (decision,) = advance_actions([], calls=calls)
         assert (decision.kind, decision.reason) == ("role_switch", "switched")
         row.refresh_from_db()
         assert row.role == "decode"
@@ -282,7 +282,7 @@ def test_an_order_that_ran_out_of_time_ends_with_the_role_that_the_engine_has(mo
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
         told_long_ago(Action.objects.get(), error="no answer in time")
         mine.mode = mode
         (decision,) = look_once()
@@ -295,10 +295,10 @@ def test_an_order_whose_engine_was_told_is_not_given_up_while_it_does_not_say_it
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
     told_long_ago(Action.objects.get())
     assert look_once() == []
-    assert "does not say which role" in Action.objects.get().error
+    assert "does not report its role" in Action.objects.get().error
     Instance.objects.update(desired_state="draining")
     (decision,) = look_once()
     assert decision.kind == "role_switch_failed"
@@ -306,7 +306,7 @@ def test_an_order_whose_engine_was_told_is_not_given_up_while_it_does_not_say_it
 
 def test_engines_that_take_either_stage_need_no_switch() -> None:
     row = factories.instance(id="v1", backend="vllm")
-    assert role_ask(actor=SYSTEM, instance_id=row.pk, role="decode") is None
+    assert role_order(actor=SYSTEM, instance_id=row.pk, role="decode") is None
     row.refresh_from_db()
     assert row.role == "decode"
     assert not Action.objects.exists()
@@ -323,7 +323,7 @@ def test_an_order_ends_also_where_its_engine_is_away_and_was_never_told() -> Non
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
     Instance.objects.update(observed_state="unreachable")
     settle()
     assert look_once() == []
@@ -340,7 +340,7 @@ def test_a_call_that_ended_is_heard_also_while_its_engine_is_away() -> None:
     mine = server("prefill")
     with serving(mine):
         row = row_of(mine)
-        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        role_order(actor=OLGA, instance_id=row.pk, role="decode")
     settle()
     calls, release = LongCalls(), threading.Event()
 
@@ -352,6 +352,6 @@ def test_a_call_that_ended_is_heard_also_while_its_engine_is_away() -> None:
     release.set()
     ended(calls, Action.objects.get())
     Instance.objects.update(observed_state="unreachable")
-    assert look([], calls=calls) == []
+    assert advance_actions([], calls=calls) == []
     action = Action.objects.get()
     assert (action.tries, "the engine hung up" in action.error, calls.find(action.pk)) == (1, True, None)

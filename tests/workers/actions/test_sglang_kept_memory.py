@@ -15,11 +15,9 @@ from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
-from tests.workers.sleep_orders import Killed, lease_runs_out
+from tests.workers.sleep_orders import Killed, lease_runs_out, looks
 from workers.actions import runner as actions
 from workers.actions import sglang_sleep, sleeping
-from workers.actions.long_calls import LongCalls
-from workers.actions.runner import look
 from workers.actions.sglang_sleep import SglangSleepClient
 from workers.actions.sleep_client import SleepState
 from workers.actions.weights_client import EngineAway
@@ -72,10 +70,6 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         lease_runs_out()
 
     return arm
-
-
-def looks(times: int = 1) -> list[Decision]:
-    return [decision for _ in range(times) for decision in look([], calls=LongCalls(threads=False))]
 
 
 def told_to_sleep(level: int) -> Action:
@@ -253,7 +247,7 @@ def test_one_that_its_owner_started_again_is_waited_for_and_told_nothing(
         wake_order(actor=SYSTEM, instance_id="s1")
     server.asked.clear()
     assert looks(5) == []
-    assert (server.asked, "it is not ready" in Action.objects.latest("id").error) == ([], True)
+    assert (server.asked, "is not ready" in Action.objects.latest("id").error) == ([], True)
     server.unhealthy = False
     assert outcome()[0] == "instance_awake"
     assert (server.asked.count(RESUME), serves(server)) == (0, True)
@@ -336,7 +330,7 @@ def test_one_that_somebody_continued_in_its_sleep_is_not_told_to_release_again(
     server.paused = False
     (decision,) = looks()
     assert (decision.reason, server.asked.count(RELEASE)) == ("memory_unknown", 1)
-    assert "somebody else continued it" in decision.outcome["error"]
+    assert "it was continued from elsewhere" in decision.outcome["error"]
 
 
 @pytest.mark.parametrize("level", [1])

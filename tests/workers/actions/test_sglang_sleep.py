@@ -6,20 +6,15 @@ from typing import Any
 
 import pytest
 
-from controller.models import Decision, Instance
+from controller.models import Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
-from workers.actions.long_calls import LongCalls
-from workers.actions.runner import look
+from tests.workers.sleep_orders import looks
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient", "no_settling")]
-
-
-def looks(times: int = 1) -> list[Decision]:
-    return [decision for _ in range(times) for decision in look([], calls=LongCalls(threads=False))]
 
 
 def row_of(server: SglangServer) -> Instance:

@@ -50,7 +50,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Late]]:
 
 def look(client: type[SleepClient], monkeypatch: pytest.MonkeyPatch, within_s: float) -> list[str]:
     monkeypatch.setattr(actions, "ASK_S", within_s)
-    return [decision.kind for decision in actions.look([], sleep=client, calls=LongCalls(threads=False))]
+    return [decision.kind for decision in actions.advance_actions([], sleep=client, calls=LongCalls(threads=False))]
 
 
 def test_what_was_sent_since_it_was_asked_is_not_cut(
@@ -64,7 +64,7 @@ def test_what_was_sent_since_it_was_asked_is_not_cut(
     late.gate.set()
     assert look(late, monkeypatch, 60.0) == []
     action.refresh_from_db()
-    assert (vllm.verbs, action.error, late.asked) == ([], "1 requests run there", 2)
+    assert (vllm.verbs, action.error, late.asked) == ([], "1 requests are still running", 2)
     vllm.running = 0
     assert look(late, monkeypatch, 60.0) == ["instance_asleep"]
     assert Instance.objects.get(pk="v1").weights == "asleep"

@@ -12,7 +12,7 @@ from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_end, action_lease, weights_load_order
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_drain
-from controller.services.role_switches import role_ask
+from controller.services.role_switches import role_order
 from controller.services.scaling_stages import stage_of
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
@@ -54,7 +54,7 @@ def test_what_runs_may_finish_and_is_aborted_after_its_time(vllm, row):
     action = sleep_order(actor=OLGA, instance_id="v1")
     assert looks(2) == []
     action.refresh_from_db()
-    assert (vllm.verbs, action.error) == ([], "2 requests run there")
+    assert (vllm.verbs, action.error) == ([], "2 requests are still running")
     Action.objects.update(created_at=timezone.now() - timedelta(seconds=settings.DRAIN_TIMEOUT_S + 1))
     (decision,) = looks()
     assert (decision.kind, decision.outcome["aborted"]) == ("instance_asleep", 2)
@@ -216,7 +216,7 @@ def test_what_cannot_sleep_is_refused_with_the_field(vllm, row):
 
 def test_one_that_switches_its_role_is_not_put_to_sleep(row):
     other = factories.instance(backend="sglang", provisioner="static", role="prefill")
-    role_ask(actor=OLGA, instance_id=other.pk, role="decode")
+    role_order(actor=OLGA, instance_id=other.pk, role="decode")
     policy = factories.scaling_policy(other.model, role="decode", sleep_level=1)
     (member,) = stage_of(policy, [], 0.0).seen.members
     assert (member.state, member.fixed) == ("starting", True), "the scaler does not try"

@@ -14,7 +14,7 @@ from tests import factories
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.sleep_orders import OLGA, Killed, answer, killed, lease_runs_out, looks, put_to_sleep
 from workers.actions.long_calls import FRESH_S, LongCalls
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient", "no_settling")]
 
@@ -86,7 +86,7 @@ def test_a_reload_that_takes_long_holds_nobody_up(vllm, row):
     calls, found, looked = LongCalls(), [], 0
     ends_at = timezone.now() + timedelta(seconds=60)
     while not found and timezone.now() < ends_at:
-        found, looked = look([], calls=calls), looked + 1
+        found, looked = advance_actions([], calls=calls), looked + 1
     (decision,) = found
     assert (decision.kind, looked > 1, vllm.verbs.count("collective_rpc")) == ("instance_awake", True, 1)
     assert decision.outcome["load_s"] >= 0.5

@@ -153,9 +153,8 @@ async def test_what_waits_for_a_peer_counts_as_waiting(session: aiohttp.ClientSe
         backend = adapter(server, session)
         offer = await backend.meeting()
         task = asyncio.create_task(backend.prefill(call(offer=offer)))
-        while not server.jobs:
+        while not any(job.stage == "prefill_bootstrap_queue_reqs" for job in server.jobs.values()):
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.01)
         load = await backend.telemetry(1.0)
         assert (load.running, load.waiting) == (0, 1)
         task.cancel()

@@ -76,9 +76,8 @@ async def test_nothing_is_switched_while_something_runs(session: aiohttp.ClientS
     async with switching("prefill") as server:
         backend = adapter(server, session)
         task = asyncio.create_task(backend.prefill(call(offer=await backend.meeting())))
-        while not server.jobs:
+        while not any(job.stage == "prefill_bootstrap_queue_reqs" for job in server.jobs.values()):
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.01)
         with pytest.raises(RoleRefused) as caught:
             await backend.set_role(Role.DECODE, GRAPHS)
         assert (caught.value.reason, caught.value.again) == ("not_idle", True)

@@ -4,10 +4,7 @@ import pytest
 
 from workers.engine.config import parse
 
-
-@pytest.fixture(autouse=True)
-def fleet_token(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "secret")
+pytestmark = pytest.mark.usefixtures("fleet_token")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +42,9 @@ def test_a_profile_without_a_time_for_tokens_starts_too():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--scheduler", "slackline", "--batching", "calm"], "--batching: --scheduler slackline chooses it"),
-        (["--deadlines"], "--deadlines: needs --scheduler slackline"),
-        (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: needs --scheduler preemptive"),
+        (["--scheduler", "slackline", "--batching", "calm"], "--batching: must not be set with --scheduler slackline"),
+        (["--deadlines"], "--deadlines: requires --scheduler slackline"),
+        (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: requires --scheduler preemptive"),
     ],
 )
 def test_what_cannot_go_together(options, complaint, capsys):

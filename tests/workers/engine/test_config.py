@@ -37,7 +37,7 @@ def test_the_options_of_a_batching_policy_reach_it():
     ("options", "complaint"),
     [
         (["--profile", "nope"], "--profile: unknown profile 'nope'; valid: "),
-        (["--role", "prefill"], "--role: prefill moves KV between engines: set FLEET_TOKEN"),
+        (["--role", "prefill"], "--role: role prefill needs KV transfers: set FLEET_TOKEN"),
         (["--max-model-len", "99999999"], "--max-model-len: max_model_len (99999999) must fit"),
         (["--max-num-seqs", "0"], "--max-num-seqs: "),
         (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
@@ -61,7 +61,7 @@ def test_the_options_of_a_batching_policy_reach_it():
         ),
         (
             ["--long-prefill-token-threshold", "9", "--batching-options", '{"long_prefill_tokens": 8}'],
-            "--long-prefill-token-threshold: --batching-options says it too",
+            "--long-prefill-token-threshold: is also set in --batching-options",
         ),
     ],
 )

@@ -151,12 +151,12 @@ def test_the_continuous_scheduler_is_the_default():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--boundary", "layer"], "--boundary: needs --scheduler preemptive"),
-        (["--chunk-tokens", "9"], "--chunk-tokens: needs --scheduler preemptive"),
+        (["--boundary", "layer"], "--boundary: requires --scheduler preemptive"),
+        (["--chunk-tokens", "9"], "--chunk-tokens: requires --scheduler preemptive"),
         (["--scheduler", "preemptive", "--boundary", "word"], "invalid choice: 'word'"),
         (["--scheduler", "preemptive", "--boundary", "chunk"], "--chunk-tokens: boundary chunk needs chunk_tokens"),
         (["--scheduler", "preemptive", "--batching", "vllm_v1"], "--batching: the preemptive scheduler batches by"),
-        (["--executor", "torch"], "--model: the torch executor needs the folder of a model"),
+        (["--executor", "torch"], "--model: the torch executor requires the folder of a model"),
         (["--executor", "torch", "--model", "/nowhere"], "--model: /nowhere is not a folder"),
     ],
 )

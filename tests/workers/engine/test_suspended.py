@@ -16,7 +16,7 @@ from controller.core.steps import Chunk, Seq, Step
 from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns, until
 from workers.engine.config import parse
 from workers.engine.kv import disaggregation
-from workers.engine.kv.disaggregation import Endings
+from workers.engine.kv.disaggregation import PrefillEndings
 from workers.engine.text.streams import Stream
 
 PROMPT = [(7 * i) % 250 for i in range(90)]
@@ -30,8 +30,7 @@ OPTIONS = (
 
 
 @pytest.fixture
-async def pair(monkeypatch) -> AsyncIterator[Pair]:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
+async def pair(fleet_token) -> AsyncIterator[Pair]:
     prefill = Part(parse([*OPTIONS, "--role", "prefill"]), TOKEN_BYTES)
     decode = Part(parse([*OPTIONS, "--role", "decode"]), TOKEN_BYTES)
     device = HandDevice(prefill.engine)
@@ -61,7 +60,7 @@ class FakeEngine:
 def begun(whole_prompts: bool, last: bool = True) -> tuple[FakeEngine, asyncio.Task[bool]]:
     """A step of a prompt that has just begun, and somebody who waits for it to be nearly over."""
     engine, seq = FakeEngine(whole_prompts), Seq("s", 0.0, 64, 1)
-    endings = Endings(engine, LAYERS)
+    endings = PrefillEndings(engine, LAYERS)
     endings.begin(seq)
     endings.began(Step(1, (Chunk(seq, 0, 64, last),), (), 0), [seq] if last else [])
     return engine, asyncio.ensure_future(endings.near(Stream(seq, (), wake_each=False)))

@@ -104,7 +104,7 @@ def test_no_time_at_all_leaves_the_smallest_sample_which_is_never_made_smaller(m
 def test_it_says_what_was_sampled_and_what_is_on_record_of_it(monkeypatch):
     sample = Machine(monkeypatch, probe_s=60.0).sample(1000, of=23_000)
     sample.guess()
-    told = sample.told()
+    told = sample.as_json()
     assert (told["requests"], told["of"]) == (PROBE, 23_000)
     assert (told["since"], told["until"]) == (pytest.approx(BEGAN + 80.0), pytest.approx(BEGAN + 99.9))
     assert told["by_class"] == {"batch": 0.0, "interactive": 0.5}

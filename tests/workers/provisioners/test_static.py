@@ -89,7 +89,7 @@ def test_one_that_has_not_answered_yet_is_starting_and_then_what_it_was(endpoint
     seen = StaticProvisioner({"a": endpoint.url, "b": "http://127.0.0.1:9"}, watch).observe()
     gate.set()
     assert [(each.id, each.state) for each in seen] == [("a", "ready"), ("b", "starting")]
-    assert seen[1].error == "it has not answered yet"
+    assert seen[1].error == "the server has not responded yet"
 
 
 def test_registering_and_forgetting(endpoint):
@@ -141,7 +141,7 @@ def test_one_that_joins_in_another_role_says_so(sglang):
     [right] = StaticProvisioner({"s": Endpoint(sglang.url, "sglang", "decode")}).observe()
     [wrong] = StaticProvisioner({"s": Endpoint(sglang.url, "sglang", "collocated")}).observe()
     assert (right.state, wrong.state) == ("ready", "starting")
-    assert wrong.error == "it runs as decode (disaggregation_mode decode) and is registered as collocated"
+    assert wrong.error == "the server runs as decode (disaggregation_mode decode) but is registered as collocated"
     sglang.info = {"disaggregation_mode": "null"}
     [unified] = StaticProvisioner({"s": Endpoint(sglang.url, "sglang", "collocated")}).observe()
     assert unified.state == "ready"
@@ -178,11 +178,11 @@ def seen_with(server, kv_role):
 def test_a_vllm_that_was_started_for_other_sides_says_so_where_it_tells(vllm):
     assert seen_with(vllm, "kv_both") == ("ready", "")
     assert seen_with(vllm, "kv_producer") == (
-        "starting", "it was started with kv_role kv_both and is registered with kv_producer",
+        "starting", "the server was started with kv_role kv_both but is registered with kv_producer",
     )  # fmt: skip
     vllm.info = {"vllm_config": {"kv_transfer_config": None}}
     assert seen_with(vllm, "kv_both") == (
-        "starting", "it was started with kv_role None and is registered with kv_both",
+        "starting", "the server was started with kv_role None but is registered with kv_both",
     )  # fmt: skip
     assert seen_with(vllm, "") == ("ready", ""), "nothing was said that could be wrong"
     vllm.info = {"another": "page"}

@@ -11,6 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
+
 from workers.supervisor import announce, plan, supervisor
 from workers.supervisor.child import Spec
 from workers.supervisor.ports import free_port
@@ -19,6 +21,18 @@ from workers.supervisor.settings import Settings
 SLEEPER = "import time; time.sleep(120)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPER!r}])"
 PROGRAMS = {"gateway": SLEEPER, "console": SLEEPER, "worker": PARENT, "beat": SLEEPER, "restless": "pass"}
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """All that were told this data folder and run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("DATA_DIR") == str(folder) and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 def main(folder: Path) -> int:

@@ -24,7 +24,7 @@ def sleeper():
 
 def test_a_second_supervisor_is_refused_and_told_who_is_there(tmp_path):
     first = Ownership(tmp_path)
-    with pytest.raises(ConfigError, match=f"already runs over .*pid {os.getpid()}"):
+    with pytest.raises(ConfigError, match=f"already runs with .*pid {os.getpid()}"):
         Ownership(tmp_path)
     first.release(all_ended=True)
     Ownership(tmp_path).release(all_ended=True)
@@ -63,7 +63,7 @@ def test_down_stops_the_one_that_runs(tmp_path, sleeper):
     (tmp_path / OWNER).write_text(json.dumps(row))
     assert running_owner(tmp_path).pid == sleeper.pid
     assert "stopped" in stop_owner(tmp_path, timeout_s=5)
-    assert "nothing runs" in stop_owner(tmp_path, timeout_s=5)
+    assert "no supervisor runs" in stop_owner(tmp_path, timeout_s=5)
 
 
 def test_a_busy_port_names_the_variable():

@@ -4,7 +4,7 @@ import pytest
 
 from console.environment import Environment
 from controller.core.errors import ConfigError
-from workers.environment import given
+from workers.environment import read_variable
 from workers.supervisor import announce, plan
 from workers.supervisor.settings import SECRETS, kept_secret, settings_from
 
@@ -65,11 +65,11 @@ def test_all_processes_go_by_the_same_files(tmp_path):
     settings = settings_from(environ)
     assert (settings.database_url, settings.gateway_port) == (said["DATABASE_URL"], 18080)
     secrets = {name: kept_secret(name, tmp_path, environ) for name in SECRETS}
-    before = plan.told(settings, secrets, environ)
+    before = plan.known_environment(settings, secrets, environ)
     after = plan.environment(settings, settings.database_url, "redis://cache:6379/0", secrets, environ)
     for env in (before, after):
         assert {name: Environment(env).text(name, "") for name in said} == said
-        assert {name: given(env, name) for name in said} == said
+        assert {name: read_variable(env, name) for name in said} == said
     assert [name for name in after if name.endswith("_FILE")] == ["LOG_LEVEL_FILE"]
     assert not [path for name in SECRETS if (path := tmp_path / name.lower()).exists()], "made beside what is given"
 
@@ -84,7 +84,7 @@ def test_workers_and_beat_log_at_the_level_that_is_asked_for(tmp_path, environ, 
 def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):
     environ = {"CONSOLE_URL": "https://slackline.example/", "GATEWAY_URL": "https://llm.example", "GATEWAY_PORT": "81"}
     settings = settings_from({**environ, "DATA_DIR": str(tmp_path), "ALLOWED_HOSTS": "slackline.example, 127.0.0.1"})
-    told = plan.told(settings, {}, environ)
+    told = plan.known_environment(settings, {}, environ)
     assert (told["CONSOLE_URL"], told["GATEWAY_URL"]) == ("https://slackline.example", "https://llm.example")
     announce.welcome(settings)
     said = capsys.readouterr().out

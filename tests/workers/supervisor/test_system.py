@@ -238,7 +238,7 @@ def test_a_reader_that_ends_and_a_closed_terminal_leave_nothing_behind(system):
     assert system.process.wait(timeout=60) == 0
     assert [process.cmdline() for process in system.mine()] == []
     assert not (system.folder / "processes.json").exists()
-    assert "worker started again" in (system.folder / "logs" / "supervisor.log").read_text()
+    assert "worker restarted" in (system.folder / "logs" / "supervisor.log").read_text()
     system.up()
 
 

@@ -14,7 +14,7 @@ import time
 import psutil
 import pytest
 
-from tests.workers.supervisor.small_system import PROGRAMS
+from tests.workers.supervisor.small_system import PROGRAMS, processes_of
 from workers.supervisor import plan
 from workers.supervisor.announce import say
 from workers.supervisor.child import Service, Spec
@@ -49,14 +49,7 @@ class Small:
 
     def mine(self):
         """All that were told this folder."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("DATA_DIR") == str(self.folder) and process.status() != "zombie":
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self.folder)
 
     def log(self):
         log = self.folder / "logs" / "supervisor.log"

@@ -6,7 +6,7 @@ from celery.worker import state
 from django.conf import settings
 
 from tests.workers.tasks.consumers import Consumer
-from workers.tasks.consuming import LOOK_EVERY_S, LOOKS, TakesMessages
+from workers.tasks.consuming import LOOK_EVERY_S, LOOKS, StalledConsumer
 
 pytestmark = pytest.mark.db
 QUEUE = "queue-of-this-test"
@@ -22,7 +22,7 @@ def client():
 @pytest.fixture
 def look():
     consumer = Consumer(QUEUE, "an-empty-one")
-    step = TakesMessages(consumer)
+    step = StalledConsumer(consumer)
     step.start(consumer)
     ((seconds, work, args),) = consumer.calls
     assert seconds == LOOK_EVERY_S

@@ -15,7 +15,7 @@ from tests.workers.sleep_orders import answer, put_to_sleep
 from workers.actions.parallel_calls import Asker
 from workers.provisioners import Watch, static
 from workers.tasks import reconcile
-from workers.tasks.reconcile import look_and_act
+from workers.tasks.reconcile import reconcile_once
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient", "no_settling")]
 
@@ -27,7 +27,7 @@ def look(monkeypatch):
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
     for name in ("ASK_S", "HEALTH_TIMEOUT_S"):
         monkeypatch.setattr(static, name, 60.0)
-    return lambda: look_and_act(reconcile.provisioners(Path("/nowhere")), time.time())
+    return lambda: reconcile_once(reconcile.provisioners(Path("/nowhere")), time.time())
 
 
 def found():

@@ -9,7 +9,7 @@ from django.conf import settings
 from controller.core.messages import HEARTBEAT_KEY
 from tests.workers.tasks.consumers import Consumer
 from workers.celery import app
-from workers.failures import failing_told, read_failing
+from workers.failures import failing_in_words, read_failing
 from workers.tasks import heartbeat, reconcile
 
 pytestmark = pytest.mark.db
@@ -26,7 +26,7 @@ def test_the_worker_leaves_the_time_and_it_expires():
 def test_without_redis_it_gives_up_quietly(monkeypatch):
     monkeypatch.setattr(settings, "REDIS_URL", "redis://127.0.0.1:1/0")
     began = time.monotonic()
-    heartbeat.sign_of_life("beat")
+    heartbeat.heartbeat_send("beat")
     assert time.monotonic() - began < 5
 
 
@@ -35,7 +35,7 @@ def test_the_worker_of_long_jobs_lives_whatever_its_child_is_at():
     key = HEARTBEAT_KEY.format(process="analysis")
     client.delete(key)
     consumer = Consumer("analysis")
-    step = heartbeat.AnalysisLives(consumer)
+    step = heartbeat.AnalysisHeartbeat(consumer)
     step.start(consumer)
     assert abs(float(client.get(key)) - time.time()) < 5
     ((seconds, work, args),) = consumer.calls
@@ -51,7 +51,7 @@ def test_a_worker_of_other_queues_does_not_speak_for_it():
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.delete(HEARTBEAT_KEY.format(process="analysis"))
     consumer = Consumer("control", "actions")
-    step = heartbeat.AnalysisLives(consumer)
+    step = heartbeat.AnalysisHeartbeat(consumer)
     step.start(consumer)
     step.stop(consumer)
     assert consumer.calls == []
@@ -66,11 +66,11 @@ def test_a_task_that_fails_again_and_again_is_told_until_it_succeeds(monkeypatch
         raise ValueError("secret")
 
     redis.Redis.from_url(settings.REDIS_URL).flushdb()
-    monkeypatch.setattr(reconcile, "look_and_act", look)
+    monkeypatch.setattr(reconcile, "reconcile_once", look)
     for _ in range(3):
-        assert failing_told(read_failing()) == ""
+        assert failing_in_words(read_failing()) == ""
         app.tasks[reconcile.RECONCILE].apply()
-    assert failing_told(read_failing()) == "instances.reconcile failed 3 times in a row (ValueError)"
-    monkeypatch.setattr(reconcile, "look_and_act", lambda *args: None)
+    assert failing_in_words(read_failing()) == "instances.reconcile failed 3 times in a row (ValueError)"
+    monkeypatch.setattr(reconcile, "reconcile_once", lambda *args: None)
     app.tasks[reconcile.RECONCILE].apply()
-    assert failing_told(read_failing()) == ""
+    assert failing_in_words(read_failing()) == ""

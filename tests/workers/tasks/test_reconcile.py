@@ -25,7 +25,7 @@ from controller.services.served_models import served_model_create
 from workers.engine.config import parse
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
-from workers.tasks.reconcile import look_and_act
+from workers.tasks.reconcile import reconcile_once
 
 pytestmark = [pytest.mark.django_db, pytest.mark.db]
 
@@ -36,7 +36,7 @@ def look(fake, monkeypatch):
 
     def run(times=1):
         for _ in range(times):
-            steps = look_and_act({"process": fake, "static": type(fake)()}, time.time())
+            steps = reconcile_once({"process": fake, "static": type(fake)()}, time.time())
         return steps
 
     run.fleet = []
@@ -302,7 +302,7 @@ def test_an_endpoint_that_goes_and_comes_back_is_told_each_time(look, fake, poli
     for state in ("ready", "exited", "ready", "exited"):
         static.becomes("s1", state, started_at=None, url="http://h:1")
         for _ in range(2):
-            look_and_act({"static": static}, time.time())
+            reconcile_once({"static": static}, time.time())
     assert kinds() == ["instance_ready", "instance_unreachable"] * 2
 
 
@@ -322,10 +322,9 @@ def test_what_was_said_of_an_endpoint_is_compared_when_it_joins_and_not_again(po
     "roles", [("prefill", "decode", "collocated"), ("decode", "prefill"), ("collocated", "prefill")]
 )
 def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
-    look, fake, policy, roles, deadlines, monkeypatch
+    look, fake, policy, roles, deadlines, fleet_token
 ):
     """The scheduler is chosen by the role of the start, and neither a role given later nor a restart changes it."""
-    monkeypatch.setenv("FLEET_TOKEN", "t")
     spec = {"scheduler": "slackline", "deadlines": deadlines}
     instance_create(actor=SYSTEM, id="s1", model=policy.model, role="collocated", spec=spec)
     instance_set_role(actor=SYSTEM, instance_id="s1", role=roles[0])  # before it is started

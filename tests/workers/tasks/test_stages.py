@@ -13,11 +13,11 @@ from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_create, instance_observe
-from controller.services.role_switches import role_ask, role_kept
-from controller.services.scaling import scaler_tick
+from controller.services.role_switches import role_kept, role_order
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
+from tests.workers.tasks.test_scaling import tick
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
@@ -43,11 +43,6 @@ def fleet(**utilisations):
     traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
     traffic |= {"migrating": 0, "migrate_wait_over_slo": 0.0}
     return [{"at": time.time(), "period_s": 1.0, "instances": instances, "models": {"mid": traffic}}]
-
-
-def tick(policy, messages):
-    ScalerState.objects.filter(policy=policy).update(updated_at=timezone.now() - timedelta(seconds=5))
-    return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
 
 
 CALM_DECODE = {"p1": 0.95, "d1": 0.2, "d2": 0.1, "d3": 0.2}
@@ -155,7 +150,7 @@ def test_servers_of_others_turn_where_their_engine_can_be_told(stages):
 def test_one_whose_engine_would_not_switch_is_left_alone_for_a_while(stages):
     _, decode = stages
     Instance.objects.update(backend="sglang", provisioner="static")
-    role_ask(actor=SYSTEM, instance_id="d2", role="prefill")
+    role_order(actor=SYSTEM, instance_id="d2", role="prefill")
     action = action_lease(action_id=Action.objects.get().pk)
     role_kept(action=action, reason="not_enabled", error="", field="", restorable=True, inputs={})
 

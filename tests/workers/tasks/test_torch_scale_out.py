@@ -31,7 +31,7 @@ from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 from workers.engine.weights.host_copy import WHOLE, home
 from workers.provisioners import ProcessProvisioner, StaticProvisioner
 from workers.supervisor.engine_processes import EngineFolder
@@ -53,8 +53,8 @@ class Fleet:
     def look(self) -> list[Decision]:
         self.folder.sync()
         static = Instance.objects.live().filter(provisioner="static").values_list("pk", "url")
-        reconcile.look_and_act({**self.provisioners, "static": StaticProvisioner(dict(static))}, time.time())
-        return look([])
+        reconcile.reconcile_once({**self.provisioners, "static": StaticProvisioner(dict(static))}, time.time())
+        return advance_actions([])
 
     def until(self, condition) -> None:
         ends_at = time.monotonic() + WITHIN_S
@@ -161,7 +161,7 @@ def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, 
     assert action.state == "done", action.error
     (cut, good) = action.attempts
     assert (cut["kind"], good["kind"], good["error"]) == ("engine", then, "")
-    assert "the transfer broke off" in cut["error"]
+    assert "the transfer failed" in cut["error"]
     assert cut["bytes"] == 0  # nothing of it is kept
     assert action.decision.reason == f"from_{then}"
     assert [each["error"] for each in action.decision.outcome["attempts"]] == [cut["error"], ""]
@@ -190,7 +190,7 @@ def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, job
     assert [(each["kind"], bool(each["error"])) for each in action.attempts] == [("engine", True), ("host", False)]
     assert [each["kind"] for each in action.params["told"]] == ["engine", "host", "disk"]
     assert action.decision.inputs["host_copy"] is True
-    assert "the transfer broke off" in action.decision.outcome["attempts"][0]["error"]
+    assert "the transfer failed" in action.decision.outcome["attempts"][0]["error"]
     new.refresh_from_db()
     served = text(new)
     assert (new.weights, new.pk in routed()) == ("present", True)
@@ -202,7 +202,7 @@ def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, job
 def truncated(path: Path) -> str:
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    return "is no complete safetensors file"
+    return "is not a complete safetensors file"
 
 
 def without_a_tensor(path: Path) -> str:

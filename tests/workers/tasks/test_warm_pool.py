@@ -1,30 +1,22 @@
 """The warm pool against a real database: who is taken, who counts as capacity, who is paid for."""
 
 import time
-from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 
 from controller.models import Action, Decision, Instance, ScalerState
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_end, action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe
-from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import scaling_policy_update
 from controller.services.sleeping import wake_order
-from tests.workers.tasks.test_scaling import fleet
+from tests.workers.tasks.test_scaling import fleet, tick
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
-from workers.tasks.reconcile import look_and_act
+from workers.tasks.reconcile import reconcile_once
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
-
-
-def tick(policy, messages):
-    ScalerState.objects.filter(policy=policy).update(updated_at=timezone.now() - timedelta(seconds=5))
-    return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
 
 
 def wanting(policy, warm):
@@ -140,7 +132,7 @@ def test_a_load_that_fails_gives_the_instance_up(policy, two, pool):
 @pytest.fixture
 def reconciled(fake, monkeypatch):
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
-    return lambda: look_and_act({"process": fake, "static": type(fake)()}, time.time())
+    return lambda: reconcile_once({"process": fake, "static": type(fake)()}, time.time())
 
 
 def test_a_warm_one_that_dies_is_replaced_by_a_warm_one(fake, reconciled, pool):

@@ -1,1 +1,1 @@
-"""The engine's HTTP side: requests checked, responses formatted, management endpoints."""
+"""The engine's HTTP interface: validation of requests, formats of responses, management endpoints."""

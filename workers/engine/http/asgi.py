@@ -1,4 +1,4 @@
-"""The little of HTTP that an engine needs, straight on ASGI: bodies, JSON answers, errors."""
+"""A minimal HTTP layer on ASGI: routes, bodies, JSON responses, errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Disconnected(Exception):
-    """The client went away before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 class Exchange:
-    """One request and its answer."""
+    """One HTTP request and its response."""
 
     __slots__ = ("_receive", "_scope", "_send", "started")
 
@@ -45,7 +45,7 @@ class Exchange:
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:
-        """By lower-case name; of a repeated header the last one."""
+        """Header values by lower-case name; of a repeated header, the last one."""
         return dict(self._scope["headers"])
 
     def query(self) -> dict[str, list[str]]:
@@ -65,7 +65,8 @@ class Exchange:
         return bytes(received)
 
     async def json(self, empty: bool = False) -> dict[str, Any]:
-        """The body as an object. `empty`: without a body an empty one."""
+        """The body as a JSON object. `empty`: whether a missing body counts as an empty object. Raises HttpError,
+        Disconnected."""
         raw = await self.body()
         if empty and not raw:
             return {}
@@ -78,7 +79,7 @@ class Exchange:
         return body
 
     async def disconnected(self) -> None:
-        """Return when the client hangs up (or the answer is complete). Only once the body is read."""
+        """Return when the client disconnects or the response is complete. Call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             continue
 
@@ -131,5 +132,5 @@ class App:
             raise HttpError(f"no such path: {exchange.path}", status=404)
         handler = methods.get(exchange.method)
         if handler is None:
-            raise HttpError(f"{exchange.path} takes {', '.join(sorted(methods))}", status=405)
+            raise HttpError(f"{exchange.path} allows {', '.join(sorted(methods))}", status=405)
         return handler

@@ -1,4 +1,4 @@
-"""The two generation endpoints and the formats of their answers. A client that disconnects aborts its sequence."""
+"""The two generation endpoints and the formats of their responses. A client that disconnects aborts its sequence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def usage_of(seq: Seq) -> dict[str, Any]:
 
 
 class Format(ABC):
-    """Shared by both endpoints: a head, a choice around the text, a tail."""
+    """The format of a response. Both endpoints share it: a head, a choice that contains the text, a tail."""
 
     kind = ""
     chunk_kind = ""
@@ -51,7 +51,7 @@ class Format(ABC):
         self._choice = self._start + b',"choices":[{"index":0,' + self.opening
 
     def first(self) -> bytes:
-        """What precedes the first token's event."""
+        """The bytes before the event of the first token."""
         return b""
 
     def event(self, text: str, finish: FinishReason | None, stop_reason: str | int | None = None) -> bytes:
@@ -82,7 +82,7 @@ class Format(ABC):
 
     @abstractmethod
     def message(self, text: str) -> dict[str, Any]:
-        """Where a choice holds its text."""
+        """The part of a choice that contains the text."""
 
 
 class CompletionFormat(Format):
@@ -99,7 +99,7 @@ class ChatFormat(Format):
     closing = b'},"logprobs":null,"finish_reason":'
 
     def first(self) -> bytes:
-        """The role, in an event that carries no token."""
+        """An event with the role and without a token."""
         choice = (
             b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}'
         )
@@ -112,13 +112,13 @@ class ChatFormat(Format):
 Parser = Callable[[fields.Body, Mapping[bytes, bytes], RequestRules], Generation]
 NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.kv_links.KvMoved as JSON
+MOVED_HEADER = b"x-slackline-kv"  # figures of the KV transfer: controller.core.kv_links.KvMoved as JSON
 KV_BEGAN = b": kv-began\n\n"
-OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits that is nearly computed
+OFFER_HEADER = b"x-slackline-kv-offer"  # the offer of a prompt that is nearly computed
 
 
 class Generator:
-    """`in_flight` counts requests being answered (for /load)."""
+    """Serves the generation endpoints. `in_flight`: the number of requests that are being answered (for /load)."""
 
     def __init__(
         self, engine: Engine, config: ServerConfig, served: RequestRules, disaggregation: Disaggregation | None = None
@@ -148,13 +148,13 @@ class Generator:
         finally:
             self.in_flight -= 1
             watch.cancel()
-            self._give_up(stream.seq)  # nothing to do unless the response failed half-way
+            self._give_up(stream.seq)  # does nothing unless the response failed before its end
 
     async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
-        """Raises HttpError before anything is queued."""
-        if asked.hands_over or asked.offer is not None:
+        """Answer the request. Raises HttpError if nothing was queued."""
+        if asked.prefill_only or asked.offer is not None:
             if self._disaggregation is None:
-                raise HttpError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
+                raise HttpError(f"this engine has no KV transfers: {self._config.no_kv_transfers}", FIELD)
             if asked.offer is not None:
                 await self._decode(exchange, stream, form, asked, asked.offer, self._disaggregation)
             else:
@@ -171,13 +171,14 @@ class Generator:
     async def _prefill(
         self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, disaggregation: Disaggregation
     ) -> None:
-        """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
+        """Prefill for another engine, which decodes. An early offer is sent in the headers of the response, whose body
+        follows at the end."""
         disaggregation.begin(stream.seq)
         self._engine.submit(stream)
-        early = asked.offers_early and disaggregation.goes_on(stream.seq) and await disaggregation.ending(stream)
+        early = asked.offers_early and disaggregation.has_room(stream.seq) and await disaggregation.ending(stream)
         if early:
-            told = orjson.dumps(disaggregation.early_offer(stream.seq))
-            await exchange.start(200, JSON_TYPE, (OFFER_HEADER, told))
+            early_offer = orjson.dumps(disaggregation.early_offer(stream.seq))
+            await exchange.start(200, JSON_TYPE, (OFFER_HEADER, early_offer))
         await stream.ready()
         body = self._whole(stream, form, {FIELD: disaggregation.offer(stream.seq)})
         if early:
@@ -194,8 +195,9 @@ class Generator:
         offer: Offer,
         disaggregation: Disaggregation,
     ) -> None:
-        """From KV of another engine. The headers of a stream say that blocks are reserved, a comment that the KV begins
-        to come, another how it came; those of a whole answer come once the KV is here, and say it themselves."""
+        """Decode with the KV of another engine. The headers of a stream are sent once blocks are reserved; then one
+        comment when the KV transfer begins, and another one with its figures when it ends. The headers of a response
+        that is not streamed are sent when the transfer has ended, and contain its figures."""
         disaggregation.reserve(stream, offer)
         if not asked.stream:
             moved = await disaggregation.take_over(stream, offer)
@@ -239,11 +241,11 @@ class Generator:
             ttft_s=asked.ttft_s,
             tpot_s=asked.tpot_s,
             value=asked.value,
-            keep_kv=asked.hands_over,
+            keep_kv=asked.prefill_only,
         )
 
     async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
-        """Events behind the headers."""
+        """Send the events that follow the headers."""
         prefix = form.first()
         while True:
             await stream.ready()
@@ -264,6 +266,6 @@ class Generator:
         return b"".join([*events, form.event(last, finish, stream.stop_reason)])
 
     def _whole(self, stream: Stream, form: Format, extra: Mapping[str, Any] | None = None) -> bytes:
-        """The answer in one piece, once it is ready."""
+        """The body of a response that is not streamed."""
         finish = stream.finish or FinishReason.ABORT
         return form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra or {})

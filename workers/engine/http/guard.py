@@ -1,4 +1,4 @@
-"""Who may tell an engine to move KV or weights, or to stop serving: whoever knows the fleet's token."""
+"""Protects the endpoints that move KV or weights, or stop the engine: callers must know the fleet's token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 
 
 def guarded(expected: str, handler: FleetHandler) -> Handler:
-    """`handler` gets the body of those who know the token `expected`; others get 403, before anything else is read."""
+    """A handler that calls `handler` with the body if its `token` is `expected`. Otherwise the response is 403, before
+    any other field is read."""
 
     async def check(exchange: Exchange) -> None:
         body = await exchange.json(empty=True)
@@ -24,9 +25,9 @@ def guarded(expected: str, handler: FleetHandler) -> Handler:
 
 
 def _check(expected: str, body: fields.Body) -> None:
-    """Without a token of its own the engine takes nobody's."""
+    """Raises HttpError 403. An engine without a token accepts none."""
     token = fields.string(body, "token")
     if not expected:
-        raise HttpError("this engine knows no token of a fleet: start it with FLEET_TOKEN", "token", status=403)
+        raise HttpError("this engine was started without FLEET_TOKEN", "token", status=403)
     if not hmac.compare_digest(token.encode(), expected.encode()):
         raise HttpError("the fleet's token is missing or wrong", "token", status=403)

@@ -1,4 +1,5 @@
-"""`/links`: which engines this one keeps links from, and how they are. `/kv/release`: what was kept is not wanted."""
+"""`/links`: the links over which this engine pulls KV, and their state. `/kv/release`: releases KV that no engine will
+pull."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LONGEST_WAIT_S = 5.0
 
 
 class KvEndpoints:
-    """`disaggregation` None: an engine without the fleet's token, which moves no KV."""
+    """`disaggregation`: None for an engine without the fleet's token, which has no KV transfers."""
 
     def __init__(self, disaggregation: Disaggregation | None, token: str) -> None:
         self._disaggregation = disaggregation
@@ -28,16 +29,17 @@ class KvEndpoints:
         }
 
     async def links(self, exchange: Exchange) -> None:
-        """Where its own KV is pulled from (null: it moves none), and each link it keeps."""
+        """Return the address from which other engines pull KV (null: this engine has no KV transfers), and each
+        link."""
         await exchange.reply(self._described())
 
     async def announce(self, exchange: Exchange, body: fields.Body) -> None:
-        """`peers` are all engines to keep a link from, each with `id`, `host`, `port`; `id` is this engine's own.
+        """Keep links to exactly the engines in `peers`, each with `id`, `host`, `port`. `id`: of this engine.
 
-        Says the same twice without harm. `wait_s`: answer when each link was tried once, or after that time.
+        Idempotent. `wait_s`: respond when each link was tried once, or after this time.
         """
         if self._disaggregation is None:
-            raise HttpError("this engine moves no KV", status=409)
+            raise HttpError("this engine has no KV transfers", status=409)
         peers, wait_s = _peers(body), fields.number(body, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
         links = self._disaggregation.links
         links.me = fields.string(body, "id")
@@ -47,7 +49,7 @@ class KvEndpoints:
         await exchange.reply(self._described())
 
     async def release(self, exchange: Exchange, body: fields.Body) -> None:
-        """By the ids that clients gave or saw. Ids of which nothing is kept change nothing."""
+        """Release the KV of these requests, by the ids that clients sent or received. Unknown ids are ignored."""
         names = fields.strings(body, "request_ids", most=MOST_NAMES)
         released = self._disaggregation.free(names) if self._disaggregation is not None else 0
         await exchange.reply({"released": released})

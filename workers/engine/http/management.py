@@ -1,4 +1,4 @@
-"""Everything beside generation: models, health, tokenizer, metrics, sleep and pause."""
+"""All endpoints other than generation: models, health, tokenizer, metrics, sleep and pause."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class Management:
-    """Sleep and pause are always there (vLLM hides them behind its development mode), for those who know the token."""
+    """Sleep and pause need the fleet's token. They are always available; vLLM has them in its development mode only."""
 
     def __init__(
         self, engine: Engine, config: ServerConfig, served: RequestRules, generator: Generator, weights: WeightManager
@@ -37,7 +37,7 @@ class Management:
         self._generator = generator
         self._created = int(time.time())
         self._moving = asyncio.Lock()  # one sleep or wake-up at a time
-        self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
+        self._absent: set[str] = set()  # what a sleeping engine released; "scheduling" at level 0
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         ping: dict[str, Handler] = {"GET": self.health, "POST": self.health}
@@ -63,14 +63,14 @@ class Management:
         }
 
     async def health(self, exchange: Exchange) -> None:
-        """200 while the engine lives, paused and sleeping included."""
+        """Return 200 unless the engine has failed, also while it is paused or asleep."""
         await exchange.answer(b"", status=503 if self._engine.failed else 200)
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply({"version": VERSION})
 
     async def server_info(self, exchange: Exchange) -> None:
-        """What this engine is: its sizes, and the latency it emulates or believes in (seconds, tokens)."""
+        """Return the configuration: sizes, and the latency that it emulates or predicts (seconds, tokens)."""
         config, profile = self._config, self._config.profile
         known = profile and {"id": profile.id, "model": profile.model, "latency": profile.coefficients._asdict()}
         await exchange.reply(
@@ -108,7 +108,7 @@ class Management:
         await exchange.reply({"object": "list", "data": [card]})
 
     def _preemption(self) -> dict[str, Any] | None:
-        """Settings of the preemptive scheduler and what it has done so far (seconds)."""
+        """Settings of the preemptive scheduler and figures of its rounds so far (seconds)."""
         scheduler = self._engine.scheduler
         if not isinstance(scheduler, PreemptivePrefill):
             return None
@@ -142,9 +142,9 @@ class Management:
     # ---- sleep and pause ------------------------------------------------------------------------------------------
 
     async def sleep(self, exchange: Exchange, body: fields.Body) -> None:
-        """Level 0 pauses only; 1 and 2 also give up the KV cache with its memory, so kept sequences are computed again.
-
-        1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
+        """Put the engine to sleep. Level 0 only pauses. Levels 1 and 2 also release the KV cache, so that sequences
+        that stay are computed again; level 1 keeps a copy of the weights in host memory, level 2 keeps none. Requests
+        that arrive meanwhile are queued.
         """
         level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
@@ -159,7 +159,8 @@ class Management:
         await exchange.reply({"status": "sleeping", "level": level})
 
     async def _release_weights(self, level: int) -> int:
-        """The level that came of it. Raises HttpError where they cannot be given up; then the engine is what it was."""
+        """Release the weights; returns the level that was reached. Raises HttpError if they cannot be released; then
+        the engine has its state from before."""
         await self._engine.device_free()
         try:
             await self._weights.release(keep_host_copy=level == 1)
@@ -172,28 +173,30 @@ class Management:
         return 1 if self._weights.store.has_host_copy else 2
 
     def _fall_asleep(self, level: int) -> None:
-        """One that sleeps already and is merely paused goes on sleeping."""
+        """Store the sleep level. A sleeping engine that is paused (level 0) stays asleep."""
         if level or not self._absent:
             self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
             self._engine.metrics.sleep_state(SLEEP_STATES[level])
 
     def begin_warm(self) -> None:
-        """The process is up and has no weights yet."""
+        """Start as a warm spare: the process runs and has no weights yet."""
         self._engine.pause(release_kv=True)
         self._fall_asleep(2)
 
     async def weights_came(self) -> None:
-        """By /weights/load: whatever else was given up is back too. Not where they were given up again meanwhile."""
+        """Wake up after /weights/load, which also brought everything else back, unless the weights were released again
+        meanwhile."""
         async with self._moving:
             if self._weights.store.present:
                 self._absent.clear()
                 self._awaken()
 
     async def wake_up(self, exchange: Exchange, body: fields.Body) -> None:
-        """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
+        """Wake up everything, or the parts named by `tags`; the engine runs once all parts are back. Tags that are not
+        asleep change nothing.
 
-        Weights come from the copy in host memory, else from the disk: 503 if neither gives them. The memory of the KV
-        cache comes with them, whichever tag is named: 503 too where others have it by now. Then the engine sleeps on.
+        Weights come from the copy in host memory, else from the disk; 503 if both fail. The memory of the KV cache is
+        allocated with them, whichever tag is named; 503 if it is used by others. The engine then stays asleep.
         """
         named = exchange.query().get("tags")
         for tag in named or ():
@@ -215,14 +218,15 @@ class Management:
         store = self._weights.store
         sources = [Source("host")] if store.has_host_copy or store.shared_copy else []
         if not await self._weights.load([*sources, Source("disk")]):
-            raise HttpError(f"no weights: {self._weights.attempts[-1].error}", status=503)
+            raise HttpError(f"the weights could not be loaded: {self._weights.attempts[-1].error}", status=503)
 
     async def is_sleeping(self, exchange: Exchange) -> None:
-        """True also when merely paused, as in vLLM."""
+        """Return whether the engine is asleep; as in vLLM, also true if it is only paused."""
         await exchange.reply({"is_sleeping": self._engine.scheduler.paused})
 
     async def pause(self, exchange: Exchange, body: fields.Body) -> None:
-        """`keep` freezes and queues; `abort` and `wait` end what runs and refuse what comes until /resume."""
+        """Pause until /resume. Mode `keep` freezes running requests and queues new ones; `abort` and `wait` end running
+        requests and refuse new ones."""
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
         if mode != "keep":
             self._engine.refusing = True
@@ -231,7 +235,7 @@ class Management:
 
     async def resume(self, exchange: Exchange, body: fields.Body) -> None:
         if self._absent:
-            raise HttpError("the engine sleeps: POST /wake_up", status=409)
+            raise HttpError("the engine is asleep: POST /wake_up", status=409)
         self._awaken()
         await exchange.reply({"status": "resumed"})
 
@@ -239,7 +243,7 @@ class Management:
         await exchange.reply({"is_paused": self._engine.scheduler.paused})
 
     async def abort_requests(self, exchange: Exchange, body: fields.Body) -> None:
-        """By the ids that clients saw or gave; an empty list aborts everything."""
+        """Abort requests by the ids that clients received or sent; an empty list aborts all."""
         names = fields.strings(body, "request_ids", most=100_000)
         self._engine.abort_all(names)
         await exchange.reply({"status": "aborted"})

@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, labels and buckets, so that one dashboard and one adapter read both."""
+"""Prometheus metrics with vLLM's names, labels and buckets, so that one dashboard and one backend read both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def one_two_five(limit: int) -> list[int]:
 
 
 class Metrics:
-    """Request histograms are observed when a request ends, TTFT and inter-token latency as they happen."""
+    """The metrics of one engine. Histograms of requests are observed when a request ends; TTFT and inter-token latency
+    when the token is emitted."""
 
     def __init__(self, model: str, config: EngineConfig, scheduler: EngineScheduler) -> None:
         disable_created_metrics()
@@ -134,7 +135,7 @@ class Metrics:
     # ---- observations -------------------------------------------------------------------------------------------
 
     def token(self, seq: Seq, previous: float | None, now: float) -> None:
-        """One token came out; `previous` is when the one before it did."""
+        """Count one token. `previous`: time of the token before it."""
         self._generated.inc()
         if previous is not None:
             self._itl.observe(now - previous)

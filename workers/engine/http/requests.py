@@ -1,4 +1,5 @@
-"""Bodies of the two generation endpoints, checked. What of vLLM's this engine does not do: `unserved`."""
+"""Validation of the bodies of the two generation endpoints. Fields that this engine does not support are in
+`unsupported_fields`."""
 
 from __future__ import annotations
 
@@ -20,17 +21,15 @@ from workers.engine.text.tokenizer import Tokenizer
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ROLES = ("system", "user", "assistant", "developer", "tool")
 MOST_STOPS = 16
-MOST_STOP_TOKENS = 128  # vLLM's own bound where it has one
+MOST_STOP_TOKENS = 128  # as in vLLM
 SALT_FORBIDDEN = frozenset("@/\\\0")
-
-
-GREEDY_BELOW = 1e-5  # temperatures at which only the likeliest token is left
+GREEDY_BELOW = 1e-5  # below this temperature the likeliest token is taken
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What requests are checked against. `context`: tokens. `samples`: a real model, which draws as it is asked to; an
-    emulated one accepts sampling parameters without using them."""
+    """The limits that requests are validated against. `context`: tokens. `samples`: whether a real model samples
+    tokens; an emulated one accepts sampling parameters and ignores them."""
 
     model: str
     context: int
@@ -40,11 +39,13 @@ class RequestRules:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One valid request. `max_tokens` is already within the context. Targets are seconds (inf: none asked for)."""
+    """One valid request. `max_tokens` fits into the context. Targets in seconds (inf: none). `waited_s`: part of the
+    TTFT that passed before the request came here. `prefill_only`: its KV is kept for another engine;
+    `offers_early`: send the offer shortly before the end of the prefill; `offer`: decode only, where its KV is."""
 
     name: str
     chat: bool
-    tokens: array[int]  # eight bytes a token, where a list takes forty
+    tokens: array[int]  # eight bytes a token, while a list takes forty
     max_tokens: int
     min_tokens: int
     ignore_eos: bool
@@ -59,11 +60,11 @@ class Generation:
     sampling: Sampling
     ttft_s: float
     tpot_s: float
-    waited_s: float  # of the TTFT, before it came here
+    waited_s: float
     value: float
-    hands_over: bool = False  # prefill only: its KV is kept for another engine
-    offers_early: bool = False  # and told where shortly before its end
-    offer: Offer | None = None  # decode only: where its KV waits
+    prefill_only: bool = False
+    offers_early: bool = False
+    offer: Offer | None = None
 
 
 def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: RequestRules) -> Generation:
@@ -109,13 +110,13 @@ def _generation(
         tpot_s=fields.number(body, "target_tbt", math.inf, 0.0, 86_400.0),
         waited_s=fields.number(body, "waited", 0.0, 0.0, 86_400.0),
         value=fields.number(body, "value", 1.0, 0.0, 1e9),
-        hands_over=_hands_over(body, max_tokens, stream),
+        prefill_only=_prefill_only(body, max_tokens, stream),
         offers_early=wants_early_offer(body),
         offer=offer_in(body),
     )
 
 
-def _hands_over(body: fields.Body, max_tokens: int, stream: bool) -> bool:
+def _prefill_only(body: fields.Body, max_tokens: int, stream: bool) -> bool:
     if not wants_remote_decode(body):
         return False
     if max_tokens != 1 or stream:
@@ -130,7 +131,7 @@ def _check_model(body: fields.Body, model: str) -> None:
 
 
 def _sampling(body: fields.Body, used: bool) -> Sampling:
-    """vLLM's defaults: temperature 1, the whole vocabulary."""
+    """The sampling parameters, with vLLM's defaults: temperature 1, the whole vocabulary."""
     temperature = fields.number(body, "temperature", 1.0, 0.0, 1e9)
     top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
     top_k = fields.integer(body, "top_k", 0, low=-1) or 0
@@ -150,7 +151,7 @@ def too_long(context: int, tokens: int, param: str) -> HttpError:
 def _prompt(body: fields.Body, served: RequestRules) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # a batch of one, as some clients always send
+        prompt = prompt[0]  # a batch of one prompt, which some clients send
     if isinstance(prompt, str):
         return text_tokens(prompt, served, "prompt", special=fields.boolean(body, "add_special_tokens", True))
     if isinstance(prompt, list) and prompt:
@@ -161,7 +162,7 @@ def _prompt(body: fields.Body, served: RequestRules) -> list[int]:
 
 
 def text_tokens(text: str, served: RequestRules, param: str, special: bool = True) -> list[int]:
-    """Tokens of a prompt; what cannot fit is refused before it is encoded."""
+    """The tokens of a prompt. A prompt that cannot fit is refused before it is encoded. Raises HttpError."""
     if not text:
         raise HttpError(f"{param} must not be empty", param)
     least = served.tokenizer.estimate(text)

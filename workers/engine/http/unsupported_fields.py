@@ -1,9 +1,11 @@
-"""What of vLLM's request fields this engine does not do: one table, for /v1/completions and /v1/chat/completions.
+"""The request fields of vLLM that this engine does not support, in one table for /v1/completions and
+/v1/chat/completions.
 
-A client could not see that such a field was left out of its answer, so it is refused by name, unless its value asks for
-nothing. Fields that no table names are ignored, as vLLM does. That is right too of those of vLLM's that change nothing
-here: `length_penalty` (of beam search), `truncation_side` (of a truncation), `parallel_tool_calls` (of tools),
-`include_reasoning` (of a reasoning parser), `spaces_between_special_tokens`, and what says how events are packed.
+Such a field is refused by name, unless its value has no effect, since a client could not see that it was ignored.
+Fields that are not in the table are ignored, as in vLLM. Some of them are vLLM's and have no effect here:
+`length_penalty` (of beam search), `truncation_side` (of truncation), `parallel_tool_calls` (of tools),
+`include_reasoning` (of a reasoning parser), `spaces_between_special_tokens`, and those that control how events are
+packed.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ EMPTY: tuple[Any, ...] = (False, "", [], {})
 
 
 class AppliesTo(Enum):
-    """Requests whose answer a field would change. `ANY`: what the answer holds; of an emulated engine too. Others say
-    what the model reads and how it chooses its tokens: an emulated one reads and chooses nothing, and takes requests as
-    clients send them to real ones."""
+    """The requests that a field affects. `ANY`: all, also those of an emulated engine, since it changes the format of
+    the response. `REAL`, `CHAT`: all requests, or chat requests, of an engine with a real model, since it changes the
+    prompt or the sampling. An emulated engine ignores these, so that it accepts what clients send to real engines."""
 
     ANY = "any"
     REAL = "real"
@@ -30,7 +32,8 @@ class AppliesTo(Enum):
 
 
 class FieldRule(NamedTuple):
-    """`nothing`: values that ask for nothing, beside null. `within`: what a number may be, whoever gets it."""
+    """`nothing`: values without effect, besides null. `within`: the valid range of a number, checked for all
+    engines."""
 
     name: str
     on: AppliesTo
@@ -39,7 +42,7 @@ class FieldRule(NamedTuple):
 
 
 TABLE = (
-    # What an answer holds.
+    # Content of the response.
     FieldRule("n", AppliesTo.ANY, (1,)),
     FieldRule("best_of", AppliesTo.ANY, (1,)),
     FieldRule("use_beam_search", AppliesTo.ANY),
@@ -51,7 +54,7 @@ TABLE = (
     FieldRule("logprob_token_ids", AppliesTo.ANY),
     FieldRule("return_token_ids", AppliesTo.ANY),
     FieldRule("return_prompt_text", AppliesTo.ANY),
-    # How tokens are chosen.
+    # Sampling.
     FieldRule("presence_penalty", AppliesTo.REAL, (0,), (-2.0, 2.0)),
     FieldRule("frequency_penalty", AppliesTo.REAL, (0,), (-2.0, 2.0)),
     FieldRule("repetition_penalty", AppliesTo.REAL, (1,), (0.0, 1e9)),
@@ -68,11 +71,11 @@ TABLE = (
     FieldRule("guided_choice", AppliesTo.REAL),
     FieldRule("guided_grammar", AppliesTo.REAL),
     FieldRule("structural_tag", AppliesTo.REAL),
-    # When they end, and as what text they are read.
+    # End of the output, and its text.
     FieldRule("repetition_detection", AppliesTo.REAL),
     FieldRule("thinking_token_budget", AppliesTo.REAL, (-1,)),
     FieldRule("skip_special_tokens", AppliesTo.REAL, (True,)),
-    # What the model reads.
+    # The prompt.
     FieldRule("prompt_embeds", AppliesTo.REAL),
     FieldRule("truncate_prompt_tokens", AppliesTo.REAL, ()),
     FieldRule("add_special_tokens", AppliesTo.CHAT),
@@ -87,12 +90,12 @@ TABLE = (
 )
 
 
-# What a message says to the model beside its text. What it reasoned is dropped, as templates do with earlier turns.
+# Fields of messages besides the text. Reasoning in earlier messages is dropped, as chat templates do.
 IN_MESSAGES = ("tool_calls", "tools")
 
 
 def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
-    """Raises HttpError naming the field. `real`: the engine runs a model."""
+    """Raises HttpError naming the field. `real`: whether the engine runs a real model."""
     on = (AppliesTo.ANY, AppliesTo.REAL, *((AppliesTo.CHAT,) if chat else ())) if real else (AppliesTo.ANY,)
     for row in TABLE:
         value = body.get(row.name)
@@ -101,26 +104,26 @@ def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
         if row.within is not None:
             fields.number(body, row.name, 0.0, *row.within)
         if row.on in on and not any(_same(value, each) for each in row.nothing):
-            raise HttpError(f"{row.name} is not supported by this engine{_but(row)}", row.name)
+            raise HttpError(f"{row.name} is not supported by this engine{_exception(row)}", row.name)
     if chat and real:
         _refuse_in_messages(body.get("messages"))
 
 
 def _refuse_in_messages(messages: Any) -> None:
-    """What is no message at all is somebody else's to refuse."""
+    """Invalid messages are refused elsewhere."""
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         for name in IN_MESSAGES if isinstance(message, dict) else ():
             if message.get(name) not in (None, *EMPTY):
                 raise HttpError(f"messages[{index}].{name} is not supported by this engine", "messages")
 
 
-def _but(row: FieldRule) -> str:
-    """What it may be, where that is not plain from its name."""
+def _exception(row: FieldRule) -> str:
+    """The value that is allowed, if it is not obvious."""
     if not row.nothing or row.nothing[0] is False:
         return ""
     return f", other than {orjson.dumps(row.nothing[0]).decode()}"
 
 
 def _same(value: Any, other: Any) -> bool:
-    """To Python 0 is False: of `logprobs` one asks for something."""
+    """Equality that distinguishes 0 from False: `logprobs` 0 has an effect, False has none."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -1,4 +1,4 @@
-"""`/weights`: is the model here, get it from there, give it to another engine of the fleet."""
+"""`/weights`: the state of the weights, loads from a source, and sending to another engine of the fleet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST_SOURCES = 8
 
 
 class WeightEndpoints:
-    """`awake` is called once the weights are here and the engine may serve. Loading and sending need the token."""
+    """Loading and sending need the fleet's token. `awake` is called once the weights are loaded."""
 
     def __init__(self, manager: WeightManager, token: str, awake: Callable[[], Awaitable[None]]) -> None:
         self._manager = manager
         self._token = token
         self._awake = awake
-        self._task: asyncio.Task[bool] | None = None  # a load that nobody waits for
+        self._task: asyncio.Task[bool] | None = None  # a load in the background
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
@@ -34,14 +34,15 @@ class WeightEndpoints:
         await exchange.reply(self._described())
 
     async def load(self, exchange: Exchange, body: fields.Body) -> None:
-        """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried.
+        """Try the sources in order until one gives whole weights. Returns 200 then, 502 if none did, and 409 while
+        another load is in progress.
 
-        With `background` true it answers 202 at once, and `GET /weights` says what becomes of it. `order` names the
+        With `background` true it returns 202 at once, and `GET /weights` shows the result. `order` is a name for the
         load, so that a caller that was interrupted sees whether the newest load is its own.
         """
         sources, order = _sources(body), fields.string(body, "order")
         if self._manager.busy:
-            raise HttpError("weights are being loaded or given up already", status=409)
+            raise HttpError("weights are already being loaded or released", status=409)
         if fields.boolean(body, "background") and self._manager.claim(order):
             self._task = asyncio.create_task(self._run(sources, order))
             return await exchange.reply({"loaded": False, **self._described()}, 202)
@@ -55,20 +56,21 @@ class WeightEndpoints:
         return loaded
 
     async def send(self, exchange: Exchange, body: fields.Body) -> None:
-        """200: they are on their way, and this is what comes. 202: their digests are still being made, `digested` says
-        how far; ask again. 409: there are none to send, or they are not those that are wanted."""
+        """Send the weights to the engine at `host` and `port`. 200: sending has begun; the body lists the tensors. 202:
+        their digests are still being computed, `digested` bytes so far; call again. 409: this engine has no weights, or
+        others than requested."""
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
-            raise HttpError("host and port say where the weights are awaited", "host" if not host else "port")
+            raise HttpError("host and port are required: the receiver's address", "host" if not host else "port")
         nonce = fields.string(body, "nonce")
         if not nonce:
-            raise HttpError("nonce is what the receiver named this transfer", "nonce")
+            raise HttpError("nonce is required: the receiver's name for this transfer", "nonce")
         wanted = Identity(fields.string(body, "model"), fields.string(body, "checkpoint"))
         for field in ("model", "checkpoint"):
             if not getattr(wanted, field):
-                raise HttpError("model and checkpoint say which weights are wanted", field)
+                raise HttpError("model and checkpoint are required: the weights to send", field)
         if self._manager.busy:
-            raise HttpError("weights are being loaded or given up", status=409)
+            raise HttpError("weights are being loaded or released", status=409)
         held = self._manager.store.identity
         if self._manager.store.present and not held.meets(wanted):
             raise HttpError(f"this engine holds {held}, not {wanted}", status=409)

@@ -1,1 +1,1 @@
-"""KV transfers between engines: kept links, the wire protocol, both ends of a transfer."""
+"""KV transfers between engines: links, the wire protocol, and both sides of a transfer."""

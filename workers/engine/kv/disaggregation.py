@@ -1,10 +1,10 @@
-"""Disaggregation: both ends of a KV transfer as this engine's HTTP side sees them.
+"""Disaggregation: both sides of a KV transfer, for the engine's HTTP interface.
 
-The protocol is that of vLLM's pull connector. A request with `kv_transfer_params.do_remote_decode` is prefilled and
-answered with one token and an offer, and its KV is kept for a lease. A request with the offer (`do_remote_prefill`)
+The protocol is that of vLLM's pull connector. A request with `kv_transfer_params.do_remote_decode` is prefilled. Its
+response has one token and an offer, and its KV is kept for a lease. A request with the offer (`do_remote_prefill`)
 reserves blocks, pulls the KV and continues from the token that the other engine sampled, which is the first one that
-the client gets. With `early` the offer comes with the headers of the answer, as soon as the prompt is nearly computed
-(`Endings`); KV that is pulled then is sent as it is computed.
+the client gets. With `early` the offer is sent in the headers of the response, as soon as the prompt is nearly computed
+(`PrefillEndings`); KV that is pulled then is sent while it is computed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 
 FIELD = "kv_transfer_params"
-UNKNOWN = 0  # in the place of a first token that has not been sampled yet
+UNKNOWN = 0  # placeholder of a first token that has not been sampled yet
 log = logging.getLogger(__name__)
 
 
 class Disaggregation:
-    """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of
-    one pull."""
+    """KV transfers of one engine. It listens on `host` and offers the address `reached_at`. `lease_s`: how long KV is
+    kept for another engine to pull it; `timeout_s`: of one pull."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class Disaggregation:
         self._reached_at = reached_at or host
         self._lease_s = lease_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
-        self._begun: dict[str, Seq] = {}  # under way
+        self._begun: dict[str, Seq] = {}  # prefills in progress
         self._progress = KvProgress(engine.layers_done)
-        self._endings = Endings(engine, store.layers)
+        self._endings = PrefillEndings(engine, store.layers)
         engine.on_start = self._step_began
         self.expired = self.freed = 0
         self.server = KvServer(store, token, self._find, self.release, self._progress)
         self.links = Links(store, token, self.traffic, timeout_s)
 
     def expose(self, registry: CollectorRegistry) -> None:
-        """Under names of our own: vLLM has none for this."""
+        """Add the metrics of KV transfers, under Slackline's names, since vLLM has none."""
         for name, text, read in (
             ("kv_sent_bytes", "KV bytes other engines pulled from here.", lambda: self.traffic.sent_bytes),
             ("kv_received_bytes", "KV bytes pulled from other engines.", lambda: self.traffic.received_bytes),
@@ -92,7 +92,7 @@ class Disaggregation:
 
     @property
     def at(self) -> tuple[str, int]:
-        """Where other engines reach this one."""
+        """Host and port at which other engines reach this one."""
         return self._reached_at, self.server.port
 
     @property
@@ -106,19 +106,19 @@ class Disaggregation:
     # ---- prefill side ----------------------------------------------------------------------------------------------
 
     def begin(self, seq: Seq) -> None:
-        """Its prefill is about to be queued. `end` follows, whatever becomes of it."""
+        """Call before the prefill is queued. `end` must follow in any case."""
         self._begun[seq.id] = seq
         self._endings.begin(seq)
 
     async def ending(self, stream: Stream) -> bool:
-        """Return once its prompt is nearly computed: it may be offered early. False if it ended before."""
+        """Return True once the prompt is nearly computed, so that it may be offered early; False if it ended before."""
         return await self._endings.near(stream)
 
     def _step_began(self, step: Step) -> None:
         self._endings.began(step, list(self._progress.began(step)))
 
     def early_offer(self, seq: Seq) -> dict[str, Any]:
-        """While it is prefilled: without the token that it will go on from."""
+        """The offer of a prompt that is still being prefilled, so without its first token."""
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -129,24 +129,24 @@ class Disaggregation:
             "remote_num_tokens": seq.prompt_tokens,
         }
 
-    def goes_on(self, seq: Seq) -> bool:
-        """Behind its first token the context has room for another one: else a decode engine could add nothing."""
+    def has_room(self, seq: Seq) -> bool:
+        """Whether the context has room after the first token; otherwise nothing is left to decode."""
         return seq.prompt_tokens + 1 < self._engine.config.max_model_len
 
     def offer(self, seq: Seq) -> dict[str, Any] | None:
-        """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
+        """The offer for the decode engine, whose KV is then kept; None if nothing is left to decode."""
         ended = seq.finish is not FinishReason.LENGTH or seq.output_tokens != 1
-        if ended or seq.token_ids is None or not self.goes_on(seq):
+        if ended or seq.token_ids is None or not self.has_room(seq):
             self._engine.handle(Release(seq))
             return None
-        if seq.id in self._begun:  # else somebody has taken it already
+        if seq.id in self._begun:  # otherwise it has been pulled already
             timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq)
             self._kept[seq.id] = (seq, timer)
         expires = {"remote_blocks_expiry_time": time.time() + self._lease_s, "first_token": int(seq.token_ids[-1])}
         return self.early_offer(seq) | expires
 
     def end(self, seq: Seq) -> None:
-        """Its prefill is answered, or was given up: then nothing is kept."""
+        """Call when the prefill was answered or given up. KV that was not offered is released."""
         self._begun.pop(seq.id, None)
         self._endings.forget(seq)
         self._progress.forget(seq)
@@ -154,7 +154,7 @@ class Disaggregation:
             self._engine.handle(Release(seq))
 
     def release(self, seq: Seq) -> None:
-        """Somebody has it, or nobody wants it."""
+        """Release the KV, which was pulled or is no longer needed."""
         kept = self._kept.pop(seq.id, None)
         if kept is not None:
             kept[1].cancel()
@@ -162,8 +162,8 @@ class Disaggregation:
         self._engine.handle(Release(seq))
 
     def free(self, names: Iterable[str]) -> int:
-        """Give up what is kept for these requests (by the ids that clients gave or saw), at once; how many there were.
-        Names of which nothing is kept change nothing."""
+        """Release the KV kept for these requests, by the ids that clients sent or received; returns the number. Unknown
+        ids are ignored."""
         wanted = set(names)
         found = [seq for seq, _ in self._kept.values() if wanted.intersection(names_of(seq))]
         for seq in found:
@@ -173,7 +173,7 @@ class Disaggregation:
 
     def _expire(self, seq: Seq) -> None:
         self.expired += 1
-        log.warning("nobody took the KV of %s within %g s", seq.id, self._lease_s)
+        log.warning("no engine pulled the KV of %s within %g s", seq.id, self._lease_s)
         self.release(seq)
 
     def _find(self, name: str) -> Seq | None:
@@ -183,7 +183,7 @@ class Disaggregation:
     # ---- decode side -----------------------------------------------------------------------------------------------
 
     def reserve(self, stream: Stream, offer: Offer) -> None:
-        """Blocks for its KV. Raises HttpError; then nothing of it is left."""
+        """Reserve blocks for its KV. Raises HttpError; then nothing is reserved."""
         seq = stream.seq
         if offer.tokens != seq.prompt_tokens:
             raise HttpError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
@@ -195,29 +195,30 @@ class Disaggregation:
         self._engine.reserve(stream)
 
     async def take_over(self, stream: Stream, offer: Offer, listener: Listener = NOBODY) -> KvMoved:
-        """After `reserve`: return once the sequence decodes here. Raises HttpError; then nothing of it is left."""
+        """Call after `reserve`. Pulls the KV and returns once the sequence decodes here. Raises HttpError; then its
+        blocks are released."""
         seq, busy_s = stream.seq, self._engine.busy_s()
         try:
             moved, first_token = await self._pull(stream, offer, listener)
         except KvTransferError as error:
             self._engine.abort(seq)
             moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
-            told = {"kv": moved._asdict()}
-            raise HttpError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, told=told) from error
+            extra = {"kv": moved._asdict()}
+            raise HttpError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, extra=extra) from error
         except asyncio.CancelledError:
             self._engine.abort(seq)
             raise
-        if stream.finish is not None:  # while what was pulled was put in order
+        if stream.finish is not None:  # aborted since the end of the transfer
             raise _aborted()
         if seq.token_ids is not None:
             seq.token_ids[-1] = first_token
-        del seq.block_hashes[seq.prompt_tokens // self._engine.config.block_size :]  # of the token that was not known
+        del seq.block_hashes[seq.prompt_tokens // self._engine.config.block_size :]  # computed with the placeholder
         stream.push(first_token, None)
         self._engine.handle(Landed(seq))
         return moved._replace(busy_s=self._engine.busy_s() - busy_s)
 
     async def _pull(self, stream: Stream, offer: Offer, listener: Listener) -> tuple[KvMoved, int]:
-        """Nothing more is written into blocks that an abort gave back."""
+        """Pull, or stop as soon as the sequence is aborted, so that nothing is written into released blocks."""
         pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq, listener))
         over = asyncio.ensure_future(stream.ready())
         try:
@@ -244,16 +245,16 @@ def wants_early_offer(body: fields.Body) -> bool:
 
 
 def offer_in(body: fields.Body) -> Offer | None:
-    """The offer a decode request carries; None without one. Raises HttpError naming the field."""
+    """The offer in a decode request; None without one. Raises HttpError naming the field."""
     params = fields.mapping(body, FIELD)
     if not fields.boolean(params, "do_remote_prefill"):
         return None
     try:
         return Offer(
             host=fields.string(params, "remote_host"),
-            port=_needed(params, "remote_port", 1, 65535),
+            port=_required(params, "remote_port", 1, 65535),
             request=fields.string(params, "remote_request_id"),
-            tokens=_needed(params, "remote_num_tokens", 1),
+            tokens=_required(params, "remote_num_tokens", 1),
             first_token=fields.integer(params, "first_token", low=0, high=fields.INT64 - 1),
             engine=fields.string(params, "remote_engine_id"),
         )
@@ -261,25 +262,25 @@ def offer_in(body: fields.Body) -> Offer | None:
         raise HttpError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None
 
 
-def _needed(params: fields.Body, name: str, low: int, high: int = fields.INT64 - 1) -> int:
+def _required(params: fields.Body, name: str, low: int, high: int = fields.INT64 - 1) -> int:
     value = fields.integer(params, name, low=low, high=high)
     if value is None:
         raise HttpError(f"{name} is missing", name)
     return value
 
 
-LOOK_S = 0.002  # nothing reports progress by layer, so a running step is polled
+LOOK_S = 0.002  # a running step is polled, since nothing reports progress by layer
 
 
 @dataclass(slots=True)
 class _Prefill:
-    """`step`: the id of its last step, once that has begun."""
+    """A prefill in progress. `step`: id of its last step, once that has begun."""
 
     near: asyncio.Event = field(default_factory=asyncio.Event)
     step: int | None = None
 
 
-class Endings:
+class PrefillEndings:
     """Tells when a prompt is nearly computed, so that its decode engine can be chosen and begin to pull KV.
 
     Where steps are bounded (continuous batching, chunks) that is when the last step of the prefill begins: KV of the
@@ -303,14 +304,14 @@ class Endings:
         self._stop_looking()
 
     def begin(self, seq: Seq) -> None:
-        """It is about to be queued. `forget` follows."""
+        """Call before the prefill is queued. `forget` follows."""
         self._prefills[seq.id] = _Prefill()
 
     def forget(self, seq: Seq) -> None:
         self._prefills.pop(seq.id, None)
 
     async def near(self, stream: Stream) -> bool:
-        """Return once its prompt is nearly computed; False if it ended before."""
+        """Return True once the prompt is nearly computed; False if it ended before."""
         near = self._prefills[stream.seq.id].near
         waits = [asyncio.ensure_future(near.wait()), asyncio.ensure_future(stream.ready())]
         try:
@@ -321,7 +322,7 @@ class Endings:
         return stream.finish is None
 
     def began(self, step: Step, last: list[Seq]) -> None:
-        """The step runs; for those of it in `last` no other follows."""
+        """Call when a step begins. `last`: sequences whose prefill ends with it."""
         for seq in last:
             if seq.id in self._prefills:
                 self._prefills[seq.id].step = step.id
@@ -330,14 +331,14 @@ class Endings:
     # ---- looking ---------------------------------------------------------------------------------------------------
 
     def _watch(self, step_id: int) -> None:
-        """It runs, or runs again."""
+        """Poll a step that began or resumed."""
         self._stop_looking()
         if any(not prefill.near.is_set() for prefill in self._of(step_id)):
             self._look(step_id)
 
     def _look(self, step_id: int) -> None:
         if self._engine.computing != step_id:
-            return  # over, or suspended: then it will be watched again
+            return  # it has ended, or is suspended and will be watched again
         if self._engine.layers_done(step_id) < self._passed:
             self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look, step_id)
             return

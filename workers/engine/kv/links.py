@@ -1,8 +1,9 @@
-"""Kept links to the engines this one may pull KV from: opened when it is told of them, measured, watched, reopened.
+"""Links to the engines from which this one may pull KV: opened when they are announced, measured, watched, reconnected.
 
-HyperFlexis' TransferLink Manager creates links when an instance joins, so that no request pays for it. Here each link
-is a watched connection (a ping a second, bandwidth by a probe and then by what moves) and a few kept ones for pulls.
-A pull from an engine nobody announced makes its link on the way; such a link is forgotten once it stays down.
+As in HyperFlexis' TransferLink Manager, links are created when an instance joins, so that no request waits for them.
+Each link has a watched connection (one ping a second; bandwidth from a probe at first, then from transfers) and a few
+idle connections for pulls. A pull from an engine that was not announced creates its link; such a link is removed when
+it stays down.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from workers.engine.kv.wire import KvTransferError
 PING_S = 1.0
 CONNECT_S = 2.0
 PROBE_BYTES = 4 << 20
-PROBE_S = 5.0  # between two probes of a link that is used by transfers which do not measure it, or has become slow
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to connect
+PROBE_S = 5.0  # between two probes of a link that is slow, or whose transfers do not measure bandwidth
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
 KEPT = 4  # idle connections of a link
-FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
-MOST_STRANGERS = 64  # links that nobody announced: whoever reaches the engine can make it try any address
+FORGOTTEN_AFTER_S = 60.0  # a link that was not announced is removed after being down this long
+# Limit of links that were not announced, since any caller of the engine can make it connect to any address.
+MOST_UNANNOUNCED = 64
 WORST_FIRST = (LinkState.DOWN, LinkState.CONNECTING, LinkState.DEGRADED, LinkState.UP)
-LONGEST_PREFILL_S = 600.0  # that a pull waits for a source that says it computes: longer than any gateway would
+LONGEST_PREFILL_S = 600.0  # the longest wait for a source that still computes; longer than any gateway waits
 NOT_THE_LINKS_FAULT = ("refused", "kv_lost", OTHER_MODEL)
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine's instance id ("" where nobody told it), and where its KV is pulled from."""
+    """An engine: its instance id ("" if unknown), and the address from which its KV is pulled."""
 
     id: str
     host: str
@@ -45,14 +47,14 @@ class Peer:
 
 
 class KvLink:
-    """From one peer to this engine. `unwanted` is called once, by its watcher, where nobody announced it and it stayed
-    down: it is watched no more."""
+    """A link from one peer to this engine. `unwanted` is called once, if the link was not announced and stayed down; it
+    is then no longer watched."""
 
     def __init__(self, peer: Peer, token: str, *, announced: bool, unwanted: Callable[[], None] = lambda: None) -> None:
         self.peer = peer
         self.announced = announced
         self.health = LinkHealth()
-        self.tried = asyncio.Event()  # the first try to connect is over
+        self.tried = asyncio.Event()  # set after the first attempt to connect
         self._token = token
         self._unwanted = unwanted
         self._idle: list[KvConnection] = []
@@ -73,7 +75,7 @@ class KvLink:
     # ---- for transfers ---------------------------------------------------------------------------------------------
 
     async def take(self) -> tuple[KvConnection, bool]:
-        """A connection, and whether it was opened just now. Raises KvTransferError."""
+        """A connection, and whether it is new. Raises KvTransferError."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.gone:
@@ -93,7 +95,7 @@ class KvLink:
     # ---- watching --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Whatever happens on the way: a link that is watched no more would keep the state it was last seen in."""
+        """Keep the link connected. Handles any error, since a link without a watcher would keep its last state."""
         pause_s = SHORTEST_PAUSE_S
         while True:
             try:
@@ -126,7 +128,7 @@ class KvLink:
         return not self.announced and down_since is not None and time.monotonic() - down_since > FORGOTTEN_AFTER_S
 
     async def _use(self, control: KvConnection) -> None:
-        """Until it breaks."""
+        """Ping and probe the connection until it breaks. Raises KvTransferError."""
         if self.health.wants_probe:
             self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
         self.health.answered(await control.ping())
@@ -134,7 +136,7 @@ class KvLink:
             self._idle.remove(gone)
             gone.close()
         if not self._idle:
-            self.give_back(await self.open())  # the first request finds it open
+            self.give_back(await self.open())  # so that the first request has an open connection
         self.health.connected()
         self.tried.set()
         probed_at = time.monotonic()
@@ -147,7 +149,7 @@ class KvLink:
 
 
 class Links:
-    """All links of one engine. `me`: its instance's id, once somebody told."""
+    """All links of one engine. `me`: its instance id, once announced."""
 
     def __init__(self, store: KvStore, token: str, traffic: KvTraffic, timeout_s: float) -> None:
         self.me = ""
@@ -158,7 +160,7 @@ class Links:
         self._links: dict[tuple[str, int], KvLink] = {}
 
     def announce(self, peers: Iterable[Peer]) -> None:
-        """These and no others are to be linked; links that stay are not touched."""
+        """Keep links to exactly these peers. Existing links to them are not changed."""
         wanted = {(peer.host, peer.port): peer for peer in peers}
         for at, link in list(self._links.items()):
             if at not in wanted and link.announced:
@@ -168,7 +170,7 @@ class Links:
             link.peer, link.announced = peer, True
 
     async def tried(self, within_s: float) -> None:
-        """Return when each link was tried once, or after that time."""
+        """Return when each link was tried once, or after `within_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 for link in list(self._links.values()):
@@ -184,10 +186,11 @@ class Links:
             self._forget(at)
 
     async def pull(self, offer: Offer, seq: Seq, listener: Listener = NOBODY) -> tuple[KvMoved, int]:
-        """Bring the KV of the prompt into the blocks of `seq`; how it went, and the token that its prefill sampled.
+        """Pull the KV of the prompt into the blocks of `seq`. Returns the figures of the transfer and the token that
+        the prefill sampled.
 
-        Raises KvTransferError with what had come. The time-out counts from when the source computes no more, which it
-        may do for LONGEST_PREFILL_S."""
+        Raises KvTransferError, whose `moved` has the figures until then. The timeout restarts while the source
+        reports that it still computes, for at most LONGEST_PREFILL_S."""
         link = self._links.get((offer.host, offer.port))
         if link is None:
             link = self._make(Peer(offer.engine, offer.host, offer.port), announced=False)
@@ -212,7 +215,8 @@ class Links:
             raise
         early, waited_s = pulled.early_bytes, pulled.waited_s
         moved = self._moved(transfer, seq, began)._replace(early_bytes=early, waited_s=waited_s)
-        link.health.moved(moved.bytes, 0.0 if early else moved.seconds)  # at its prefill's pace it tells no bandwidth
+        # A transfer at the pace of its prefill does not measure the bandwidth.
+        link.health.moved(moved.bytes, 0.0 if early else moved.seconds)
         self._traffic.received += 1
         self._traffic.receiving_s += moved.seconds
         return moved, pulled.first_token
@@ -239,11 +243,11 @@ class Links:
         return link
 
     def _make_room(self) -> None:
-        """For one more that nobody announced. A pull under way over one that is forgotten goes on."""
+        """Remove the worst link that was not announced if there are too many. A pull in progress over it continues."""
         now = time.monotonic()
-        strangers = [(at, link.health.state(now)) for at, link in self._links.items() if not link.announced]
-        if len(strangers) >= MOST_STRANGERS:
-            worst, _ = min(strangers, key=lambda each: WORST_FIRST.index(each[1]))  # of equals the oldest
+        unannounced = [(at, link.health.state(now)) for at, link in self._links.items() if not link.announced]
+        if len(unannounced) >= MOST_UNANNOUNCED:
+            worst, _ = min(unannounced, key=lambda each: WORST_FIRST.index(each[1]))  # the oldest of equally bad ones
             self._forget(worst)
 
     def _forget(self, at: tuple[str, int]) -> None:
@@ -251,7 +255,7 @@ class Links:
 
 
 class _Transfer:
-    """One pull: over a kept connection where there is one, and once more over a new one if that turns out dead."""
+    """One pull: over an idle connection if there is one, and again over a new one if that connection was broken."""
 
     def __init__(self, link: KvLink, offer: Offer, seq: Seq) -> None:
         self._link = link

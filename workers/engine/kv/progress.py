@@ -1,7 +1,7 @@
-"""How far the KV of a prompt is that is still being computed: by whole steps, and by layers within the step that runs.
+"""Progress of the KV of a prompt that is still being computed: by steps, and by layers within the running step.
 
-A transfer that overlaps with its prefill asks here before it reads: entries of a token in a layer are there once the
-step that computes the token has passed the layer. A sequence that gave its blocks back begins anew, with equal entries.
+A transfer that overlaps with its prefill asks here before it reads. The entries of a token in a layer exist once the
+step that computes the token has passed the layer. A sequence that was evicted is computed again, with equal entries.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from controller.core.steps import Seq, SeqState, Step
 
 
 class KvProgress:
-    """`layers_done(step_id)`: how many layers a step under way has passed, 0 for one that is over."""
+    """`layers_done(step_id)`: the number of layers that a running step has passed; 0 for a step that has ended."""
 
     def __init__(self, layers_done: Callable[[int], int] = lambda step_id: 0) -> None:
         self._layers_done = layers_done
-        self._computing: dict[str, tuple[int, int]] = {}  # by sequence: its newest step, its tokens when that has ended
+        self._computing: dict[str, tuple[int, int]] = {}  # by sequence: id of its newest step, its tokens after that
 
     def began(self, step: Step) -> Iterator[Seq]:
-        """Those whose prompt will be whole when this step has ended, of the sequences whose KV others take."""
+        """Call when a step begins. Yields the sequences whose prefill ends with it, among those whose KV is kept for
+        another engine."""
         for seq, start, length, last in step.chunks:
             if seq.keep_kv:
                 self._computing[seq.id] = (step.id, start + length)
@@ -30,11 +31,11 @@ class KvProgress:
         self._computing.pop(seq.id, None)
 
     def coming(self, seq: Seq) -> int:
-        """Tokens whose entries are there, or will be when its newest step has ended."""
+        """Number of tokens whose entries exist, or will exist after its newest step."""
         return max(seq.computed, self._computing.get(seq.id, (0, 0))[1])
 
-    def there(self, seq: Seq, layer: int, stop: int) -> bool:
-        """Are the entries of all tokens below `stop` in this layer written?"""
+    def is_written(self, seq: Seq, layer: int, stop: int) -> bool:
+        """Whether the entries of all tokens below `stop` in this layer are written."""
         if seq.computed >= stop:
             return True
         step_id, end = self._computing.get(seq.id, (0, 0))

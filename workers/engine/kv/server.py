@@ -1,7 +1,7 @@
-"""KV from one engine to another over TCP, the side that has it: what engine.kv_transfer asks for is answered here.
+"""KV transfers over TCP, the side of the source. `transfer` is the other side, and describes the protocol.
 
-A prompt that is still being computed is sent as far as it is: whole steps, and of the step that runs the layers that it
-has passed (engine.kv_progress).
+A prompt that is still being computed is sent as far as it exists: ended steps, and of the running step the layers that
+it has passed (`progress`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from workers.engine.kv.wire import (
     write_frame,
 )
 
-TAKEN_S = 30.0  # a receiver that takes nothing for so long is gone
-STILL_S = 1.0  # how often a source says that it still computes
-LOOK_S = 0.002  # how often it looks for a layer that a step under way has passed: nothing tells of those
+TAKEN_S = 30.0  # a receiver that reads nothing for this long counts as gone
+STILL_S = 1.0  # how often a source reports that it still computes
+LOOK_S = 0.002  # how often a running step is polled for passed layers, which nothing reports
 MAX_PROBE_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
 class KvServer:
-    """Gives out what `held` finds by sequence id; `taken` is told once the other side has it."""
+    """Sends KV. `held` finds a sequence by id; `taken` is called once the other engine has its KV."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class KvServer:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, host: str, port: int) -> None:
-        """`port` 0 takes a free one; then `port` says which."""
+        """Listen. `port` 0 takes a free one, which the attribute `port` then has."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=BUFFER_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Kept connections too."""
+        """Close the server and all connections."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._open):
@@ -82,11 +82,11 @@ class KvServer:
                 self._ended_early(error)
         except TimeoutError as error:
             self._ended_early(error)
-            writer.transport.abort()  # what it does not take is not waited for
+            writer.transport.abort()  # without waiting for unsent data
         except (OSError, KvTransferError, KvMismatch) as error:
             self._ended_early(error)
-        except Exception as error:  # of the store, most likely: the receiver hears that it was cut, and tries again
-            log.exception("a KV transfer met a defect")
+        except Exception as error:  # a defect, most likely of the store; the receiver sees a cut transfer and retries
+            log.exception("a KV transfer failed unexpectedly")
             self._ended_early(error)
         finally:
             self._open.discard(writer)
@@ -130,7 +130,7 @@ class KvServer:
         if not isinstance(start, int) or not 0 <= start <= tokens:
             write_frame(writer, {"error": f"start must be between 0 and {tokens}"})
             return
-        write_frame(writer, {**self._store.layout.told(asked.get("layout")), "tokens": tokens})
+        write_frame(writer, {**self._store.layout.as_json(asked.get("layout")), "tokens": tokens})
         sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic)
         if not await sending.run(reader.at_eof):
             return
@@ -145,7 +145,7 @@ class KvServer:
 
 
 class _Sending:
-    """One sequence's entries from token `at` on, as they become available, then its first token."""
+    """Sends the entries of one sequence from token `at` on, as they become available, then its first token."""
 
     def __init__(
         self, seq: Seq, at: int, writer: asyncio.StreamWriter, store: KvStore, progress: KvProgress, traffic: KvTraffic
@@ -158,14 +158,15 @@ class _Sending:
         self._said_at = self._clock()
 
     async def run(self, gone: Callable[[], bool]) -> bool:
-        """False where it ended without a token to go on from: then the receiver, unless it is `gone`, was told."""
+        """Send everything. False: the sequence ended without a first token, which the receiver was told unless it is
+        `gone`. Raises KvTransferError, TimeoutError."""
         self._gone, seq = gone, self._seq
         while self._at < seq.prompt_tokens:
             if not await self._until(lambda: self._progress.coming(seq) > self._at):
                 return False
             stop = min(self._progress.coming(seq), seq.prompt_tokens)
             for layer in range(self._store.layers):
-                if not await self._until(partial(self._progress.there, seq, layer, stop)):
+                if not await self._until(partial(self._progress.is_written, seq, layer, stop)):
                     return False
                 await self._layer(layer, stop)
             self._at = stop
@@ -178,13 +179,13 @@ class _Sending:
         await _drained(self._writer)
         return True
 
-    async def _until(self, there: Callable[[], bool]) -> bool:
-        """Wait for what is being computed. False if it never will be."""
-        while not there():
+    async def _until(self, ready: Callable[[], bool]) -> bool:
+        """Wait until the entries are computed. False if they never will be."""
+        while not ready():
             if self._seq.state is SeqState.FINISHED:
                 write_frame(self._writer, {"error": f"the KV of {self._seq.id} is gone", "lost": True})
                 return False
-            if self._clock() >= self._said_at + STILL_S:  # by the clock: a busy engine looks seldom
+            if self._clock() >= self._said_at + STILL_S:  # by the clock, since a busy event loop polls less often
                 self._said_at = self._clock()
                 write_frame(self._writer, {"computing": True})
                 await _drained(self._writer)
@@ -199,7 +200,7 @@ class _Sending:
         check = 0
         for at in range(self._at, stop, step):
             end = min(at + step, stop)
-            if not self._progress.there(self._seq, layer, end):
+            if not self._progress.is_written(self._seq, layer, end):
                 raise KvTransferError(f"the KV of {self._seq.id} was released while it was sent", "cut")
             piece = self._store.read(self._seq, layer, at, end)
             check = zlib.crc32(piece, check)
@@ -212,6 +213,6 @@ class _Sending:
 
 
 async def _drained(writer: asyncio.StreamWriter) -> None:
-    """Wait while too much is on its way. Raises TimeoutError where the other side takes nothing."""
+    """Wait while too much data is unsent. Raises TimeoutError if the other side reads nothing."""
     async with asyncio.timeout(TAKEN_S):
         await writer.drain()

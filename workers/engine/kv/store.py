@@ -1,7 +1,7 @@
-"""Where an engine's KV entries can be read from and written to, layer by layer, by whoever moves them.
+"""Reads and writes the KV entries of an engine, layer by layer, for KV transfers.
 
-`EmulatedKv` belongs to the emulated executor, which has no KV: its entries are real bytes of the size a real model's
-would have, made from the tokens, so that what arrives can be told from anything else. Nothing is kept of them.
+`EmulatedKv` is for the emulated executor, which has no KV. Its entries are bytes of the size that a real model's would
+have, computed from the tokens, so that the receiver can check what arrives. They are not stored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from controller.core.steps import Seq
 
 
 class KvMismatch(SlacklineError):
-    """What came is not the KV of these tokens."""
+    """The received data is not the KV of these tokens."""
 
 
 class Layout(NamedTuple):
-    """What must be the same at both ends: where any of it differs, the same bytes are other entries, from which a model
-    goes on fluently and wrongly. `token_bytes`: of one token in one layer; `vocabulary`: how many tokens there are, 0
-    where it does not matter; `model`: tells it from models of the same sizes, "" where nothing does."""
+    """The layout of KV, which must be the same on both sides; otherwise a model would continue fluently and wrongly.
+    `token_bytes`: of one token in one layer; `vocabulary`: its size, 0 if it does not matter; `model`: distinguishes
+    models of the same sizes, "" if unknown."""
 
     layers: int
     token_bytes: int
@@ -32,19 +32,19 @@ class Layout(NamedTuple):
     vocabulary: int = 0
     model: str = ""
 
-    def told(self, asked: Any) -> dict[str, Any]:
-        """What is said of it to an engine that asks for these names: an older one asks for none, and takes no answer
-        that says more than it knows."""
+    def as_json(self, asked: Any) -> dict[str, Any]:
+        """The fields that an engine asked for. An engine of an older version asks for none and accepts no others than
+        it knows."""
         names = (*ALWAYS_TOLD, *(asked if isinstance(asked, list) else ()))
         return {name: value for name, value in self._asdict().items() if name in names}
 
 
-ALWAYS_TOLD = ("layers", "token_bytes")  # engines of all versions say and compare these
+ALWAYS_TOLD = ("layers", "token_bytes")  # engines of all versions send and compare these
 ASKED_FOR = tuple(name for name in Layout._fields if name not in ALWAYS_TOLD)
 
 
 class KvStore(Protocol):
-    """Blocks of the sequence cover all positions named."""
+    """The KV of an executor. The blocks of a sequence must cover all positions that are read or written."""
 
     @property
     def layers(self) -> int: ...
@@ -56,16 +56,16 @@ class KvStore(Protocol):
     def layout(self) -> Layout: ...
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
-        """Entries of the tokens at positions `start` to `stop`."""
+        """The entries of the tokens at positions `start` to `stop`."""
         ...
 
     def write(self, seq: Seq, layer: int, start: int, data: bytes) -> None:
-        """Entries from position `start` on. Raises KvMismatch where they cannot be these tokens'."""
+        """Write entries from position `start` on. Raises KvMismatch if they cannot belong to these tokens."""
         ...
 
 
 class EmulatedKv:
-    """`token_bytes` is rounded up to eight. `model`: the name of the one that is emulated."""
+    """`token_bytes` is rounded up to a multiple of eight. `model`: name of the emulated model."""
 
     def __init__(self, layers: int, token_bytes: int, model: str = "") -> None:
         self.layers = layers

@@ -1,11 +1,12 @@
-"""KV from one engine to another over TCP, the side that pulls (the other one: engine.kv_server).
+"""KV transfers over TCP, the side that pulls. `server` is the other side.
 
-After the greeting a connection is kept and asked again and again: `ping`, `probe` (so many bytes, to measure), `take`.
-A take is answered by what it asked for of the layout (older engines know less of it: what both know is compared), then
-by runs of tokens, each of them layer by layer: a frame that names layer and tokens, their entries in pieces so that the
-loop keeps serving, and their CRC-32. A prompt that is still being computed is sent as far as it is; while nothing new
-is there a frame a second says so. The last frame has the first token, and the receiver answers it with one byte. A
-connection that breaks leaves the source as it was: the same can be pulled again.
+After the greeting a connection serves any number of operations: `ping`, `probe` (a number of bytes, to measure
+bandwidth) and `take`. The answer to a `take` begins with the fields of the layout that it asked for; engines of older
+versions know fewer of them, and the fields that both know are compared. Runs of tokens follow, each of them layer by
+layer: a frame that names layer and tokens, their entries in pieces (so that the event loop stays responsive), and their
+CRC-32. A prompt that is still being computed is sent as far as it exists; while there is nothing new, a frame each
+second reports that. The last frame has the first token, and the receiver confirms it with one byte. If the connection
+breaks, the source keeps its KV, which can be pulled again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from workers.engine.kv.wire import (
     write_frame,
 )
 
-STALL_S = 10.0  # a transfer in which nothing comes for so long is given up
-PING_S = 3.0  # an answer to a ping takes no longer
+STALL_S = 10.0  # a transfer without data for this long is given up
+PING_S = 3.0  # timeout of a ping
 
 
 @dataclass(slots=True)
 class KvTraffic:
-    """Bytes and transfers since the start. `early_bytes`: of those received, what came before its prefill had ended."""
+    """Bytes and transfers since the start. `early_bytes`: those received before their prefill had ended; `receiving_s`:
+    total time of successful pulls."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -46,13 +48,13 @@ class KvTraffic:
     sent: int = 0
     received: int = 0
     failed: int = 0
-    receiving_s: float = 0.0  # of pulls that ended well, added up
+    receiving_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where the KV of a prompt waits: `kv_transfer_params` as the prefill engine told them. `engine`: its instance's
-    id, "" where nobody told it. `first_token`: None while the prompt was still being computed; it comes with the KV."""
+    """Where to pull the KV of a prompt: the prefill engine's `kv_transfer_params`. `engine`: its instance id, "" if
+    unknown. `first_token`: None if the prompt was still being computed; it then comes with the KV."""
 
     host: str
     port: int
@@ -62,15 +64,16 @@ class Offer:
     engine: str = ""
 
 
-async def _untold() -> None:
-    """Nobody wants to know."""
+async def _ignore() -> None:
+    """The default of `Listener.began`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Of one pull. `began`: the source has answered, and gives out what is computed. `still`: it computes, it says."""
+    """Callbacks of one pull. `began`: the source has answered and begins to send. `still`: it reports that it still
+    computes."""
 
-    began: Callable[[], Awaitable[None]] = _untold
+    began: Callable[[], Awaitable[None]] = _ignore
     still: Callable[[], None] = lambda: None
 
 
@@ -78,8 +81,8 @@ NOBODY = Listener()
 
 
 class Pulled(NamedTuple):
-    """The token that the prefill sampled, how many bytes of KV were sent before it had ended, and for how long they
-    were waited for."""
+    """The result of a pull: the token that the prefill sampled, the bytes sent before the prefill had ended, and the
+    seconds of waiting for them."""
 
     first_token: int
     early_bytes: int
@@ -87,16 +90,16 @@ class Pulled(NamedTuple):
 
 
 class KvConnection:
-    """One greeted connection to another engine; one question at a time. After any error it is of no use: close it."""
+    """An authenticated connection to another engine, for one operation at a time. Close it after any error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.received = 0  # bytes of KV by the transfer under way
+        self.received = 0  # bytes of KV in the current transfer
 
     @classmethod
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> KvConnection:
-        """Raises KvTransferError."""
+        """Connect and authenticate. Raises KvTransferError."""
         with as_transfer_errors(f"{host}:{port}", "unreachable"):
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
@@ -110,20 +113,20 @@ class KvConnection:
 
     @property
     def gone(self) -> bool:
-        """The other side has closed it: seen without asking."""
+        """Whether the other side has closed it, as far as known without a call."""
         return self._reader.at_eof() or self._writer.is_closing()
 
     def close(self) -> None:
         self._writer.close()
 
     async def ping(self) -> float:
-        """Seconds there and back. Raises KvTransferError."""
+        """The round-trip time in seconds. Raises KvTransferError."""
         began = time.monotonic()
         await self._ask({"op": "ping"}, PING_S)
         return time.monotonic() - began
 
     async def probe(self, size: int) -> float:
-        """Seconds in which `size` bytes came. Raises KvTransferError."""
+        """The seconds to receive `size` bytes. Raises KvTransferError."""
         await self._ask({"op": "probe", "bytes": size})
         began = time.monotonic()
         with as_transfer_errors("probe", "cut"):
@@ -134,9 +137,9 @@ class KvConnection:
     async def pull(
         self, offer: Offer, seq: Seq, store: KvStore, traffic: KvTraffic, listener: Listener = NOBODY
     ) -> Pulled:
-        """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
+        """Pull the KV of the prompt into the blocks of `seq`, from the first token that is not cached here.
 
-        Raises KvTransferError; then what is in the blocks is worthless.
+        Raises KvTransferError; then the content of the blocks is invalid.
         """
         self.received = 0
         asked = {"op": "take", "request": offer.request, "start": seq.cached, "layout": ASKED_FOR}
@@ -144,7 +147,7 @@ class KvConnection:
         layout = store.layout
         _check_header(header, layout, offer.tokens)
         await listener.began()
-        at, due, waited_s = seq.cached, 0, 0.0  # the run's first token, the layer of it that comes next
+        at, due, waited_s = seq.cached, 0, 0.0  # first token of the current run, its next layer, seconds
         with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
             while True:
                 asked_at = time.monotonic()
@@ -158,15 +161,14 @@ class KvConnection:
                 stop = frame.get("stop")
                 named = frame.get("layer") == due and frame.get("start") == at
                 if not named or not isinstance(stop, int) or not at < stop <= offer.tokens:
-                    raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
+                    raise KvTransferError(f"expected layer {due} from token {at}, got {frame}", "corrupt")
                 await self._layer(seq, due, at, stop, store, traffic)
                 at, due = (stop, 0) if due + 1 == store.layers else (at, due + 1)
             token, early = frame["first_token"], frame.get("early_bytes")
             if (at, due) != (offer.tokens, 0) or not isinstance(token, int) or not isinstance(early, int):
-                raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
+                raise KvTransferError(f"expected layer {due} from token {at}, got {frame}", "corrupt")
             if not 0 <= token < (layout.vocabulary or INT64):
-                known = f"of {layout.vocabulary}" if layout.vocabulary else "at all"
-                raise KvTransferError(f"the first token came as {token}, which is none {known}", "corrupt")
+                raise KvTransferError(f"{token} is not a valid first token", "corrupt")
             write(self._writer, GOT_IT)
             await self._writer.drain()
         traffic.early_bytes += early
@@ -185,7 +187,7 @@ class KvConnection:
             except KvMismatch as error:
                 raise KvTransferError(str(error), "corrupt") from error
         if await self._read(4) != check.to_bytes(4, "big"):
-            raise KvTransferError(f"layer {layer} came with a wrong checksum", "corrupt")
+            raise KvTransferError(f"the checksum of layer {layer} is wrong", "corrupt")
 
     async def _ask(self, question: dict[str, Any], within_s: float = STALL_S) -> dict[str, Any]:
         with as_transfer_errors(str(question["op"]), "cut"):
@@ -211,11 +213,11 @@ class KvConnection:
 
 
 def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:
-    """Raises KvTransferError naming what differs. What was asked for and is not there an older engine does not know: it
-    is taken as it always was, or nothing would move while a fleet is upgraded."""
+    """Raises KvTransferError naming the fields that differ. Missing optional fields are accepted, since engines of
+    older versions do not know them; otherwise no KV could move while a fleet is upgraded."""
     wanted = {**layout._asdict(), "tokens": tokens}
-    told = [name for name in wanted if name in header or name not in ASKED_FOR]
-    names = [name for name in told if header.get(name) != wanted[name]]
+    known = [name for name in wanted if name in header or name not in ASKED_FOR]
+    names = [name for name in known if header.get(name) != wanted[name]]
     if names:
         differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted[name]!r}" for name in names)
         reason = "refused" if names == ["tokens"] else OTHER_MODEL
@@ -223,7 +225,7 @@ def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:
 
 
 class as_transfer_errors:
-    """What sockets raise, as KvTransferError with `reason`; a time-out is one of `timeout`."""
+    """Context manager that turns errors of sockets into KvTransferError with `reason`; timeouts get `timeout`."""
 
     def __init__(self, what: str, reason: str) -> None:
         self._what = what
@@ -234,8 +236,8 @@ class as_transfer_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, TimeoutError):
-            raise KvTransferError(f"{self._what}: no answer in time", "timeout") from error
+            raise KvTransferError(f"{self._what}: no response in time", "timeout") from error
         if isinstance(error, asyncio.IncompleteReadError):
             raise KvTransferError(f"{self._what}: the other side closed the connection", "cut") from error
-        if isinstance(error, OSError | UnicodeError):  # the latter: a host that is no name
+        if isinstance(error, OSError | UnicodeError):  # UnicodeError: an invalid host name
             raise KvTransferError(f"{self._what}: {error}", self._reason) from error

@@ -1,5 +1,7 @@
-"""What travels between two engines: frames of a length and JSON, and the greeting in which each proves that it knows
-the fleet's token without telling it (an offer may name any address, and the token must not be handed to a stranger).
+"""The wire format between two engines: frames of a length and JSON, and the greeting.
+
+In the greeting each side proves that it knows the fleet's token without sending it, since an offer may name any address
+and the token must not reach other programs.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPC
 
 
 class KvTransferError(SlacklineError):
-    """The KV did not come whole; `reason` is short and stable: unreachable, refused, other_model (it is no KV for this
-    engine), kv_lost (nothing is kept there any more), cut, corrupt, timeout. `moved`: what had come by then."""
+    """The KV transfer failed. `reason` is a stable code: unreachable, refused, other_model (the KV is not for this
+    engine), kv_lost (the source no longer has it), cut, corrupt, timeout. `moved`: the figures until then."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -39,8 +41,8 @@ class KvTransferError(SlacklineError):
 
 @contextmanager
 def _still_open(writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Raises ConnectionResetError for a connection that has ended: asyncio would drop what is written without a word,
-    and uvloop, which engines run on, raises RuntimeError."""
+    """Raises ConnectionResetError if the connection has ended. asyncio would silently drop what is written, and uvloop,
+    which engines use, raises RuntimeError."""
     if writer.is_closing():
         raise ConnectionResetError("the connection is closed")
     try:
@@ -50,19 +52,20 @@ def _still_open(writer: asyncio.StreamWriter) -> Iterator[None]:
 
 
 def write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """All that is written goes through here. Raises ConnectionResetError."""
+    """Write to the connection; all other functions use it. Raises ConnectionResetError."""
     with _still_open(writer):
         writer.write(data)
 
 
 def write_frame(writer: asyncio.StreamWriter, content: Mapping[str, Any]) -> None:
-    """Raises ConnectionResetError."""
+    """Write a frame. Raises ConnectionResetError."""
     raw = orjson.dumps(content)
     write(writer, len(raw).to_bytes(4, "big") + raw)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Raises KvTransferError, and asyncio.IncompleteReadError where the other side has closed."""
+    """Read a frame. Raises KvTransferError, and asyncio.IncompleteReadError if the other side has closed the
+    connection."""
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > MAX_FRAME:
         raise KvTransferError(f"a frame of {length} bytes", "corrupt")
@@ -71,12 +74,12 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise KvTransferError(f"a frame that is not JSON: {error}", "corrupt") from None
     if not isinstance(content, dict):
-        raise KvTransferError("a frame that is no object", "corrupt")
+        raise KvTransferError("a frame that is not an object", "corrupt")
     return content
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-    """The side that connected. Raises KvTransferError `refused` where either token is wrong."""
+    """Authenticate, on the side that connected. Raises KvTransferError `refused` if either token is wrong."""
     mine = secrets.token_hex(NONCE_LENGTH // 2)
     write_frame(writer, {"nonce": mine})
     said = await read_frame(reader)
@@ -90,7 +93,8 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toke
 
 
 async def be_greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-    """The side that listens. Raises KvTransferError `refused`; then nothing but a nonce was given out."""
+    """Authenticate, on the side that listens. Raises KvTransferError `refused`; then only a nonce and a proof were
+    sent."""
     async with asyncio.timeout(GREETING_S):
         theirs = _nonce(await read_frame(reader))
         mine = secrets.token_hex(NONCE_LENGTH // 2)
@@ -99,7 +103,7 @@ async def be_greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         if not _proves(said, token, "connects", theirs, mine):
             write_frame(writer, {"error": "the fleet's token is wrong"})
             await writer.drain()
-            raise KvTransferError("somebody without the fleet's token asked for KV", "refused")
+            raise KvTransferError("a client without the fleet's token asked for KV", "refused")
         write_frame(writer, {"ok": True})
 
 
@@ -117,14 +121,14 @@ def _proves(said: Mapping[str, Any], token: str, side: str, connects: str, liste
 def _nonce(said: Mapping[str, Any]) -> str:
     nonce = said.get("nonce")
     if not isinstance(nonce, str) or len(nonce) != NONCE_LENGTH:
-        raise KvTransferError("not an engine of the fleet: no greeting", "refused")
+        raise KvTransferError("the other side is not an engine: it sent no greeting", "refused")
     return nonce
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """So that a peer that vanished without a word is noticed on a connection over which nothing is sent.
+    """Enable TCP keepalive, so that a vanished peer is noticed on an idle connection.
 
-    Raises OSError for one that has ended already."""
+    Raises OSError if the connection has ended."""
     with _still_open(writer):
         connection = writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,1 +1,1 @@
-"""Tokens and text: tokenizers, and what an emulated model says."""
+"""Tokens and text: tokenizers, streams of text, and the text of emulated models."""

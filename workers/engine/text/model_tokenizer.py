@@ -1,4 +1,4 @@
-"""Tokenizers of real models: the one in a model's folder, or one byte a token where there is none."""
+"""Tokenizers of real models: the one in the model's folder; without one, each byte is a token."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from workers.engine.text.tokenizer import Decoder, Tokenizer
 
 FILE = "tokenizer.json"
 BYTES = 256
-BROKEN = "Invalid prefix"  # begins what the library says of text that changed under its stream
+BROKEN = "Invalid prefix"  # the beginning of the library's error for text that changed while it was decoded
 
 
 class ByteTokenizer:
-    """For models without a tokenizer file. Ids from 256 on have no text and are shown as <id>."""
+    """The tokenizer of models without a tokenizer file. Ids from 256 on have no text and are shown as <id>."""
 
     name = "bytes"
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < BYTES:
-            raise ConfigError(f"without {FILE} a vocabulary of at least {BYTES} is needed, not {vocab_size}", "model")
+            raise ConfigError(f"without {FILE} a vocabulary of at least {BYTES} is required, not {vocab_size}", "model")
         self.vocab_size = vocab_size
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -48,14 +48,14 @@ def _bytes_of(token: int) -> bytes:
 
 
 class FileTokenizer:
-    """`tokenizer.json` of the `tokenizers` library, with the chat template of tokenizer_config.json if there is one."""
+    """A `tokenizer.json`, read by the `tokenizers` library, with the chat template of tokenizer_config.json if any."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         import tokenizers
 
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / FILE))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise ConfigError(f"{folder / FILE}: {error}", "model") from error
         if self._tokenizer.get_vocab_size() > vocab_size:
             size = self._tokenizer.get_vocab_size()
@@ -71,7 +71,7 @@ class FileTokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def estimate(self, text: str) -> int:
-        """A token may stand for any number of characters, so nothing is known before encoding."""
+        """One, since a token may stand for any number of characters."""
         return 1 if text else 0
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -81,14 +81,14 @@ class FileTokenizer:
         named = {key: _text(self._settings.get(key)) for key in ("bos_token", "eos_token")}
         turns = [{"role": role, "content": content} for role, content in messages]
         text = _render(template, messages=turns, add_generation_prompt=True, **named)
-        return self.encode(text, special=False)  # the template has them
+        return self.encode(text, special=False)  # the template adds special tokens itself
 
     def decoder(self) -> FileDecoder:
         return FileDecoder(self._tokenizer)
 
 
 class FileDecoder:
-    """Text as tokens come. What is not a whole character yet is held back, at most until the last token."""
+    """Decodes token by token. An incomplete character is kept until it is complete, at most until the last token."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers.decoders import DecodeStream
@@ -113,14 +113,15 @@ class FileDecoder:
         return text
 
     def _step(self, token: int) -> str | None:
-        """Bytes that turn out to be no character change the text that the library kept: it has to begin anew."""
+        """The text that the token completes. Bytes that turn out to be no character change the text that the library
+        has kept, which it reports as an error; then its stream is restarted."""
         try:
             return self._stream.step(self._tokenizer, token)
-        except Exception as error:  # it has no class of its own for this
+        except Exception as error:  # the library has no class of its own for it
             if not str(error).startswith(BROKEN):
                 raise
             self._stream = self._new_stream()
-            self._stream.step(self._tokenizer, token)  # what comes next is read after this one
+            self._stream.step(self._tokenizer, token)  # so that the next token is decoded after this one
             return str(self._tokenizer.decode(self._held, skip_special_tokens=True))
 
 
@@ -140,7 +141,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str:
-    """Special tokens are written as strings or as objects with `content`."""
+    """The text of a special token, which files contain as a string or as an object with `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 

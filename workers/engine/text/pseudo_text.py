@@ -1,8 +1,8 @@
-"""What an emulated model says: words drawn by the sequence's seed, and a natural end.
+"""The text of an emulated model: words drawn by the sequence's seed, and a natural end.
 
-The n-th token of a sequence depends on its seed and n alone, so preemption, batching and chunking cannot change a text.
-The natural length is log-normal, median 128 tokens, sigma 0.8 (p90 357, mean 176), at least 1: the shape of chat
-answers in public traces, and nothing a client may rely on.
+The n-th token of a sequence depends only on its seed and n, so preemption, batching and chunking cannot change a text.
+The natural length is log-normal, median 128 tokens, sigma 0.8 (p90 357, mean 176), at least 1. That is similar to chat
+answers in public traces; clients must not rely on it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def token_at(seed: int, index: int) -> int:
 
 @lru_cache(maxsize=8192)
 def natural_length(seed: int) -> int:
-    """Tokens until the model ends by itself, the end-of-sequence token included."""
+    """Tokens until the model ends by itself, including the end-of-sequence token."""
     uniform = (_mix(seed) + 0.5) / (_MASK + 1)
     return max(1, round(math.exp(_LENGTHS.inv_cdf(uniform))))

@@ -1,4 +1,5 @@
-"""From sampled tokens to the text one client gets: decoding, stop strings, and a place where the response waits."""
+"""Turns sampled tokens into the text of one response: decodes them, applies stop strings, and lets the response
+wait."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from workers.engine.text.tokenizer import Decoder, StreamDecoder
 
 
 class StopFilter:
-    """Cuts a text at the first stop string. What could be the start of one is held back until that is settled."""
+    """Cuts a text at the first stop string. Text that could be the start of one is kept until that is decided."""
 
     __slots__ = ("_held", "_hold", "_keep", "_stops", "found")
 
     def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
-        """`keep`: the stop string itself stays in the text."""
+        """`keep`: whether the stop string itself stays in the text."""
         self._stops = stops
         self._keep = keep
         self._hold = max(map(len, stops)) - 1
@@ -34,7 +35,7 @@ class StopFilter:
 
 
 class Stream:
-    """What one response reads. `pieces` holds one text a token, empty ones included: clients count events."""
+    """The text of one response. `pieces` has one text for each token, also empty ones, since clients count events."""
 
     __slots__ = ("_decoder", "_every", "_filter", "_keep_stop", "_waiter", "finish", "last_at", "pieces", "seq")
 
@@ -49,7 +50,7 @@ class Stream:
         self.seq = seq
         self.pieces: list[str] = []
         self.finish: FinishReason | None = None
-        self.last_at: float | None = None  # when the newest token came
+        self.last_at: float | None = None  # time of the newest token
         self._decoder = decoder or Decoder()
         self._filter = StopFilter(stops, keep_stop) if stops else None
         self._keep_stop = keep_stop
@@ -58,7 +59,7 @@ class Stream:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string, else the stop token that ended it; None for the model's own end."""
+        """The stop string or stop token that ended the text; None if the model ended it."""
         found = self._filter.found if self._filter is not None else None
         return self.seq.stopped_by if found is None else found
 
@@ -76,7 +77,7 @@ class Stream:
         return stopped
 
     def _text(self, token: int, finish: FinishReason | None) -> str:
-        """A token that ends a sequence is no part of its text, unless stops are to stay in it."""
+        """The text of a token. A token that ends a sequence has none, unless stops stay in the text."""
         if finish is FinishReason.STOP and not self._keep_stop:
             return self._decoder.rest()
         return self._decoder.feed(token, finish is not None)
@@ -91,7 +92,7 @@ class Stream:
             self._waiter.set_result(None)
 
     async def ready(self) -> None:
-        """Return once there is something to send. One reader."""
+        """Return once there is text to send. Only one reader may wait."""
         while not (self.finish is not None or (self._every and self.pieces)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -1,9 +1,9 @@
 """`utf8-chunk4`: a tokenizer without a vocabulary file. One token is up to four bytes of UTF-8.
 
-A text is cut every four bytes; only its last token is shorter. Ids are disjoint by length, so every text survives the
-round trip, and any id below VOCAB_SIZE decodes to something. English text gives exactly one token for four characters.
-Each chat message starts on a token boundary of its own, so a conversation that grows keeps its earlier tokens (and
-their cached KV).
+A text is cut every four bytes; only its last token may be shorter. Ids of different lengths are disjoint, so every text
+survives the round trip, and every id below VOCAB_SIZE decodes to a text. English text has one token for every four
+characters. Each chat message starts at a token boundary, so a growing conversation keeps its earlier tokens and their
+cached KV.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def estimate(text: str) -> int:
 
 
 def encode_chat(messages: Sequence[tuple[str, str]]) -> list[int]:
-    """`<role>` and the content of each message, then the header of the answer."""
+    """The tokens of a conversation: `<role>` and content of each message, then the header of the answer."""
     ids: list[int] = []
     for role, content in messages:
         ids += encode(f"<{role}>")
@@ -63,7 +63,7 @@ def encode_chat(messages: Sequence[tuple[str, str]]) -> list[int]:
 
 
 class Decoder:
-    """Text as tokens come: a character cut by a token boundary appears with its last byte."""
+    """Decodes token by token. A character that spans tokens appears with its last byte."""
 
     __slots__ = ("_bytes_of", "_decoder")
 
@@ -82,18 +82,19 @@ class StreamDecoder(Protocol):
     def feed(self, token: int, last: bool = False) -> str: ...
 
     def rest(self) -> str:
-        """What is held back, when no token follows."""
+        """The text that is still kept, when no token follows."""
         ...
 
 
 class Tokenizer(Protocol):
-    """What requests and streams need of one. `estimate` is a lower bound on the tokens of a text, without encoding."""
+    """The tokenizer interface of requests and streams. `estimate`: a lower bound on the tokens of a text, which needs
+    no encoding."""
 
     name: str
     vocab_size: int
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """`special`: with those that a model wants around a text, such as its beginning."""
+        """`special`: whether to add the tokens that the model expects around a text, such as one for its beginning."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...

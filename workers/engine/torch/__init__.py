@@ -1,1 +1,1 @@
-"""The PyTorch executor: a real transformer behind the engine's step interface. The only place that imports torch."""
+"""The PyTorch executor: a real transformer behind the engine's step interface. Only this package imports torch."""

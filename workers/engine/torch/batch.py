@@ -1,4 +1,4 @@
-"""From a scheduler's step to what the model computes: segments of sequences, and the tensors of one pass over them."""
+"""Turns a scheduler's step into segments of sequences, and these into the tensors of one forward pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from workers.engine.torch.sampling import Draw
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens `start` to `start + len(tokens)` of a sequence, copied: the sequence lives on another thread.
+    """Tokens `start` to `start + len(tokens)` of a sequence. They are copied, since another thread owns the sequence.
 
-    `draw`: how to sample behind the last one; None: nothing is sampled.
+    `draw`: how to sample after the last token; None: nothing is sampled.
     """
 
     seq: Seq
@@ -33,8 +33,8 @@ class Segment:
 
 
 def segments_of(step: Step, eos: tuple[int, ...] = ()) -> list[Segment]:
-    """`eos` and a sequence's own stop tokens may not be sampled before its `min_tokens`. Raises ValueError for one
-    without token ids."""
+    """The segments of a step. `eos` and a sequence's own stop tokens are not sampled before its `min_tokens`. Raises
+    ValueError for a sequence without token ids."""
     found = [_segment(chunk.seq, chunk.start, chunk.length, chunk.last, eos) for chunk in step.chunks]
     return found + [_segment(seq, seq.computed, 1, True, eos) for seq in step.decodes]
 
@@ -50,7 +50,8 @@ def _segment(seq: Seq, start: int, length: int, last: bool, eos: tuple[int, ...]
 
 @dataclass(slots=True)
 class PrefillRows:
-    """Rows of a pass that belong to one prompt. `context`: slots of all its tokens so far; None: the rows are all."""
+    """The rows of a pass that belong to one prompt. `context`: KV slots of all its tokens so far; None: it has no
+    others than these rows."""
 
     rows: slice
     context: torch.Tensor | None
@@ -59,7 +60,7 @@ class PrefillRows:
 
 @dataclass(slots=True)
 class ForwardPass:
-    """One pass' inputs, and its intermediate results from operator to operator: all that a suspension must keep."""
+    """The inputs of one pass, and its intermediate results between operators: all that a suspended step must keep."""
 
     segments: list[Segment]
     tokens: torch.Tensor
@@ -85,7 +86,8 @@ class ForwardPass:
 
 
 def build(segments: list[Segment], cache: KVCache, device: torch.device) -> ForwardPass:
-    """Single tokens attend together, padded to the longest; prompts attend one by one."""
+    """The tensors of a pass. Single tokens attend together, padded to the longest context; prompts attend one by
+    one."""
     tokens, positions, slots, sampled = array("q"), [], [], []
     prefills: list[PrefillRows] = []
     singles: list[tuple[int, torch.Tensor]] = []
@@ -118,8 +120,8 @@ def _prefill(rows: slice, start: int, context: torch.Tensor, device: torch.devic
 
 
 def causal(length: int, start: int, device: torch.device) -> torch.Tensor:
-    """The mask of so many tokens behind `start` others. On a CUDA device it is said, not written out: the kernels that
-    hold no scores of all tokens against all others take none that is written out."""
+    """The causal mask of `length` tokens after `start` others. On a CUDA device it is symbolic, since kernels that do
+    not materialise all attention scores accept no materialised mask."""
     if device.type == "cuda":
         return causal_lower_right(length, start + length)
     return torch.ones(length, start + length, dtype=torch.bool, device=device).tril(start)
@@ -131,8 +133,8 @@ def _decodes(
     lengths = torch.tensor([len(context) for _, context in singles])
     padded = torch.nn.utils.rnn.pad_sequence([context for _, context in singles], batch_first=True)
     mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
-    # A mask hides numbers, not what is none: a NaN or an infinity behind it makes the whole row NaN. So rows are padded
-    # with a slot of their own, never with another request's.
+    # A masked NaN or infinity still makes the whole row NaN. So rows are padded with a slot of their own sequence,
+    # never with one of another request.
     padded = torch.where(mask, padded, padded[:, :1])
     rows = torch.tensor([row for row, _ in singles])
     return rows.to(device), padded.to(device), mask[:, None, None].to(device)

@@ -1,4 +1,4 @@
-"""The paged KV cache's memory. Which sequence has which block is the scheduler's book (`controller.engine.blocks`)."""
+"""The memory of the paged KV cache. The scheduler assigns its blocks to sequences (`controller.engine.blocks`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workers.engine.torch.config import TransformerConfig
 class KVCache:
     """`memory[layer, 0]` holds keys, `memory[layer, 1]` values: (blocks, block_size, kv_heads, head_dim) each.
 
-    Token `t` of a sequence lies in slot `blocks[t // block_size] * block_size + t % block_size`. Without `room` there
-    is no memory yet; it can be given up and taken again. Nobody else may keep `keys`, `values` or `memory`: what they
-    refer to would not be given up, and would not be what is taken later.
+    Token `t` of a sequence is in slot `blocks[t // block_size] * block_size + t % block_size`. Without `room` there is
+    no memory at first; it can be released and allocated again. Callers must not keep `keys`, `values` or `memory`:
+    their memory would not be released, and would not be the memory that is allocated later.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Of its memory, where it has it."""
+        """Bytes of its memory, also while that is released."""
         return self.memory.nbytes
 
     @property
@@ -47,7 +47,8 @@ class KVCache:
 
     @property
     def keys(self) -> list[torch.Tensor]:
-        """By layer. Raises KvMismatch while there is no memory: a transfer that still goes on ends so."""
+        """Keys by layer. Raises KvMismatch while there is no memory, which ends a transfer that is still in
+        progress."""
         self._require()
         return self._keys
 
@@ -57,12 +58,12 @@ class KVCache:
         return self._values
 
     def take(self) -> None:
-        """Make the memory, all zeros: what is masked is multiplied all the same, and must be numbers. Nothing if it is
-        there. Raises RuntimeError, MemoryError; then nothing was taken."""
+        """Allocate the memory, unless it is allocated. It is zeroed, since masked entries are multiplied too and must
+        be numbers. Raises RuntimeError, MemoryError; then nothing is allocated."""
         if self.held:
             return
         memory = torch.zeros(self._shape, device=self._place, dtype=self._kind)
-        if self._place.type == "cuda":  # KV that comes is written beside what is queued, so also beside the zeros
+        if self._place.type == "cuda":  # received KV is written on another stream, so the zeros must be written first
             torch.cuda.current_stream(self._place).synchronize()
         flat = memory.view(self._flat)
         self.memory = memory
@@ -70,12 +71,12 @@ class KVCache:
         self._keys: list[torch.Tensor] = [layer[0] for layer in flat]
 
     def give_up(self) -> None:
-        """While nobody computes with it, or needs what is in it."""
+        """Release the memory. No step may be using it, and its content is lost."""
         self._keys = []
         self._values = []
-        self.memory = torch.zeros(1, device=self._place, dtype=self._kind).expand(self._shape)  # its shape, no more
+        self.memory = torch.zeros(1, device=self._place, dtype=self._kind).expand(self._shape)  # the shape only
         if self._place.type == "cuda":
-            torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it
+            torch.cuda.empty_cache()  # torch would keep the memory, which other engines of this device need
 
     def slots(self, blocks: list[int], start: int, end: int) -> torch.Tensor:
         """Slots of tokens `start` to `end` of a sequence, on the CPU."""
@@ -85,4 +86,4 @@ class KVCache:
 
     def _require(self) -> None:
         if not self._keys:
-            raise KvMismatch("the memory of the KV cache has been given up: the engine sleeps")
+            raise KvMismatch("the memory of the KV cache is released, since the engine is asleep")

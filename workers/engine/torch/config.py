@@ -1,8 +1,8 @@
 """A model's shape, read from a folder in Hugging Face layout (config.json, generation_config.json).
 
-Decoder-only transformers of the Llama family: rotary positions, RMS norms, grouped-query attention, gated SiLU, and in
-its place a router and experts (Mixtral, Qwen3-MoE). What a config asks for beyond that is refused, never ignored: a
-model served with one part missing answers fluently and wrongly.
+Decoder-only transformers of the Llama family: rotary positions, RMS norms, grouped-query attention, gated SiLU, or a
+router and experts instead of the latter (Mixtral, Qwen3-MoE). Features beyond these are refused and never ignored,
+since a model without one of its parts answers fluently and wrongly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal
 from controller.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
-MOST = 1 << 24  # of any size but the context: beyond is no model but a slip
+MOST = 1 << 24  # of any size but the context; a larger one is an error in the file
 MOST_POSITIONS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture's name implies and its config.json does not say."""
+    """Properties that an architecture's name implies and its config.json does not contain."""
 
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -42,9 +42,10 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions. `factor` 0 is the plain kind; else Llama 3.1's, which stretches the long wavelengths:
+    """Rotary positions. `factor` 0: plain; otherwise Llama 3.1's kind, which stretches long wavelengths.
 
-    those above `original / low` tokens by `factor`, those below `original / high` not at all, smoothly in between.
+    Those above `original / low` tokens are stretched by `factor`, those below `original / high` not at all, with a
+    smooth transition in between.
     """
 
     theta: float
@@ -56,7 +57,8 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`top` of `count` experts of width `size` for each token. `renormalise`: their weights add up to 1."""
+    """A mixture of experts: each token uses `top` of `count` experts of width `size`. `renormalise`: whether the
+    weights of the chosen experts are scaled to a sum of 1."""
 
     count: int
     top: int
@@ -67,7 +69,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """Lengths in elements. `eos`: token ids that end a sequence."""
+    """The shape of a model; sizes in elements. `eos`: token ids that end a sequence."""
 
     architecture: str
     vocab_size: int
@@ -226,7 +228,7 @@ def _count(raw: Mapping[str, Any], name: str, default: int | None = None, most: 
 
 
 def _number(raw: Mapping[str, Any], name: str, default: float | None = None, most: float = sys.float_info.max) -> float:
-    """Above 0 and finite: JSON as Python reads it knows NaN and Infinity."""
+    """A number above 0 and finite, since Python's JSON accepts NaN and Infinity."""
     value = raw.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise _wrong(name, f"expected a number above 0 and at most {most:g}, got {value!r}")
@@ -235,7 +237,7 @@ def _number(raw: Mapping[str, Any], name: str, default: float | None = None, mos
 
 def _flag(raw: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     value = raw.get(name)
-    if value is None:  # published files say it of what they do not set
+    if value is None:  # published files contain null for values that are not set
         return default
     if not isinstance(value, bool):
         raise _wrong(name, f"expected true or false, got {value!r}")

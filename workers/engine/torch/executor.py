@@ -1,7 +1,7 @@
-"""The executor with a real transformer behind it (`controller.core.steps.Executor`).
+"""The executor that runs a real transformer (`controller.core.steps.Executor`).
 
-`start` copies what the step needs from its sequences and returns; the pool's thread computes; results are handed to the
-driver's thread. Intermediate results of suspended steps stay on the device until they are resumed or discarded.
+`start` copies what the step needs from its sequences and returns. The pool's thread computes, and results are passed to
+the driver's thread. Intermediate results of a suspended step stay on the device until it is resumed or discarded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class TorchExecutor:
-    """`post` runs a callback on the driver's thread (an event loop's `call_soon_threadsafe`); `fail` is called there
-    when an operator raised: the step is lost and no other will run.
+    """`post`: runs a callback on the driver's thread (an event loop's `call_soon_threadsafe`). `fail`: called there if
+    an operator raises; the step is lost and no other step will run.
 
     `boundary`: where a step may be suspended (None: nowhere). `group`: the other tensor-parallel ranks, if any.
     """
@@ -40,7 +40,7 @@ class TorchExecutor:
         self._program, self._sink, self._post, self._fail = program, sink, post, fail
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
-        self._tasks: dict[int, StepTask] = {}  # until their end is told
+        self._tasks: dict[int, StepTask] = {}  # until the driver knows their end
         device = program.model.device
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
@@ -87,7 +87,7 @@ class TorchExecutor:
         self._tell(lambda: self._over(StepDone(task.id, sampled, task.seconds)))
 
     def _over(self, done: StepDone) -> None:
-        """On the driver's thread, which knows the step's layers as passed until it knows the step as ended."""
+        """Runs on the driver's thread, so that the step's layers count as passed until the driver knows its end."""
         self._tasks.pop(done.step_id, None)
         self._sink(done)
 

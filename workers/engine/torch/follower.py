@@ -1,7 +1,7 @@
 """`python -m workers.engine.torch.follower FD PARENT COUNTER`: a tensor-parallel rank, started by its engine.
 
-It runs what the first rank runs, in the same order, stops where they all do, and answers only to `load` and `release`,
-with which the memory of its KV cache comes and goes like the first one's (`torch_room`), and to `drop_copy`.
+It runs the same steps as the first rank, in the same order, and stops where all ranks stop. It answers only `load` and
+`release`, which also allocate and release the memory of its KV cache as on the first rank (`room`), and `drop_copy`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOBODY = Seq("rank", 0.0, 0, 0)
 
 
 class Follower:
-    """Raises SlacklineError when it cannot make its part."""
+    """The rank's part of the model. Raises SlacklineError if it cannot be created."""
 
     def __init__(self, part: RankPart, counter: int) -> None:
         limit = timedelta(seconds=MEET_S)
@@ -72,7 +72,8 @@ class Follower:
         del self._tasks[step_id]
 
     def load(self, kind: str) -> int:
-        """Raises SlacklineError, RuntimeError, MemoryError; then nothing is present."""
+        """Load this rank's weights; returns the bytes read. Raises SlacklineError, RuntimeError, MemoryError; then no
+        weights are present."""
         try:
             self._program.cache.take()
             return self._memory.load_host() if kind == "host" else self._memory.load_disk(self._folder)
@@ -82,7 +83,8 @@ class Follower:
             raise
 
     def release(self, keep_host_copy: bool | None) -> int:
-        """1 where there is a copy now. None: one that is there stays, none is made."""
+        """Release the weights; returns 1 if there is a copy in host memory now. `keep_host_copy`: None keeps an
+        existing copy and makes none."""
         if keep_host_copy is False:
             self._memory.drop_host_copy()
         elif keep_host_copy and self._memory.present:
@@ -116,9 +118,11 @@ class Follower:
 
 
 def _settle(part: RankPart) -> None:
-    """On this rank's device: whatever names none would open a context on the first one's, which takes memory there.
+    """Make this rank's device the current one; otherwise code without an explicit device would open a context on the
+    first rank's device, which takes memory there.
 
-    One that is not there is left to `load_program`, on all ranks: who waits for this one to join cannot be told.
+    A missing device is reported by `load_program`, after the ranks have joined, since ranks that wait for this one
+    could not be notified before.
     """
     if part.device == "cuda" and part.rank < torch.cuda.device_count():
         torch.cuda.set_device(part.rank)
@@ -126,14 +130,14 @@ def _settle(part: RankPart) -> None:
 
 @torch.inference_mode()
 def follow(channel: Connection, counter: int) -> None:
-    """Until the first rank hangs up."""
+    """Carry out calls of the first rank until it closes the channel."""
     follower = _made(channel, counter)
     while True:
         try:
             verb, *values = channel.recv()
         except EOFError:
             return
-        if follower is None:  # what it said of its failure is read, and the first rank ends
+        if follower is None:  # it has reported its failure, and the first rank will end
             continue
         if verb in ("load", "release", "drop_copy"):
             channel.send(_answer(follower, verb, values[0]))
@@ -142,7 +146,7 @@ def follow(channel: Connection, counter: int) -> None:
 
 
 def _made(channel: Connection, counter: int) -> Follower | None:
-    """Says how it went."""
+    """Create the rank and report the result to the first rank; None if it failed."""
     try:
         follower = Follower(channel.recv(), counter)
     except (SlacklineError, RuntimeError) as error:
@@ -160,20 +164,20 @@ def _answer(follower: Follower, verb: str, value: Any) -> tuple[str, int]:
 
 
 def die_with(parent: int) -> None:
-    """The kernel ends this process when the one that started it is gone, however it went (Linux)."""
+    """Have the kernel kill this process when its parent ends, in any way (Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it is gone already
+    if os.getppid() != parent:  # it has ended already
         sys.exit(1)
 
 
 def main() -> None:
     die_with(int(sys.argv[2]))
-    for signum in (signal.SIGINT, signal.SIGTERM):  # of a whole process group: the first rank decides what they mean
+    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; only the first rank handles them
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s rank %(message)s")
     try:
         follow(Connection(int(sys.argv[1])), int(sys.argv[3]))
-    except (OSError, RuntimeError) as error:  # the first rank is gone, or a sum broke off because another one is
+    except (OSError, RuntimeError) as error:  # the first rank has ended, or a sum failed because another rank has
         logging.getLogger("workers.engine").info("ends: %s", str(error).partition("\n")[0])
         sys.exit(1)
 

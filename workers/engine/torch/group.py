@@ -1,8 +1,8 @@
-"""The tensor-parallel ranks of one engine: the first is the engine itself, the others are processes that follow it.
+"""The tensor-parallel ranks of one engine: the first is the engine itself, the others are child processes.
 
-Only the first rank schedules. What it starts, resumes and discards it tells the others over a socket pair of their own,
-in the order in which it does so itself; then all run the same operators and meet in their sums (`torch_ranks`). They
-live and die together: a rank that ends ends the engine, and the engine's end, however it comes, ends its ranks.
+Only the first rank schedules. It sends each start, resume and discard to the others over one socket pair each, in the
+order in which it carries them out; then all ranks run the same operators and synchronise in their sums (`ranks`). A
+rank that ends also ends the engine, and the end of the engine, in any way, ends its ranks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from workers.engine.torch.rank_counter import shared_memory
 from workers.engine.torch.ranks import ProcessRanks
 
 HOST = "127.0.0.1"  # all ranks of an engine are on one host
-MEET_S = 300.0  # for a rank to start, and the longest that one waits for another in a sum
+MEET_S = 300.0  # for a rank to start, and the longest wait for another rank in a sum
 CAUSE_S = 1.0
 Verb = Literal["run", "run_whole", "resume", "discard", "load", "release", "drop_copy"]
 logger = logging.getLogger("workers.engine")
 
 
 class RankLost(SlacklineError):
-    """A rank ended, or could not begin."""
+    """A rank has ended, or could not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What a rank has to make; `boundary` as `torch_serving.BOUNDARIES` names it, None: steps run whole."""
+    """The configuration of a rank. `boundary`: a key of `serving.BOUNDARIES`, None: steps are never suspended."""
 
     rank: int
     world: int
@@ -54,12 +54,12 @@ class RankPart:
     block_size: int
     threads: int | None
     load: bool
-    room: bool  # as `torch_serving.load_program` takes it
+    room: bool  # as in `serving.load_program`
     boundary: str | None
 
 
 def join(rank: int, world: int, store: dist.Store, device: str, counter: int) -> ProcessRanks:
-    """Returns when all are there. Raises RankLost."""
+    """Join the process group; returns when all ranks have joined. Raises RankLost."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, limit = "nccl" if device == "cuda" else "gloo", timedelta(seconds=MEET_S)
     try:
@@ -69,16 +69,16 @@ def join(rank: int, world: int, store: dist.Store, device: str, counter: int) ->
     return ProcessRanks(counter)
 
 
-def told(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
-    """What the others need of a step: they sample nothing."""
+def without_draws(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
+    """The parts of a step that the other ranks need; they do not sample."""
     return [(segment.tokens, segment.start, segment.blocks) for segment in segments]
 
 
 class RankGroup:
-    """The other ranks, as the first one sees them. `lost` is called once, from a thread, when one ends too early."""
+    """The other ranks, for the first one. `lost` is called once, from a thread, if a rank ends too early."""
 
     def __init__(self, parts: Callable[[int, int], RankPart], world: int, device: str) -> None:
-        """`parts(rank, store_port)`. Raises RankLost."""
+        """`parts(rank, store_port)`: the configuration of a rank. Raises RankLost."""
         limit = timedelta(seconds=MEET_S)
         with socket.create_server((HOST, 0)) as door:  # torch's own would listen on all addresses
             port, opened = door.getsockname()[1], door.detach()
@@ -102,11 +102,12 @@ class RankGroup:
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def run(self, step_id: int, segments: Sequence[Segment]) -> None:
-        self._tell("run", step_id, told(segments))
+        self._tell("run", step_id, without_draws(segments))
 
     def run_whole(self, segments: Sequence[Segment]) -> None:
-        """Without boundaries, also here: a boundary that only some ranks count would part them for good."""
-        self._tell("run_whole", told(segments))
+        """Run a step without boundaries, on the first rank too, since a boundary that only some ranks count would
+        desynchronise them."""
+        self._tell("run_whole", without_draws(segments))
 
     def resume(self, step_id: int) -> None:
         self._tell("resume", step_id)
@@ -118,13 +119,14 @@ class RankGroup:
         for rank in self._ranks:
             try:
                 rank.channel.send((verb, *values))
-            except OSError:  # its end is noticed by whoever watches it
+            except OSError:  # the thread that watches the rank reports its end
                 logger.warning("rank %d does not listen", rank.number)
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
     def answers(self) -> list[int]:
-        """Of what was asked last, or of the start: a number of bytes each. Raises RankLost with what a rank said."""
+        """The answers to the last call, or to the start: one number from each rank. Raises RankLost with their
+        errors."""
         found, errors = [], []
         for rank in self._ranks:
             try:
@@ -138,18 +140,18 @@ class RankGroup:
         return found
 
     def ask(self, verb: Literal["load", "release", "drop_copy"], value: Any) -> list[int]:
-        """While no step runs. Raises RankLost."""
+        """Make a call to all ranks, while no step runs; returns their answers. Raises RankLost."""
         with self._asking:
             self._tell(verb, value)
             return self.answers()
 
     def cause(self, error: Exception) -> Exception:
-        """A sum breaks off because a rank ended: the latter is what is to be said."""
+        """The error to report: that a rank was lost, if that made a sum fail, else `error`."""
         self._one_lost.wait(CAUSE_S)
         return self._lost or error
 
     def close(self) -> None:
-        """The others end when their channel does."""
+        """Close the channels, which ends the ranks, and wait for them."""
         self._closed = True
         for rank in self._ranks:
             rank.channel.close()
@@ -161,13 +163,13 @@ class RankGroup:
         if self._closed or self._one_lost.is_set():
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self._lost = RankLost(f"rank {rank.number} {how}: the model needs all of its ranks")
+        self._lost = RankLost(f"rank {rank.number} {how}, and the model requires all ranks")
         self._one_lost.set()
         self.lost(self._lost)
 
 
 class _Rank:
-    """One of the others: its process and the way to it."""
+    """One of the other ranks: its process and its channel."""
 
     def __init__(self, part: RankPart, counter: int) -> None:
         ours, theirs = socket.socketpair()
@@ -190,6 +192,7 @@ class _Rank:
 
 
 def _end_at_once(error: RankLost) -> None:
-    """Before anything is served, when the first rank may wait for the lost one in a way that nothing interrupts."""
+    """End this process. Used before anything is served, when the first rank may wait uninterruptibly for the lost
+    one."""
     logger.error("%s", error)
     os._exit(1)

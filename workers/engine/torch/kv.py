@@ -1,4 +1,4 @@
-"""A real model's KV cache as something that can be moved: keys and values of a layer side by side, token by token."""
+"""Reads and writes a real model's KV cache for transfers: for each token of a layer its key, then its value."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from workers.engine.torch.streams import beside
 
 
 class TorchKv:
-    """What is read has been computed; nothing else touches the blocks of a sequence that is kept or on its way here.
+    """The KV of a real model. Only computed entries are read, and no step writes to the blocks of a sequence whose KV
+    is kept or being received.
 
-    `model`: whose cache it is. Without it other models of the same sizes are not told from it.
+    `model`: the model of the cache. Without it, models of the same sizes are not distinguished.
     """
 
     def __init__(self, cache: KVCache, model: Model | None = None) -> None:

@@ -1,12 +1,12 @@
-"""Which model made KV: fine-tunes of one base differ in nothing but their weights, and entries of one mean nothing to
-another.
+"""The identity of the model that computed KV. Fine-tunes of one base model have the same shapes, but their KV is not
+interchangeable.
 
-Of the weights as they lie in memory, wherever they came from, a few places of some tensors are read: cheap enough to be
-done for each transfer, so that nobody needs to say when weights were replaced. It is no proof: what was trained further
-differs at some of these places nearly always, and a copy never does.
+A few places of some tensors are read from memory. That is cheap enough for each transfer, so no notification of
+replaced weights is needed. It is not a proof, but further training nearly always changes some of these places, and a
+copy never does.
 
-KV outlives its weights where an engine falls asleep before another one has taken it (`torch_room`): while they are not
-there, or come and go, it is that of the weights that were there last.
+KV outlives its weights if an engine falls asleep before another one has pulled it (`room`). While the weights are
+absent, loading or being released, the identity is that of the last weights.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from workers.engine.torch.model import Model
 from workers.engine.torch.streams import beside
 
 TENSORS, PLACES = 128, 64
-NO_MATTER = {"dtype", "eos", "max_positions"}  # of a config: entries are the same whatever these say
+NO_MATTER = {"dtype", "eos", "max_positions"}  # fields of a config that do not change KV
 
 
 class ModelIdentity:
-    """Of a whole model, not of one of several ranks. `settled`: its weights neither come nor go just now; whoever has
-    them do that says it here, and asks `now` before they go."""
+    """The identity of a whole model, not of one of several ranks. `settled`: whether its weights are neither being
+    loaded nor released. The code that does so sets it, and calls `now` before a release."""
 
     def __init__(self, model: Model) -> None:
-        config = {key: value for key, value in said(model.config).items() if key not in NO_MATTER}
+        config = {key: value for key, value in non_default(model.config).items() if key not in NO_MATTER}
         self._config = json.dumps(config, sort_keys=True).encode()
         slots = model.slots()
         chosen = sorted(slots, key=_scattered)[:TENSORS]
@@ -41,7 +41,7 @@ class ModelIdentity:
         self.settled: Callable[[], bool] = lambda: True
 
     def now(self) -> str:
-        """ "" where no weights have been seen yet."""
+        """The identity; "" if no weights were present yet."""
         if self.settled() and all(memory.untyped_storage().nbytes() for memory in self._tensors):
             self._last = self._read()
         return self._last
@@ -54,23 +54,23 @@ class ModelIdentity:
         return seen.hexdigest()[:32]
 
 
-def said(config: Any) -> dict[str, Any]:
-    """What a config says beyond its defaults: engines of two versions are of one model still where the newer one knows
-    a field more, which says by its default what was meant before."""
+def non_default(config: Any) -> dict[str, Any]:
+    """The fields of a config that differ from their defaults. So engines of two versions agree on a model if the newer
+    one knows more fields, whose defaults mean the earlier behaviour."""
     found = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.default is dataclasses.MISSING or value != field.default:
-            found[field.name] = said(value) if dataclasses.is_dataclass(value) else value
+            found[field.name] = non_default(value) if dataclasses.is_dataclass(value) else value
     return found
 
 
 def _scattered(name: str) -> bytes:
-    """An order that is the same everywhere and has nothing to do with layers and kinds of tensors."""
+    """A sort key that is the same in every process and unrelated to layers and kinds of tensors."""
     return hashlib.sha256(name.encode()).digest()
 
 
 def _places(memory: torch.Tensor) -> torch.Tensor:
-    """Evenly spread; by an odd step, so that they are not all of one column."""
+    """Evenly spaced elements; the step is odd, so that they are not all in one column."""
     flat = memory.view(-1)
     return flat[:: len(flat) // PLACES | 1][:PLACES]

@@ -1,9 +1,10 @@
-"""Two engines of a fleet meet to move weights: each proves that it knows the fleet's token, then they are a group.
+"""Connects two engines of a fleet for a weight transfer: each proves that it knows the fleet's token, then they form a
+process group.
 
-The receiver waits at a port of its own. There both greet as for KV (`kv_wire`) and tell each other the addresses at
-which torch.distributed will connect them: nobody else can read, write or replace those. The connections that torch
-makes then are proven once more, from within, because whoever finds an open port may have come first. What is said and
-sent is not encrypted: who can read the network between two engines can read the weights.
+The receiver listens on a port for this transfer. Both sides greet as for KV (`workers.engine.kv.wire`) and exchange the
+addresses that torch.distributed needs; no other program can read or change those. The connections that torch then makes
+are authenticated again, since another program may have connected to the open port first. Nothing is encrypted: anyone
+who can read the network between two engines can read the weights.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from workers.engine.torch.pieces import longest_operation, patience
 from workers.engine.torch.weights import WeightsError
 
 SENDER, RECEIVER = 0, 1
-LANDED = "landed"  # what the receiver says when all has arrived and is right
-# By default NCCL's watchdog ends the process of whoever is left when a peer dies, after a minute's wait for dumps.
+LANDED = "landed"  # key with which the receiver confirms that all weights have arrived and are correct
+# By default, when a peer dies, NCCL's watchdog ends the surviving process after waiting a minute for dumps.
 ONLY_THE_TRANSFER_BREAKS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # torch's number for: abort the communicator, leave the process alone
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # abort the communicator and keep the process
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -41,9 +42,10 @@ _BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
 
 
 class Meeting(dist.Store):
-    """What two engines told each other to become a group. Threads ask; the loop reads and writes.
+    """The key-value store that torch.distributed needs to form a group of two engines, over their connection. Torch's
+    threads call it; the event loop reads and writes.
 
-    `host`: where this engine can be reached, and all that it opens for this transfer. `timeout_s`: to become a group.
+    `host`: address of this engine, on which all its connections for this transfer listen. `timeout_s`: to form a group.
     """
 
     def __init__(
@@ -79,12 +81,12 @@ class Meeting(dist.Store):
 
     async def close(self) -> None:
         self._reading.cancel()
-        self._left()  # a thread that still moves weights must not go on by itself
+        self._left()  # ends a thread that still moves weights
         self._writer.close()
         with contextlib.suppress(*_BROKEN):
             await self._writer.wait_closed()
 
-    # ---- what torch asks of a store, from its threads ------------------------------------------------------------
+    # ---- the interface of a store, called from torch's threads ---------------------------------------------------
 
     def set(self, key: str, value: bytes) -> None:
         self._learn(key, bytes(value))
@@ -96,30 +98,31 @@ class Meeting(dist.Store):
         return self._known[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Raises RuntimeError, as other stores do."""
+        """Wait for keys. Raises RuntimeError, as other stores do."""
         seconds = (timeout or self.limit).total_seconds()
         with self._changed:
             self._changed.wait_for(lambda: self._alone or self.check(keys), seconds)
             if not self.check(keys):
-                raise RuntimeError("the other engine hung up" if self._alone else f"nobody joined within {seconds:g} s")
+                late = f"the other engine did not join within {seconds:g} s"
+                raise RuntimeError("the other engine disconnected" if self._alone else late)
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self._known for key in keys)
 
     def landed(self) -> None:
-        """The receiver says that it needs nothing more."""
+        """Called by the receiver: confirm that all weights have arrived."""
         self.set(LANDED, b"\x01")
 
     def wait_landed(self, nbytes: int) -> None:
-        """The sender waits for that, at most as long as the last `nbytes` may take: its own end says only that all was
-        sent. Raises RuntimeError."""
+        """Called by the sender: wait for the confirmation, at most as long as the last `nbytes` may take. Without it
+        the sender would only know that everything was sent. Raises RuntimeError."""
         self.wait([LANDED], patience(nbytes))
 
     @contextmanager
     def cutting(self, group: Any) -> Iterator[None]:
-        """Within, the group is cut off as soon as the other engine hangs up before all has landed: NCCL itself would
-        wait for it until its time is out. (Gloo sees a connection that breaks; a wait that has begun it ends only with
-        its patience.) Raises RuntimeError in place of whatever that made of the block."""
+        """Context manager that aborts the group as soon as the other engine disconnects before the confirmation. NCCL
+        would wait until its timeout. (Gloo notices a broken connection, but a wait that has begun ends only with its
+        timeout.) Raises RuntimeError instead of the error that the abort causes in the block."""
         over, cut = threading.Event(), threading.Event()
         watching = threading.Thread(target=self._watch, args=(group, over, cut), daemon=True)
         watching.start()
@@ -127,13 +130,13 @@ class Meeting(dist.Store):
             yield
         except Exception as error:
             if cut.is_set():
-                raise RuntimeError("the other engine hung up") from error
+                raise RuntimeError("the other engine disconnected") from error
             raise
         finally:
             with self._changed:
                 over.set()
                 self._changed.notify_all()
-            watching.join()  # it holds the group, which must end in the caller's thread
+            watching.join()  # it holds a reference to the group, which must end in the caller's thread
 
     def _watch(self, group: Any, over: threading.Event, cut: threading.Event) -> None:
         with self._changed:
@@ -144,15 +147,15 @@ class Meeting(dist.Store):
         group.abort()
 
     def clone(self) -> Meeting:
-        """For NCCL's own threads."""
+        """Called for NCCL's own threads."""
         return self
 
     # ---- the group -----------------------------------------------------------------------------------------------
 
     def group(self, rank: int, device: torch.device) -> Any:
-        """Of the two, once each has proven from within that it was the one that met. Raises RuntimeError, WeightsError.
+        """The process group of both engines, after each has authenticated over it. Raises RuntimeError, WeightsError.
 
-        The receiver begins, so that the sender gives nothing to a stranger.
+        The receiver authenticates first, so that the sender sends nothing to another program.
         """
         group = self._made(rank, device)
         try:
@@ -189,7 +192,7 @@ class Meeting(dist.Store):
         proof = torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8, device=device)
         group.recv([proof], peer, 0).wait(patience(proof.nbytes))
         if not hmac.compare_digest(bytes(proof.tolist()), self._proof(side)):
-            raise WeightsError("a stranger joined the transfer: it does not know the fleet's token")
+            raise WeightsError("another program joined the transfer: it does not know the fleet's token")
 
 
 def _secret(token: str, nonce: str) -> bytes:
@@ -197,24 +200,24 @@ def _secret(token: str, nonce: str) -> bytes:
 
 
 class OpenPort(NamedTuple):
-    """A receiver's open port. `nonce`: of this transfer, told to the source with the order."""
+    """A receiver's open port. `nonce`: of this transfer, sent to the source with the order."""
 
     port: int
     nonce: str
     came: asyncio.Future[Meeting]
 
     async def met(self, timeout_s: float) -> Meeting:
-        """Raises WeightsError."""
+        """Wait until the source has connected. Raises WeightsError."""
         try:
             return await asyncio.wait_for(asyncio.shield(self.came), timeout_s)
         except TimeoutError:
-            raise WeightsError(f"the source did not come within {timeout_s:g} s") from None
+            raise WeightsError(f"the source did not connect within {timeout_s:g} s") from None
 
 
 @asynccontextmanager
 async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[OpenPort]:
-    """Wait at `host` for the source: the first that knows the token. Strangers are sent away, and what it was for goes
-    on. Raises WeightsError where this machine has no such address."""
+    """Listen at `host` for the source: the first program that knows the token. Others are disconnected, and the wait
+    continues. Raises WeightsError if this machine does not have the address."""
     nonce = secrets.token_hex(16)
     came: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
 
@@ -232,7 +235,7 @@ async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Open
     try:
         server = await asyncio.start_server(welcome, host, 0)
     except OSError as error:
-        raise WeightsError(f"cannot wait for weights at {host} (--advertise-host): {error}") from error
+        raise WeightsError(f"cannot listen for weights at {host} (--advertise-host): {error}") from error
     try:
         yield OpenPort(server.sockets[0].getsockname()[1], nonce, came)
     finally:
@@ -242,7 +245,7 @@ async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Open
 
 
 async def meet(host: str, port: int, nonce: str, token: str, own_host: str, timeout_s: float) -> Meeting:
-    """The source goes to where it is awaited. Raises WeightsError."""
+    """Called by the source: connect to the receiver. Raises WeightsError."""
     writer = None
     try:
         async with asyncio.timeout(min(GREETING_S, timeout_s)):
@@ -252,5 +255,5 @@ async def meet(host: str, port: int, nonce: str, token: str, own_host: str, time
         if writer is not None:
             writer.close()
         reason = str(error) or type(error).__name__
-        raise WeightsError(f"nobody of the fleet awaits weights at {host}:{port}: {reason}") from error
+        raise WeightsError(f"no engine of the fleet waits for weights at {host}:{port}: {reason}") from error
     return Meeting(reader, writer, _secret(token, nonce), own_host, timeout_s)

@@ -1,8 +1,8 @@
-"""A decoder-only transformer as a list of operators, so that it can be left and entered between any two of them.
+"""A decoder-only transformer as a list of operators, so that a pass can be suspended between any two of them.
 
-The operators are FlowPrefill's (section 5.1): qkv_proj, attn, o_proj, gate_up_proj, down_proj for each layer; gate and
-experts take the place of the last two in a mixture of experts. Norms, residuals and activations belong to the operator
-they feed or follow. Results pass from one to the next in a ForwardPass.
+The operators are FlowPrefill's (section 5.1): qkv_proj, attn, o_proj, gate_up_proj, down_proj for each layer. In a
+mixture of experts, gate and experts replace the last two. Norms, residuals and activations belong to the operator they
+feed or follow. A ForwardPass carries the results from one operator to the next.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def attend(p: ForwardPass, keys: torch.Tensor, values: torch.Tensor) -> torch.Te
     if p.decode_rows is not None:
         q = p.query[p.decode_rows]
         k, v = keys[p.decode_context].transpose(1, 2), values[p.decode_context].transpose(1, 2)
-        # The heads of one query are the rows of their group: nothing is repeated, as enable_gqa may with a mask.
+        # Query heads become rows of their KV group, so no key is repeated, which enable_gqa may do with a mask.
         grouped = q.unflatten(1, (k.shape[1], -1))
         out[p.decode_rows] = F.scaled_dot_product_attention(grouped, k, v, attn_mask=p.decode_mask).flatten(1, 2)
     return out.flatten(1)
@@ -77,7 +77,7 @@ New = Callable[..., torch.Tensor]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """In float32, as checkpoints in half precision expect."""
+    """RMS norm in float32, which checkpoints in half precision expect."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -89,7 +89,7 @@ EXPERT_NAMES = {
 
 
 class Attention:
-    """qkv_proj, attn, o_proj. `slots` are named below `model.layers.N.`."""
+    """The operators qkv_proj, attn and o_proj of a layer. Names of `slots` are relative to `model.layers.N.`."""
 
     def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         self._config, self._ranks = config, ranks
@@ -144,7 +144,7 @@ class Attention:
 
 
 class FeedForward:
-    """gate_up_proj, down_proj."""
+    """The operators gate_up_proj and down_proj of a layer."""
 
     def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         self._config, self._ranks = config, ranks
@@ -177,7 +177,7 @@ class FeedForward:
 
 
 class MixtureOfExperts:
-    """gate, experts. Each rank has its share of every expert."""
+    """The operators gate and experts of a layer. Each rank has a part of every expert."""
 
     def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         assert config.experts is not None
@@ -223,10 +223,10 @@ class MixtureOfExperts:
 
 
 class Model:
-    """Memory for all weights, not yet filled (`slots`), and the operators over it.
+    """The memory of all weights, not filled yet (`slots`), and the operators that use it.
 
-    Without `room` the memory of each layer is given back as soon as it is named, so that a model whose weights come
-    later, if ever, takes no more than its largest layer for a moment. Whoever fills it makes room first.
+    Without `room` the memory of each layer is released as soon as its slots are known, so that a model whose weights
+    come later briefly takes the memory of one layer at most. Code that fills it must allocate it first.
     """
 
     def __init__(
@@ -256,10 +256,10 @@ class Model:
             self._head = self._named("lm_head.weight", new(config.vocab_size, config.hidden_size))
         self._rotary = Rotary(config, device)
         if not room and device.type == "cuda":
-            torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it
+            torch.cuda.empty_cache()  # torch would keep the memory, which other engines of this device need
 
     def slots(self) -> dict[str, Slot]:
-        """By the names of Hugging Face checkpoints."""
+        """The slots by tensor name, as in Hugging Face checkpoints."""
         return dict(self._slots)
 
     def _named(self, name: str, memory: torch.Tensor) -> torch.Tensor:
@@ -267,14 +267,14 @@ class Model:
         return memory
 
     def _name(self, slots: dict[str, Slot]) -> None:
-        """Before their memory is given back: no part can be cut out of one that is empty."""
+        """Add slots. Called before their memory is released, since views of empty memory cannot be made."""
         self._slots.update(slots)
         if not self._room:
             for slot in slots.values():
                 slot.memory.untyped_storage().resize_(0)
 
     def layers(self, cache: KVCache) -> list[list[tuple[str, Operator]]]:
-        """The named operators of each layer, over this cache."""
+        """The operators of each layer with their names, using this cache."""
         found: list[list[tuple[str, Operator]]] = []
         for layer, (attention, feed_forward) in enumerate(self._layers):
             attn = partial(attention.attn, cache=cache, layer=layer)

@@ -1,4 +1,4 @@
-"""Options of engines that run a real model: which, where and in what memory. Reads config.json, imports no torch."""
+"""Command-line options of engines with a real model. This module reads config.json and does not import torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DEFAULT_KV_GIB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """`kv_blocks`: what `--kv-cache-gib` holds. `threads`: of one operator on the CPU (None: torch decides).
+    """`kv_blocks`: number of blocks in `--kv-cache-gib`. `threads`: of one operator on the CPU (None: torch decides).
 
     `ranks`: processes that share the model, each with its part of every layer and of the KV cache. `marks`: of the
-    checkpoint (`checkpoint_identity`) before anything of it was read, which it has still where all that is read is it.
+    checkpoint's files before anything was read (`checkpoint_identity`), to notice a change while it is read.
     """
 
     folder: Path
@@ -34,27 +34,29 @@ class ModelOptions:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--executor", default="emulated", choices=["emulated", "torch"], help="torch runs a real model (make torch)")
-    add("--served-model-name", default="", help="name in requests (--model, with torch its last folder)")
-    add("--device", default="cpu", choices=["cpu", "cuda"], help="torch: where the model runs (%(default)s)")
-    add("--dtype", default="auto", choices=["auto", *DTYPES], help="torch: of weights and KV (config.json's)")
-    add("--threads", type=int, help="torch: CPU threads of one operator")
+    add("--executor", default="emulated", choices=["emulated", "torch"], help="torch runs a real model (`make torch`)")
+    add("--served-model-name", default="", help="model name in requests (--model; with torch, its last folder)")
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="torch: device of the model (%(default)s)")
+    add("--dtype", default="auto", choices=["auto", *DTYPES], help="torch: type of weights and KV (config.json's)")
+    add("--threads", type=int, help="torch: CPU threads of one operator (torch decides)")
     add("--kv-cache-gib", type=float, default=DEFAULT_KV_GIB, help="torch: KV cache size of a rank (%(default)s)")
     add("--tensor-parallel", type=int, default=1, help="torch: ranks (processes) that share the model (%(default)s)")
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions | None:
-    """None for the emulated executor. Raises ConfigError naming the option."""
+    """The options; None for the emulated executor. Raises ConfigError naming the option."""
     if args.tensor_parallel < 1:
         raise ConfigError(f"must be at least 1, got {args.tensor_parallel}", "tensor_parallel")
     if args.executor == "emulated":
         if args.tensor_parallel > 1:
-            raise ConfigError("needs --executor torch", "tensor_parallel")
+            raise ConfigError("requires --executor torch", "tensor_parallel")
         return None
     if args.tensor_parallel > 1 and args.role != "collocated":
-        raise ConfigError("KV of several ranks cannot be moved: the role must be collocated", "tensor_parallel")
+        raise ConfigError(
+            "engines of several ranks have no KV transfers, so the role must be collocated", "tensor_parallel"
+        )
     if not args.model:
-        raise ConfigError("the torch executor needs the folder of a model", "model")
+        raise ConfigError("the torch executor requires the folder of a model", "model")
     if args.threads is not None and args.threads < 1:
         raise ConfigError(f"must be at least 1, got {args.threads}", "threads")
     folder = Path(args.model)
@@ -69,5 +71,5 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
     block = config.kv_bytes_per_token(ELEMENT_BYTES[dtype]) * max(1, args.block_size) // ranks
     blocks = int(args.kv_cache_gib * (1 << 30)) // block
     if blocks < 1:
-        raise ConfigError(f"{args.kv_cache_gib} GiB hold no block of {block} bytes", "kv_cache_gib")
+        raise ConfigError(f"{args.kv_cache_gib} GiB is less than one block of {block} bytes", "kv_cache_gib")
     return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks, ranks, marks)

@@ -1,8 +1,8 @@
-"""How tensors are put on their way to another engine: in pieces, few enough at a time that none waits long.
+"""Sends tensors to another engine in pieces, with a limit on the bytes in flight.
 
-NCCL counts an operation's time from when it was queued, and its watchdog ends the group when one has taken too long. So
-what is on its way is bounded in bytes, and the time that a group is given follows from that bound: a link that moves
-is never cut off, however slow it is within `SLOWEST` and however large a tensor.
+NCCL counts an operation's time from when it was queued, and its watchdog aborts the group when one takes too long. So
+the bytes in flight are limited, and the timeout of a group follows from that limit: a link that is faster than
+`SLOWEST` is never cut off, however large a tensor is.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 PIECE_BYTES = 64 << 20
-IN_FLIGHT_BYTES = 256 << 20  # on their way at a time
-IN_FLIGHT = 16  # pieces at a time: of small tensors
+IN_FLIGHT_BYTES = 256 << 20  # limit of bytes in flight
+IN_FLIGHT = 16  # limit of pieces in flight, for small tensors
 PATIENCE_S = 5.0  # for a peer that is alive and busy
-SLOWEST = 10e6  # bytes a second of a link that still counts as moving
+SLOWEST = 10e6  # bytes/s of the slowest link that is not cut off
 T = TypeVar("T")
 
 
 def patience(nbytes: int) -> timedelta:
-    """How long the next so many bytes may take before the peer counts as gone."""
+    """How long the next `nbytes` may take before the peer counts as gone."""
     return timedelta(seconds=PATIENCE_S + nbytes / SLOWEST)
 
 
 def longest_operation() -> timedelta:
-    """Of one piece, from when it is queued behind all that may be on its way."""
+    """The timeout of one piece, which may be queued behind all bytes in flight."""
     return patience(IN_FLIGHT_BYTES)
 
 
 class _Piece(NamedTuple, Generic[T]):
-    """Of a tensor on its way; its bytes are kept until it has passed. `ends`: the tensor that ends with it."""
+    """A piece in flight, whose bytes are kept until it has been sent or received. `ends`: the key of the tensor that
+    ends with it."""
 
     work: Any
     memory: torch.Tensor
@@ -41,13 +42,14 @@ class _Piece(NamedTuple, Generic[T]):
 
 
 def passed(verb: Callable[..., Any], peer: int, blocks: Iterable[tuple[T, torch.Tensor]]) -> Iterator[T]:
-    """Queue all blocks, each contiguous; yields what each was given with once the whole of it has passed, in order.
+    """Queue all blocks, each contiguous. Yields the key of each block, in order, once it was completely sent or
+    received.
 
-    `verb` is the group's `send` or `recv`. Raises RuntimeError where the peer is silent for too long.
+    `verb`: the group's `send` or `recv`. Raises RuntimeError if the peer is silent for too long.
     """
     pending: deque[_Piece[T]] = deque()
     queued = tag = 0
-    # No comprehension: its frame would keep the group, which must end in this thread (`torch_transfer._together`).
+    # Not a comprehension, whose frame would keep the group, which must end in this thread (`transfer._together`).
     for name, block in blocks:
         pieces = block.view(torch.uint8).view(-1).split(PIECE_BYTES)
         for number, piece in enumerate(pieces, 1):

@@ -1,12 +1,12 @@
 """The execution pool of FlowPrefill (sections 4 and 5.1): it runs at most one task and keeps those that were preempted.
 
-Commands come from the scheduler's thread: submit, preempt, resume, discard. One worker thread runs operators; behind
-each it looks for the preemption signal. Found, the worker takes the signal back, puts the task aside with all its
-intermediate results and acknowledges; the task goes on later with the next operator, on the very same tensors, which is
-why a preempted task ends with the same bits. A task that ended before the signal was seen is reported as ended.
+Commands come from the scheduler's thread: submit, preempt, resume, discard. One worker thread runs the operators and
+checks for the preemption signal after each. If it is set, the worker clears it, stores the task with its intermediate
+results, and acknowledges. The task later continues with the next operator on the same tensors, so its results are
+bit-identical to those of an uninterrupted run. A task that ends before the signal is seen is reported as ended.
 
-Deviation: the paper gives each task a thread and a CUDA stream. A task here is a list of operators and a position, so
-one thread runs them all, and nothing of a suspended task lives on a stack.
+Deviation: the paper gives each task a thread and a CUDA stream. Here a task is a list of operators and a position, so
+one thread runs them all, and a suspended task needs no stack.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.engine.torch.task import LEAD, Boundary, StepTask, run
 
 
 class ExecutionPool:
-    """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
+    """Results are reported by `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
 
-    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `cuda`: the CUDA device
-    they run on, if it is one. `lead`: as `torch_task.run` takes it.
+    `boundary` None: tasks run without checks, and a preempted task runs to its end. `cuda`: the CUDA device, if any.
+    `lead`: as in `task.run`.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ExecutionPool:
         self._commands.put(lambda: self._run(task))
 
     def preempt(self, task_id: int) -> None:
-        """Signal the running task. No error if it has just ended; then its end is the answer.
+        """Signal the running task. No error if it has just ended; its end is reported then.
 
-        Among several ranks the signal of another may have stopped it already.
+        With several ranks, the signal of another rank may have stopped it already.
         """
         with self._lock:
             if task_id in self._aside and self._ranks.world == 1:
@@ -84,7 +84,7 @@ class ExecutionPool:
                 raise RuntimeError(f"step {task_id} is not suspended")
 
     def close(self) -> None:
-        """Stop behind the running operator; nothing is reported any more."""
+        """Stop after the running operator. Nothing is reported any more."""
         self._closed = True
         self._commands.put(None)
         self._worker.join(timeout=5.0)
@@ -115,8 +115,8 @@ class ExecutionPool:
                 task.advance()
         else:
             run(task, self._boundary, self._stops, self._lead if self._cuda is not None else None)
-        if self._cuda is not None:  # its own work: copies and transfers beside it may take longer
-            torch.cuda.current_stream(self._cuda).synchronize()  # by default it would be the current device's
+        if self._cuda is not None:  # only its own stream, since copies and transfers on others may take longer
+            torch.cuda.current_stream(self._cuda).synchronize()  # the default would be the stream of the current device
         task.seconds += time.perf_counter() - began
         if self._closed:
             return

@@ -1,10 +1,10 @@
-"""Random models in Hugging Face layout, made on the spot: to try the engine, its tests and its benchmarks.
+"""Generates random models in Hugging Face layout, for tests and benchmarks of the engine.
 
     python -m workers.engine.torch.random MODEL --layers 4 --hidden 256
 
-Weights are normal with variance 1 / inputs (norms lie around 1), which keeps activations near one and makes every token
-depend on the whole context. The text is noise; time and memory are those of a trained model of the same shape. Without
-a tokenizer file the engine reads one byte as one token.
+Weights are normal with variance 1 / inputs (norms are around 1), which keeps activations near one and makes every token
+depend on the whole context. The output is noise; time and memory are those of a trained model of the same shape.
+Without a tokenizer file, the engine uses one token for each byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.engine.torch.weights import INDEX, SINGLE
 
 
 def config_of(args: argparse.Namespace) -> dict[str, Any]:
-    """A config.json, with the keys that the architecture's own library writes."""
+    """The content of config.json, with the keys that the transformers library writes for the architecture."""
     config = {
         "architectures": [args.architecture],
         "model_type": _model_type(args.architecture),
@@ -68,7 +68,7 @@ def _model_type(architecture: str) -> str:
 
 
 def write_model(folder: Path, config: dict[str, Any], seed: int = 0, shard_bytes: int = 1 << 32) -> int:
-    """Write config.json and the weights, in shards of about `shard_bytes`; returns the bytes of all tensors."""
+    """Write config.json and the weights, in shards of about `shard_bytes`. Returns the total bytes of the tensors."""
     parsed = parse_config(config)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -125,11 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--experts", type=int, default=8)
     add("--experts-per-token", type=int, default=2)
     add("--eos", type=int, help="id of the token that ends a sequence (none)")
-    add("--rope-factor", type=float, default=0.0, help="stretch long wavelengths as Llama 3.1 does (no)")
-    add("--rope-original", type=int, default=8192, help="context before that stretching, tokens")
-    add("--tied", action="store_true", help="the output layer is the embedding")
+    add("--rope-factor", type=float, default=0.0, help="stretch long wavelengths as Llama 3.1 does (0: not)")
+    add("--rope-original", type=int, default=8192, help="context before stretching, tokens (%(default)s)")
+    add("--tied", action="store_true", help="use the embedding as output layer")
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    add("--shard-mb", type=int, default=4096, help="largest weights file (%(default)s)")
+    add("--shard-mb", type=int, default=4096, help="largest file of weights in MB (%(default)s)")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:

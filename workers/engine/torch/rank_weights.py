@@ -1,4 +1,4 @@
-"""Weights of an engine with several tensor-parallel ranks: all of them have theirs, or none has."""
+"""Weights of an engine with several tensor-parallel ranks: either all ranks have their part, or none has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper
 
 
 class RankWeights(StoreWrapper[TorchWeights]):
-    """From the disk or from the copies in host memory, each rank its own part. Not from or to another engine: its ranks
-    would have to be split the same way, and each would need a way to its counterpart.
-    `nbytes` is of this rank: the others have as much each, but for what all of them keep whole."""
+    """Each rank loads its own part, from the disk or from its copy in host memory. Transfers from and to other engines
+    are not supported: they would need the same number of ranks, and a connection between each pair.
+
+    `nbytes` is that of this rank. The others have the same, since tensors that are not split exist on each rank."""
 
     def __init__(self, own: TorchWeights, group: RankGroup) -> None:
         super().__init__(own)
@@ -40,8 +41,8 @@ class RankWeights(StoreWrapper[TorchWeights]):
         try:
             copies = await asyncio.to_thread(self._group.ask, "release", None)
         except RankLost:
-            copies = [0]  # one that does not say whether it has a copy is taken to have none
-        if not (self._own.has_host_copy and all(copies)):  # one was damaged: the others are of no use without it
+            copies = [0]  # a rank that does not respond counts as one without a copy
+        if not (self._own.has_host_copy and all(copies)):  # copies are useless unless every rank has one
             await self._drop_copies()
         error = own if isinstance(own, BaseException) else others
         raise error if isinstance(error, LoadFailed) else LoadFailed(str(error))
@@ -52,7 +53,7 @@ class RankWeights(StoreWrapper[TorchWeights]):
             await asyncio.to_thread(self._group.ask, "drop_copy", None)
 
     async def release(self, keep_host_copy: bool) -> None:
-        """Where one of them can keep no copy, none has one, and all weights are gone."""
+        """Release the weights of all ranks. If one of them cannot keep a copy, no rank has a copy afterwards."""
         ask = asyncio.to_thread(self._group.ask, "release", keep_host_copy)
         own, others = await asyncio.gather(self._own.release(keep_host_copy), ask, return_exceptions=True)
         failed = next((each for each in (own, others) if isinstance(each, BaseException)), None)

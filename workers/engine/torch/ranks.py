@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks: their sums, and where they stop together (`rank_counter`)."""
+"""The interface of tensor-parallel ranks: sums over all ranks, and stopping at the same boundary (`rank_counter`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ class Ranks(Protocol):
     world: int
 
     def stops(self, wanted: bool, over: bool) -> bool:
-        """At each boundary: whether this rank stops here, for its own wish or for another's."""
+        """Call at each boundary; True if this rank must stop here, because it or another rank wants to."""
         ...
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over all ranks."""
+        """The sum over all ranks."""
         ...
 
 
 class Alone:
+    """A single rank."""
+
     rank = 0
     world = 1
 
@@ -35,7 +37,7 @@ class Alone:
 
 
 class ProcessRanks:
-    """The ranks of the default process group, which must be initialised; `descriptor`: as RankCounter takes it."""
+    """The ranks of the default process group, which must be initialised. `descriptor`: as in RankCounter."""
 
     def __init__(self, descriptor: int) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

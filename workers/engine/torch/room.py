@@ -1,7 +1,8 @@
-"""The memory of the KV cache comes and goes with the weights: an engine that has none of them has no use for it.
+"""Allocates and releases the memory of the KV cache together with the weights.
 
-So a sleeping or warm engine leaves its device to others, and whatever loads the weights takes it first. Where it is not
-there any more the load fails like one whose source failed: the engine sleeps on, and says why.
+An engine without weights does not need it, so a sleeping engine or a warm spare leaves its device to others. A weight
+load allocates it first. If it is no longer available, the load fails as if its source had failed: the engine stays
+asleep, and reports the error.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ log = logging.getLogger("workers.engine")
 
 
 class WithKv(StoreWrapper[WeightStore]):
-    """A WeightStore (engine.weights) and the cache beside it. `in_use`: some sequence still has blocks.
+    """A weight store together with the KV cache. `in_use`: whether a sequence still has blocks.
 
-    KV that another engine is to take outlives the step that made it by its lease, and KV that came from another engine
-    belongs to a sequence that goes on when this one wakes: the memory is given up when the last of them is gone. Both
-    are of the weights that go: `identity`, of what is in the cache, is taken before that.
+    KV that another engine will pull is kept for its lease, and KV that came from another engine belongs to a sequence
+    that continues after the wake-up. So the memory is released when the last such sequence has ended. Its KV belongs to
+    the released weights, so `identity` is read before they are released.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class WithKv(StoreWrapper[WeightStore]):
         super().__init__(own)
         self._cache, self._in_use, self._identity = cache, in_use, identity
         self._waiting: asyncio.Task[None] | None = None
-        self._moving = 0  # releases under way, in threads: a load says by itself that nothing is present
+        self._moving = 0  # releases in progress, in threads; during a load the store itself reports no weights
         if identity is not None:
             identity.settled = lambda: own.present and not self._moving
         if not own.present:
@@ -43,8 +44,8 @@ class WithKv(StoreWrapper[WeightStore]):
         await self._room()
         try:
             return await self._own.load(source)
-        except Exception:  # one that is cancelled may come to its end all the same, in its thread
-            self._let_go_unless_present()
+        except Exception:  # not for a cancelled load, which may still succeed in its thread
+            self._release_unless_present()
             raise
 
     async def release(self, keep_host_copy: bool) -> None:
@@ -55,7 +56,7 @@ class WithKv(StoreWrapper[WeightStore]):
             await self._own.release(keep_host_copy)
         finally:
             self._moving -= 1
-            self._let_go_unless_present()
+            self._release_unless_present()
 
     async def send(self, host: str, port: int, nonce: str) -> list[list[object]]:
         return await self._own.send(host, port, nonce)
@@ -67,18 +68,19 @@ class WithKv(StoreWrapper[WeightStore]):
             size = f"{self._cache.nbytes / 1e6:.1f} MB"
             raise LoadFailed(f"no memory for the KV cache of {size}: {error}"[:500]) from error
 
-    def _let_go_unless_present(self) -> None:
-        """On the loop, like all that reads or writes KV for others: what was not in use is not, when it goes."""
+    def _release_unless_present(self) -> None:
+        """Release the cache if there are no weights. Runs on the event loop, like all transfers of KV, so that the
+        cache cannot come into use meanwhile."""
         if self._own.present:
             return
         self._stop_waiting()
         if self._in_use():
-            log.info("the KV cache's memory is kept until the KV of the last sequence in it has gone")
-            self._waiting = asyncio.create_task(self._give_up_later())
+            log.info("the memory of the KV cache is kept until its last sequence has ended")
+            self._waiting = asyncio.create_task(self._release_later())
         else:
             self._cache.give_up()
 
-    async def _give_up_later(self) -> None:
+    async def _release_later(self) -> None:
         while self._in_use():
             await asyncio.sleep(LOOK_S)
         self._cache.give_up()

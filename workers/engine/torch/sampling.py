@@ -1,4 +1,4 @@
-"""From logits to tokens. A draw depends on the sequence's seed and the token's number alone, never on the batch."""
+"""Samples tokens from logits. A draw depends only on the sequence's seed and the token's index, never on the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.core.steps import GREEDY, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to choose output token number `index` of a sequence. `banned`: ids that must not come yet."""
+    """How to choose output token number `index` of a sequence. `banned`: ids that must not be sampled yet."""
 
     sampling: Sampling = GREEDY
     seed: int = 0
@@ -38,13 +38,14 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _drawn(logits: torch.Tensor, draw: Draw) -> int:
-    """Temperature, then the `top_k` likeliest, then the fewest of these whose odds reach `top_p`; then by inversion."""
+    """Apply the temperature, keep the `top_k` likeliest tokens, then the fewest of them whose probabilities reach
+    `top_p`, and draw by inversion."""
     sampling = draw.sampling
     scaled = logits.double() / sampling.temperature
     most = min(sampling.top_k or len(scaled), len(scaled))
     ordered, ids = scaled.sort(descending=True, stable=True)
     reached = ordered[:most].softmax(dim=-1).cumsum(dim=-1)
-    kept = int((reached < sampling.top_p).sum()) + 1  # the one that reaches top_p is kept
+    kept = int((reached < sampling.top_p).sum()) + 1  # including the token that reaches top_p
     reached = reached[:kept]
     at = torch.searchsorted(reached, draw.uniform * reached[-1].item(), right=True)
     return int(ids[min(int(at), len(reached) - 1)])

@@ -1,4 +1,4 @@
-"""From the command line to a loaded model behind the live engine."""
+"""Loads a model, attaches it to the engine, and measures its step times."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def load_program(
     room: bool = True,
     ranks: Ranks | None = None,
 ) -> OperatorProgram:
-    """Without `load` the weights are left as they are found in memory, without `room` neither they nor the KV cache
-    have any yet. `ranks`: of whose model this is one part.
+    """Create the model and its KV cache. `load`: whether to load the weights; `room`: whether to allocate memory for
+    weights and KV. `ranks`: of which this process is one.
 
-    Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit.
+    Raises ConfigError if the device does not exist, and WeightsError if the checkpoint does not fit.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -61,7 +61,7 @@ def load_program(
         raise ConfigError("no CUDA device is available", "device")
     mine = ranks or Alone()
     if device == "cuda" and torch.cuda.device_count() < mine.world:
-        raise ConfigError(f"{mine.world} ranks need as many CUDA devices", "tensor_parallel")
+        raise ConfigError(f"{mine.world} ranks require as many CUDA devices", "tensor_parallel")
     place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
     kind, began = getattr(torch, dtype), time.monotonic()
     with _room(config, blocks):
@@ -69,26 +69,27 @@ def load_program(
         cache = KVCache(config, blocks, block_size, place, kind, mine.world, room=room)
     size = load_weights(model.slots(), folder) if load else 0
     seconds = time.monotonic() - began
-    held = f"{cache.nbytes / 1e6:.1f} MB" + ("" if room else ", which it takes when its weights come")
+    held = f"{cache.nbytes / 1e6:.1f} MB" + ("" if room else " (allocated with the weights)")
     logger.info("loaded %.1f MB from %s in %.2f s; KV cache %s, %s", size / 1e6, folder, seconds, held, dtype)
     return OperatorProgram(model, cache)
 
 
 @contextlib.contextmanager
 def _room(config: TransformerConfig, blocks: int) -> Iterator[None]:
-    """Raises ConfigError with the sizes of a model that no memory here holds."""
+    """Raises ConfigError with the sizes of the model if there is not enough memory."""
     try:
         yield
     except RuntimeError as error:
         sizes = f"hidden_size={config.hidden_size}, vocab_size={config.vocab_size}, num_hidden_layers={config.layers}"
         reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigError(f"no memory for {sizes} and {blocks} KV blocks: {reason}", "model") from error
+        raise ConfigError(f"not enough memory for {sizes} and {blocks} KV blocks: {reason}", "model") from error
 
 
 def load_ranks(
     options: ModelOptions, *, blocks: int, block_size: int, load: bool, room: bool, boundary: str | None
 ) -> tuple[OperatorProgram, RankGroup]:
-    """The first of several ranks, and the others, each a process. Raises as load_program does, and RankLost."""
+    """The program of the first rank, and the other ranks, each a process. Raises what load_program raises, and
+    RankLost."""
     world = options.ranks
     threads = options.threads or (max(1, (os.cpu_count() or 1) // world) if options.device == "cpu" else None)
     same: dict[str, Any] = {
@@ -124,7 +125,7 @@ def attach_torch(
     boundary: Literal["operator", "layer"] | None,
     group: RankGroup | None = None,
 ) -> None:
-    """`boundary` None: steps run whole."""
+    """Attach the executor to the engine. `boundary` None: steps are never suspended."""
     sink: Sink = engine.handle
     where = BOUNDARIES[boundary] if boundary else None
 
@@ -137,20 +138,20 @@ def attach_torch(
 
 
 def _lost(engine: Engine, loop: asyncio.AbstractEventLoop, error: RankLost) -> None:
-    """From the thread that watches the ranks."""
-    with contextlib.suppress(RuntimeError):  # the loop has ended: so has the engine
+    """Called from the thread that watches the ranks."""
+    with contextlib.suppress(RuntimeError):  # the event loop has ended, and so has the engine
         loop.call_soon_threadsafe(engine.fail, error)
 
 
-# ---- how long steps take ------------------------------------------------------------------------------------------
+# ---- measuring step times -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Scratch:
-    """Sequences over the first blocks of a cache that nobody uses yet."""
+    """Runs steps with sequences on the first blocks of an unused cache. `tokens`: capacity of the cache."""
 
     program: OperatorProgram
-    tokens: int  # that the cache holds
+    tokens: int
     group: RankGroup | None
 
     def seconds(self, step: Step) -> float:
@@ -172,9 +173,9 @@ class _Scratch:
 
 @torch.inference_mode()
 def measure(program: OperatorProgram, name: str, longest: int, group: RankGroup | None = None) -> Profile:
-    """Time prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
+    """Measure prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
 
-    Each is run twice and the second counts. The cache must be unused; it is left with garbage that no block names.
+    Each is run twice, and the second run counts. The cache must be unused; its content is arbitrary afterwards.
     """
     capacity = program.cache.memory.shape[2] * program.cache.block_size
     scratch = _Scratch(program, capacity, group)

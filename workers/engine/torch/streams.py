@@ -1,7 +1,7 @@
-"""What steps, copies and transfers of one CUDA device must not make each other wait for. Nothing of it is on a CPU.
+"""CUDA streams, so that steps, copies and transfers of one device do not wait for each other. On a CPU they do nothing.
 
-All of torch's work without a stream of its own queues in one line for each device: operators of steps do, so a copy or
-a transfer in that line would hold up each step behind it, and be held up by all that is queued before.
+Torch's work without an explicit stream goes to one default stream for each device. The operators of steps do, so a copy
+or a transfer on it would delay every later step, and would wait for all work queued before it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal, Protocol
 import torch
 
 Purpose = Literal["kv", "identity", "digests", "copies", "transfer"]
-# What the engine's loop itself waits for. Streams of a priority come from a pool of 32 that everything in the process
-# draws from in turn, and the oldest is handed out again: NCCL draws one of the usual priority for each transfer, and a
-# read of KV in one line with that would hold up the loop until the weights of a slow peer have come.
+# Work that the event loop itself waits for. The streams of a priority come from a pool of 32, which the whole process
+# shares round robin. NCCL takes a stream of the usual priority for each transfer, and a read of KV on the same stream
+# would block the event loop until the weights of a slow peer have arrived.
 OF_THE_LOOP: frozenset[Purpose] = frozenset({"kv", "identity"})
 URGENT, USUAL = -1, 0
 
 
 class DeviceMark(Protocol):
-    """A place in a device's work."""
+    """A position in a device's queued work."""
 
     def query(self) -> bool:
-        """The work before it is done."""
+        """Whether the work before it is done."""
         ...
 
 
@@ -38,17 +38,17 @@ _NOW = _Now()
 
 
 def mark(device: torch.device) -> DeviceMark:
-    """Behind what has been queued by now."""
+    """A mark after all work queued until now."""
     if device.type != "cuda":
         return _NOW
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))  # by default it would be on whichever device is the current one
+    event.record(torch.cuda.current_stream(device))  # the default would be the stream of the current device
     return event
 
 
 class StreamPool:
-    """Streams that were made, for the next who needs one for the same; from any thread. Only what goes on at the same
-    time has several: two transfers in one line would wait for each other's peers."""
+    """Reuses streams of the same device and purpose. Thread-safe. Concurrent uses get separate streams, since two
+    transfers on one stream would wait for each other's peers."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[torch.device, Purpose], list[torch.cuda.Stream]] = {}
@@ -56,7 +56,8 @@ class StreamPool:
 
     @contextmanager
     def one(self, device: torch.device, purpose: Purpose) -> Iterator[torch.cuda.Stream]:
-        """Nobody else's meanwhile, nor later if something is stuck in it: whoever came next would wait for that."""
+        """A stream for exclusive use. It is reused later unless work is stuck in it, which the next user would wait
+        for."""
         with self._changing:
             free = self._free.setdefault((device, purpose), [])
             stream = free.pop() if free else None
@@ -73,7 +74,7 @@ class StreamPool:
 def _idle(stream: torch.cuda.Stream) -> bool:
     try:
         return bool(stream.query())
-    except RuntimeError:  # the device is lost: what failed first is what is to be said
+    except RuntimeError:  # the device is lost, and the first error is the one to report
         return False
 
 
@@ -82,9 +83,9 @@ _KEPT = StreamPool()
 
 @contextmanager
 def beside(device: torch.device, *, behind: bool, purpose: Purpose = "kv") -> Iterator[None]:
-    """What is done within runs beside the steps, and is done at the end. `behind`: only after all that is queued now,
-    which what it reads may need; without, for memory that no queued work writes. `purpose`: what else it may have to
-    wait for, which is what was begun before for the same."""
+    """Context manager that runs its work on a stream of its own, concurrently with steps, and waits for it at the end.
+    `behind`: start after all work queued now, whose results it may read; without it, only for memory that no queued
+    work writes. `purpose`: work of the same purpose may share a stream."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""A step as a list of operators and the number of those done: what the execution pool runs, leaves and enters again."""
+"""A step as a list of operators and a position, which the execution pool can run, suspend and resume."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from workers.engine.torch.model import Model, Operator
 from workers.engine.torch.sampling import sample
 from workers.engine.torch.streams import DeviceMark, mark
 
-LEAD = 1  # operators queued on a CUDA device ahead of the one that runs
+LEAD = 1  # operators queued on a CUDA device ahead of the running one
 
 
 class Boundary(IntEnum):
-    """Where a running step may be left. The end of a layer is the end of an operator too."""
+    """Where a running step may be suspended. The end of a layer is also the end of an operator."""
 
     OPERATOR = 1
     LAYER = 2
 
 
 class ModelStage(NamedTuple):
-    """One operator, and the coarsest boundary behind it."""
+    """One operator, and the coarsest boundary after it."""
 
     name: str
     operator: Operator
@@ -34,7 +34,8 @@ class ModelStage(NamedTuple):
 
 
 class OperatorProgram:
-    """One pass through a model over one cache. Positions, masks and embeddings are made in front of its first stage."""
+    """The stages of a pass through a model with one cache. Positions, masks and embeddings are computed before the
+    first stage."""
 
     def __init__(self, model: Model, cache: KVCache) -> None:
         self.model, self.cache = model, cache
@@ -51,7 +52,8 @@ class OperatorProgram:
 
 
 class StepTask:
-    """A step and how far it is: `done` of `length` operators. Over, it has `sampled` a token for each that asked."""
+    """A step in progress: `done` of `length` operators. At its end, `sampled` has a token for each segment with a
+    draw."""
 
     def __init__(self, id: int, program: OperatorProgram, segments: list[Segment]) -> None:
         self.id = id
@@ -61,7 +63,7 @@ class StepTask:
         self.sampled: list[tuple[Segment, int]] = []
         self._program, self._segments = program, segments
         self._pass: ForwardPass | None = None  # intermediate results: all that a suspension keeps
-        self._marks: list[DeviceMark] = []  # behind each layer
+        self._marks: list[DeviceMark] = []  # one after each layer
         self._passed = 0
 
     @property
@@ -70,18 +72,18 @@ class StepTask:
 
     @property
     def layers_done(self) -> int:
-        """Of the model: computed by the device, not merely queued there. Any thread may ask."""
+        """The number of layers that the device has computed, not only queued. Thread-safe."""
         while self._passed < len(self._marks) and self._marks[self._passed].query():
             self._passed += 1
         return self._passed
 
     @property
     def operator(self) -> str:
-        """Name of the operator to come."""
+        """The name of the next operator."""
         return self._program.stages[self.done].name
 
     def advance(self) -> Boundary:
-        """Run one operator; the boundary behind it."""
+        """Run one operator; returns the boundary after it."""
         if self._pass is None:
             self._pass = self._program.begin(self._segments)
         _, operator, boundary = self._program.stages[self.done]
@@ -94,7 +96,7 @@ class StepTask:
         return boundary
 
     def event(self) -> torch.cuda.Event:
-        """Behind what it has queued on its CUDA device."""
+        """An event after all work that it has queued on its CUDA device."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._program.model.device))
         return event
@@ -108,11 +110,11 @@ class StepTask:
 
 
 def run(task: StepTask, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> None:
-    """Until the task is over or stops at a boundary, each of which is asked for: `stops(over)`.
+    """Run the task until it ends or `stops(over)` returns True at a boundary.
 
-    `lead`: how many operators may be queued on a CUDA device ahead of the one that runs (None: on a CPU none are). A
-    boundary means something only when the work before it is done, and a device that waits for the host at each operator
-    would stand still in between.
+    `lead`: how many operators may be queued on a CUDA device ahead of the running one (None: on a CPU). With none the
+    device would be idle between operators; with many the host would be far ahead of the boundary that the device has
+    reached.
     """
     queued = deque[torch.cuda.Event]()
     while not task.over:

@@ -1,9 +1,9 @@
-"""A model's weights in memory: named, checked, given away and taken, tensor by tensor, over torch.distributed.
+"""A model's weights in memory: loading, checking, and transfers between engines over torch.distributed.
 
-Two engines that have met (`torch_meeting`) form a group of two (gloo on CPUs, NCCL on CUDA), apart from any group the
-model itself uses. The sender keeps serving: its tensors are only read. Every tensor has a digest (`torch_digest`) which
-the receiver checks, so that what arrives is what the other engine runs on. Tensors travel in pieces (`torch_pieces`),
-so that the wait for the next one can be short: a peer that was killed may say nothing.
+Two connected engines (`meeting`) form a group of two (gloo on CPUs, NCCL on CUDA), separate from any group that the
+model uses. The sender keeps serving, since its tensors are only read. Every tensor has a digest (`digest`), which the
+receiver checks. Tensors are sent in pieces (`pieces`), so that a short timeout detects a peer that was killed, which
+may not close its connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.engine.weights.host_copy import WHOLE, CopyEntry, digests_of
 
 
 class TensorInfo(NamedTuple):
-    """One tensor as it lies in an engine's memory (a rank's part of it)."""
+    """One tensor in an engine's memory (of several ranks, the part of one)."""
 
     name: str
     dtype: str
@@ -37,9 +37,9 @@ class TensorInfo(NamedTuple):
 
 
 class WeightMemory:
-    """The memory behind a model's slots. `present`: it holds a whole, checked set of weights; `keep_room`: it is never
-    given back (see `reserve`). `ranked`: one of several ranks, of which another may yet fail to load what this one has
-    loaded: a copy in host memory stays until it is dropped."""
+    """The memory of a model's slots. `present`: it holds complete, checked weights; `keep_room`: it is never released
+    (see `reserve`). `ranked`: the model has several ranks, and another one may still fail to load, so a copy in host
+    memory stays until it is dropped explicitly."""
 
     def __init__(
         self, slots: Mapping[str, Slot], *, present: bool, keep_room: bool = False, ranked: bool = False
@@ -49,7 +49,7 @@ class WeightMemory:
         self._memory = {name: slots[name].memory for name in sorted(slots)}
         self._slots = slots
         self._storages = _storages(slots)
-        self.digested = 0  # bytes, of the newest digest
+        self.digested = 0  # bytes done by the newest computation of digests
         self._digests: dict[str, str] | None = None
         self._digesting = threading.Lock()
         self._loads = 0
@@ -68,15 +68,15 @@ class WeightMemory:
         self._host = None
 
     def keep_host_copy(self) -> None:
-        """Before a release: a copy to come back from."""
+        """Copy the weights to host memory, before a release."""
         digests = {info.name: info.digest for info in self.manifest()}
-        self._host = None  # an older one: three times the weights would not fit where twice does
+        self._host = None  # drops an older copy first, since memory may not suffice for two
         with beside(self._device, behind=True, purpose="copies"):
             self._host = {name: memory.detach().to("cpu", copy=True) for name, memory in self._memory.items()}
         self._host_digests = digests
 
     def entries(self) -> list[CopyEntry]:
-        """What a copy for other engines holds, in the order of `blocks`."""
+        """The entries of a copy for other engines, in the order of `blocks`."""
         sizes = {name: memory.nbytes for name, memory in self._memory.items()}
         return [CopyEntry(each.name, each.dtype, each.shape, sizes[each.name], each.digest) for each in self.manifest()]
 
@@ -88,17 +88,17 @@ class WeightMemory:
             yield memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B")
 
     def release(self) -> None:
-        """Give the memory back (but with `keep_room`); tensors keep their shapes and hold nothing."""
+        """Release the memory (unless `keep_room`). Tensors keep their shapes without content."""
         self.present = False
         if self._keep_room:
             return
         for storage, _ in self._storages:
             storage.resize_(0)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it
+            torch.cuda.empty_cache()  # torch would keep the memory, which other engines of this device need
 
     def _make_room(self) -> None:
-        """Raises RuntimeError (out of memory)."""
+        """Allocate the memory. Raises RuntimeError (out of memory)."""
         for storage, size in self._storages:
             if storage.nbytes() != size:
                 storage.resize_(size)
@@ -106,8 +106,8 @@ class WeightMemory:
                     _advise_huge_pages(storage.data_ptr(), size)
 
     def manifest(self) -> list[TensorInfo]:
-        """Computed once: weights do not change while they are present. Who asks meanwhile waits for it, in a thread.
-        Raises WeightsError."""
+        """The tensors with their digests. Computed once, since weights do not change while they are present; concurrent
+        callers wait, so call it in a thread. Raises WeightsError."""
         self._require()
         with self._digesting:
             digests = self._digests if self._digests is not None else self._digested()
@@ -124,7 +124,7 @@ class WeightMemory:
                 self.digested += memory.nbytes
         self._require()
         if self._loads != load:
-            raise WeightsError("the weights were loaded anew while they were digested")
+            raise WeightsError("the weights were loaded again while their digests were computed")
         self._digests = found
         return found
 
@@ -135,19 +135,19 @@ class WeightMemory:
     # ---- the three sources -----------------------------------------------------------------------------------------
 
     def load_disk(self, folder: Path) -> int:
-        """Bytes read. Raises WeightsError; then nothing is present."""
+        """Load from the disk; returns the bytes read. Raises WeightsError; then no weights are present."""
         self.present = False
-        checkpoint = opened(self._slots, folder)  # before room is made for it, at the price of a copy maybe
+        checkpoint = opened(self._slots, folder)  # before memory is allocated, which may drop the copy in host memory
         self._begin()
         read = fill(self._slots, checkpoint)
         self._came()
         return read
 
     def load_host(self, shared: Path | None = None) -> int:
-        """From the copy that this engine kept, else from the one that this host's engines share, in that folder.
+        """Load from the copy that this engine kept, or else from the one in the folder that this host's engines share.
 
-        Raises WeightsError, and RuntimeError where there is no memory; then nothing is present. A damaged copy of its
-        own is given up; one that there was no room for is whole, and there for the next try.
+        Raises WeightsError, and RuntimeError if there is not enough memory; then no weights are present. A damaged copy
+        of this engine is dropped; after a lack of memory it stays for the next attempt.
         """
         if self._host is not None:
             self._begin(from_copy=True)
@@ -163,7 +163,7 @@ class WeightMemory:
         return self._copied(checkpoint.read, _digests(shared))
 
     def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str]) -> int:
-        """Each tensor is digested on the side that its algorithm is for: nothing is copied back."""
+        """Copy each tensor and check its digest, before or after the copy, on the device that the algorithm is for."""
         own = native(self._device)
         for name, memory in self._memory.items():
             expected, copy = digests.get(name, ""), read(name)
@@ -173,12 +173,13 @@ class WeightMemory:
             if algorithm == own and digest(memory) != expected:
                 raise _damaged(name)
         if all(_algorithm(name, expected) == own for name, expected in digests.items()):
-            self._digests = dict(digests)  # others must be made before they can be told to a receiver
+            self._digests = dict(digests)  # digests of another algorithm cannot be sent to a receiver
         self._came()
         return self.nbytes
 
     def receive(self, meeting: Meeting, theirs: Sequence[TensorInfo]) -> int:
-        """From the engine whose manifest is given. Raises WeightsError; then nothing is present."""
+        """Receive from the engine with this manifest; returns the bytes. Raises WeightsError; then no weights are
+        present."""
         self.check(theirs)
         self._begin()
         wanted = {info.name: info.digest for info in theirs}
@@ -189,13 +190,13 @@ class WeightMemory:
                     raise WeightsError(f"tensor {name} arrived damaged")
             meeting.landed()
 
-        _together(meeting, RECEIVER, self._device, take, "the transfer broke off")
+        _together(meeting, RECEIVER, self._device, take, "the transfer failed")
         self._digests = wanted
         self._came()
         return self.nbytes
 
     def check(self, theirs: Sequence[TensorInfo]) -> None:
-        """Raise WeightsError naming the first tensor that differs."""
+        """Raises WeightsError naming the first tensor that differs."""
         found = {info.name: info for info in theirs}
         for name, memory in self._memory.items():
             info = found.pop(name, None)
@@ -205,13 +206,13 @@ class WeightMemory:
                 ours = f"{list(memory.shape)} {memory.dtype}"
                 raise WeightsError(f"tensor {name} is {list(info.shape)} {info.dtype} at the source, {ours} here")
             if (algorithm := _algorithm(name, info.digest)) != native(memory.device):
-                raise WeightsError(f"the source digests with {algorithm}, this engine with {native(memory.device)}")
+                raise WeightsError(f"the source has {algorithm} digests, this engine has {native(memory.device)}")
         if found:
-            raise WeightsError(f"the source has another model: tensor {min(found)} is not known here")
+            raise WeightsError(f"the source has another model: tensor {min(found)} does not exist here")
 
     def _begin(self, *, from_copy: bool = False) -> None:
-        """Makes room. A copy in host memory that is not read goes where host memory is what lacks. Raises RuntimeError
-        (out of memory)."""
+        """Allocate the memory for a load. If host memory is short, a copy there that is not the source is dropped.
+        Raises RuntimeError (out of memory)."""
         self.present, self._digests = False, None
         self._loads += 1
         try:
@@ -223,7 +224,7 @@ class WeightMemory:
             self._make_room()
 
     def _came(self) -> None:
-        """Weights that are present need no copy beside them, wherever they came from."""
+        """The load has succeeded. A copy in host memory is no longer needed."""
         self.present = True
         if not self._ranked:
             self.drop_host_copy()
@@ -235,7 +236,7 @@ class WeightMemory:
     # ---- the wire --------------------------------------------------------------------------------------------------
 
     def send(self, meeting: Meeting) -> int:
-        """To the engine that was met. Bytes sent; raises WeightsError."""
+        """Send to the connected engine; returns the bytes. Raises WeightsError."""
         self._require()
 
         largest = max(memory.nbytes for memory in self._memory.values())
@@ -243,16 +244,16 @@ class WeightMemory:
         def give(group: Any) -> None:
             for _ in passed(group.send, RECEIVER, self._blocks()):
                 pass
-            meeting.wait_landed(IN_FLIGHT_BYTES + largest)  # what is on its way, and a digest
+            meeting.wait_landed(IN_FLIGHT_BYTES + largest)  # the bytes in flight, and the digest of a tensor
 
-        _together(meeting, SENDER, self._device, give, "sending broke off")
+        _together(meeting, SENDER, self._device, give, "sending failed")
         return self.nbytes
 
     def _blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, memory.contiguous()) for name, memory in self._memory.items())
 
     def _received(self, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor once it is in its place. Memory that is a slice of something wider takes a detour."""
+        """Each tensor once it was received. A slice of a wider tensor is received into a contiguous buffer first."""
         detours: dict[str, torch.Tensor] = {}
 
         def blocks() -> Iterator[tuple[str, torch.Tensor]]:
@@ -271,10 +272,10 @@ class WeightMemory:
 
 
 def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None], what: str) -> None:
-    """Have `move` do its part with a group of two. Raises WeightsError.
+    """Call `move` with a group of two. Raises WeightsError.
 
-    The group ends with this call, in its thread: NCCL's takes its time, and an error that held it, by the frames it has
-    come through, would have it end wherever that error is forgotten, on the event loop say.
+    The group is destroyed within this call, in its thread, since destroying an NCCL group takes long. An error that
+    referenced it through its frames would destroy it wherever the error is dropped, for instance on the event loop.
     """
     try:
         _moved(meeting, rank, device, move)
@@ -289,8 +290,8 @@ def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[
 
 
 def _moved(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None]) -> None:
-    """When it fails the group's connections are cut at once: what is on its way must not be written any more into
-    memory that the next source fills."""
+    """Call `move`. If it fails, the group is aborted at once, so that late data is not written into memory that the
+    next source fills."""
     with beside(device, behind=True, purpose="transfer"):
         group = meeting.group(rank, device)
         try:
@@ -302,9 +303,9 @@ def _moved(meeting: Meeting, rank: int, device: torch.device, move: Callable[[An
 
 
 def reserve(slots: Mapping[str, Slot]) -> None:
-    """Touch the memory of a model without weights, so that the first load need not wait for fresh pages.
+    """Touch the memory of a model without weights, so that the first load does not wait for page faults.
 
-    Raises RuntimeError or MemoryError where there is not enough.
+    Raises RuntimeError or MemoryError if there is not enough memory.
     """
     for storage, size in _storages(slots):
         if storage.device.type == "cpu":
@@ -313,27 +314,26 @@ def reserve(slots: Mapping[str, Slot]) -> None:
 
 
 def _storages(slots: Mapping[str, Slot]) -> list[tuple[torch.UntypedStorage, int]]:
-    """Each once, since several tensors may lie in one, with the bytes that those need, which it may not have yet; the
-    largest first: where there is no room for it, the smaller ones have not yet taken what the engine itself needs to
-    say so."""
+    """The storages of all slots, each once (tensors may share one), with the bytes that its tensors need. The largest
+    comes first: if it does not fit, the smaller ones have not taken the memory that the engine needs to report that."""
     found: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for memory in (slot.memory for slot in slots.values()):
         storage = memory.untyped_storage()
-        known = found.get(storage._cdata, (storage, 0))  # by its identity: all that are empty have the same address
+        known = found.get(storage._cdata, (storage, 0))  # by identity, since all empty storages have the same address
         found[storage._cdata] = (storage, max(known[1], _end(memory)))
     return sorted(found.values(), key=lambda each: each[1], reverse=True)
 
 
 def _end(memory: torch.Tensor) -> int:
-    """Where this tensor ends in its storage, in bytes."""
+    """The end of this tensor in its storage, in bytes."""
     steps = zip(memory.shape, memory.stride(), strict=True)
     return (memory.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1) * memory.element_size()
 
 
 def _advise_huge_pages(address: int, size: int) -> None:
-    """Fresh memory is handed out page by page at first touch: 2 MB at a time costs a fraction of 4 kB at a time.
+    """Advise the kernel to use pages of 2 MB, whose first touch is much faster than that of 4 kB pages.
 
-    Only advice: where the kernel does not take it (or is no Linux), nothing is lost.
+    It is only advice, which the kernel may ignore; it does nothing except on Linux.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

@@ -1,4 +1,4 @@
-"""The weights of the PyTorch executor behind the engine's loop: each call in a thread of its own."""
+"""The weights of the PyTorch executor for the engine's event loop: long operations run in threads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, 
 from workers.engine.weights.host_copy import HostCopy, NoCopy
 from workers.engine.weights.manager import Digesting, Identity, LoadFailed, Source
 
-ASK_S = 10.0  # for an answer, and for a source to get any further with its digests
-HOLD_S = 0.5  # an ask is held so long for digests that are being made: many models need no second one
+ASK_S = 10.0  # timeout of a response, and of progress with the digests of a source
+HOLD_S = 0.5  # a request waits this long for digests, which suffices for small models
 AGAIN_S = 0.05
 log = logging.getLogger("workers.engine")
 
 
 class TorchWeights:
-    """`host`: where this engine can be reached by others; `timeout_s`: for two engines to become a group; `shared`: the
-    copy that engines of this host share, None: they share none; `model`: the name that they are served by. `marks`: of
-    the folder before what is present was read from it (`checkpoint_identity.marks_of`): that took minutes, in which
-    another checkpoint may have taken its place. Without them nobody knows which one is present."""
+    """`host`: address of this engine for other engines; `timeout_s`: for two engines to form a group; `shared`: the
+    copy that the engines of this host share, None: there is none; `model`: the served name. `marks`: of the folder
+    before the present weights were read from it (`checkpoint_identity.marks_of`). Reading takes minutes, in which the
+    checkpoint may be replaced; without marks the checkpoint of the present weights is unknown."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class TorchWeights:
         self._folder = folder
         self._model = model
         self._checkpoint = CheckpointIdentity(folder)
-        self._held = self._kept = ""  # the checkpoint that is present, and that of the copy kept for a wake-up
+        self._held = self._kept = ""  # identities of the present weights and of the copy kept for a wake-up
         if memory.present:
-            self._held = self._named(marks)
-        else:  # read before it is needed: a load must not wait for a cold disk
-            threading.Thread(target=self._foresee, daemon=True).start()
+            self._held = self._identity_since(marks)
+        else:  # read the identity in advance, so that a load does not wait for a cold disk
+            threading.Thread(target=self._read_identity, daemon=True).start()
         self._host = host
         self._token = token
         self._timeout_s = timeout_s
@@ -99,24 +99,26 @@ class TorchWeights:
             read = await asyncio.to_thread(self._load_disk)
             self._share(key)
             return read
-        except Exception as error:  # what a source answers may be anything
+        except Exception as error:  # a source may return anything
             self.memory.release()
             raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
 
-    def _foresee(self) -> None:
-        with contextlib.suppress(UnreadableCheckpoint):  # said when it is needed
+    def _read_identity(self) -> None:
+        with contextlib.suppress(UnreadableCheckpoint):  # reported when it is needed
             self._checkpoint.now()
 
     def _load_disk(self) -> int:
         marks = marks_of(self._folder)
         read = self.memory.load_disk(self._folder)
-        self._held = self._named(marks)
+        self._held = self._identity_since(marks)
         return read
 
-    def _named(self, marks: tuple[str, ...]) -> str:
+    def _identity_since(self, marks: tuple[str, ...]) -> str:
         found = self._checkpoint.of(marks)
         if not found:
-            log.warning("%s was changed or went away while it was read: no engine is given its weights", self._folder)
+            log.warning(
+                "%s changed or disappeared while it was read: its weights are not sent to engines", self._folder
+            )
         return found
 
     def _load_host(self) -> int:
@@ -125,18 +127,18 @@ class TorchWeights:
             self._held = self._kept
             return read
         try:
-            marks = marks_of(self._folder)  # of which the copy is: its key is made of them
+            marks = marks_of(self._folder)  # the key of the copy is made of them
             read = self.memory.load_host(self._shared.whole())
             self._held = self._checkpoint.of(marks)
             return read
         except WeightsError:
-            self._shared.discard()  # the next one that reads the disk writes a better one
+            self._shared.discard()  # the next engine that reads the disk writes another one
             raise
 
     def _share(self, key: str) -> None:
-        """What was just read from the disk, while the checkpoint had this key, beside what it serves."""
+        """Write a copy for other engines, in a thread, of weights read while the checkpoint had this key."""
         if self._shared is not None and not self._sharing:
-            self._sharing = True  # until then its memory is not given back
+            self._sharing = True  # keeps the memory from being released meanwhile
             threading.Thread(target=self._write, args=(self._shared, key), daemon=True).start()
 
     def _write(self, shared: HostCopy, key: str) -> None:
@@ -146,9 +148,9 @@ class TorchWeights:
                 seconds = time.monotonic() - began
                 log.info("wrote %.1f MB of weights for this host's engines in %.2f s", self.nbytes / 1e6, seconds)
         except NoCopy as error:
-            log.warning("no copy of the weights for this host's engines: %s", error)
+            log.warning("could not write a copy of the weights for this host's engines: %s", error)
         except Exception:
-            log.exception("no copy of the weights for this host's engines")
+            log.exception("could not write a copy of the weights for this host's engines")
         finally:
             self._sharing = False
 
@@ -162,21 +164,21 @@ class TorchWeights:
             meeting = await waiting.met(ASK_S)
             read = await asyncio.to_thread(self.memory.receive, meeting, theirs)
         self._held = wants.checkpoint
-        if wants.checkpoint.startswith(ANY):  # only the source knows which one it was
+        if wants.checkpoint.startswith(ANY):  # only the source knows the checkpoint
             held = Identity(self._model, str(said.get("checkpoint", "")))
             self._held = held.checkpoint if held.meets(wants) else ""
         return read
 
     async def _ask(self, url: str, order: Mapping[str, Any]) -> Any:
-        """What will come from there. A source whose weights nobody asked for yet digests them first, which takes longer
-        the larger they are: it is asked again as long as it gets on."""
+        """The answer of the source: the tensors that it will send. At its first request a source computes the digests
+        of its weights, which takes long for a large model, so it is asked again while it makes progress."""
         best, at = -1, time.monotonic()
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
                 while True:
                     async with session.post(f"{url.rstrip('/')}/weights/send", json=order) as response:
                         if response.status not in (200, 202):
-                            raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:400]}")
+                            raise LoadFailed(f"{url} returned {response.status}: {(await response.text())[:400]}")
                         said = await response.json()
                     if response.status == 200:
                         return said
@@ -184,12 +186,12 @@ class TorchWeights:
                     if digested > best:
                         best, at = digested, now
                     elif now - at > ASK_S:
-                        raise LoadFailed(f"{url} gets no further with the digests of its weights: {self._of(best)}")
+                        raise LoadFailed(f"{url} makes no progress with the digests of its weights: {self._of(best)}")
                     await asyncio.sleep(AGAIN_S)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:  # TimeoutError is one
             if best < 0:
                 raise
-            gone = f"{url} went away while it digested its weights ({self._of(best)}): {type(error).__name__}: {error}"
+            gone = f"{url} disappeared while it computed digests ({self._of(best)}): {type(error).__name__}: {error}"
             raise LoadFailed(gone) from error
 
     def _of(self, digested: int) -> str:
@@ -203,11 +205,11 @@ class TorchWeights:
                 await asyncio.to_thread(self.memory.keep_host_copy)
                 self._kept = self._held
             except (RuntimeError, MemoryError) as error:
-                raise LoadFailed(f"no copy can be kept in host memory: {error}"[:500]) from error
+                raise LoadFailed(f"no copy could be kept in host memory: {error}"[:500]) from error
         await asyncio.to_thread(self.memory.release)
 
     async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
-        self._sends += 1  # from now on their memory is not given back
+        self._sends += 1  # from now on their memory is not released
         try:
             manifest = await self._manifest()
             meeting = await meet(host, port, nonce, self._token, self._host, self._timeout_s)
@@ -216,34 +218,34 @@ class TorchWeights:
             if isinstance(error, SlacklineError) and not isinstance(error, LoadFailed):
                 raise LoadFailed(str(error)) from error
             raise
-        # A thread that nobody waits for at the end: a receiver that hangs must not keep the engine from stopping.
+        # A daemon thread, since a receiver that hangs must not keep the engine from stopping.
         to = f"{host}:{port}"
         threading.Thread(target=self._send, args=(meeting, to, self._sent(meeting)), daemon=True).start()
         return [list(info) for info in manifest]
 
     async def _manifest(self) -> list[TensorInfo]:
-        """Raises Digesting, WeightsError. Digests are made at the first ask for them, once: whoever is never a source
-        needs none, and on CPUs they take time from the steps."""
-        if self._digesting is None or self._digesting.done():  # what is done may be of weights that are gone by now
+        """The tensors with their digests. Raises Digesting, WeightsError. Digests are computed at the first request,
+        since an engine that is never a source does not need them, and on CPUs they slow down steps."""
+        if self._digesting is None or self._digesting.done():  # a finished one may be of weights that are gone
             self._digesting = Future()
-            self._digesting.set_running_or_notify_cancel()  # whoever stops waiting for it does not end it
+            self._digesting.set_running_or_notify_cancel()  # so that a cancelled wait does not cancel it
             threading.Thread(target=self._digest, args=(self._digesting,), daemon=True).start()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self._digesting), HOLD_S)
         except TimeoutError:
             raise Digesting(self.memory.digested) from None
         except (RuntimeError, MemoryError) as error:
-            raise LoadFailed(f"the weights cannot be digested: {error}"[:500]) from error
+            raise LoadFailed(f"the digests of the weights could not be computed: {error}"[:500]) from error
 
     def _digest(self, asked: Future[list[TensorInfo]]) -> None:
-        """In a thread that the end of the engine does not wait for."""
+        """Runs in a daemon thread."""
         try:
             asked.set_result(self.memory.manifest())
-        except Exception as error:  # of those who asked
+        except Exception as error:  # raised in the callers that wait
             asked.set_exception(error)
 
     def _sent(self, meeting: Meeting) -> Callable[[], object]:
-        """For the thread to call when it is done."""
+        """A function that the sending thread calls when it is done."""
         loop = asyncio.get_running_loop()
 
         async def end() -> None:
@@ -257,7 +259,7 @@ class TorchWeights:
             size = self.memory.send(meeting)
             log.info("sent %.1f MB of weights to %s", size / 1e6, to)
         except Exception as error:
-            log.warning("weights for %s: %s", to, error)
+            log.warning("could not send weights to %s: %s", to, error)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: so does the engine
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and so does the engine
                 sent()

@@ -1,7 +1,7 @@
-"""Weights from safetensors files: what is there is checked against what the model needs before anything is loaded.
+"""Reads weights from safetensors files. All tensors are checked against the model before anything is loaded.
 
-A model gives its memory as slots, one for each tensor name of the checkpoint. A slot is a view into the model's own
-(often fused) tensors, so loading, sending and receiving weights by name all write to the place they are used from.
+A model offers its memory as slots, one for each tensor name of the checkpoint. A slot is a view into the model's own
+(often fused) tensors, so weights that are loaded or received by name are written where the model uses them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger("workers.engine")
 
 
 class WeightsError(SlacklineError):
-    """The checkpoint is damaged or belongs to another model; names the tensor and the file."""
+    """The checkpoint is damaged or belongs to another model. The message names the tensor and the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of a checkpoint lives. `shape` is the whole tensor's; `part` what this rank keeps of it."""
+    """The memory of one tensor of a checkpoint. `shape`: of the whole tensor; `part`: the part that this rank keeps."""
 
     memory: torch.Tensor
     shape: tuple[int, ...]
@@ -37,7 +37,8 @@ class Slot:
 
 
 class Checkpoint:
-    """The tensors of a folder: one `model.safetensors`, or shards with an index. Headers are read at once."""
+    """The tensors of a folder: one `model.safetensors`, or shards with an index. Headers are read immediately. Raises
+    WeightsError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +69,7 @@ class Checkpoint:
         return self.folder / self._file_of[name]
 
     def check(self, wanted: Mapping[str, Slot]) -> None:
-        """Raise unless every wanted tensor is here in its shape and a floating type."""
+        """Raises WeightsError unless every wanted tensor exists with its shape and a floating type."""
         for name, slot in wanted.items():
             if name not in self._file_of:
                 raise WeightsError(f"tensor {name} is missing from {self.folder} ({len(self._file_of)} tensors there)")
@@ -93,38 +94,39 @@ def _opened(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is no complete safetensors file: {error}") from error
+        raise WeightsError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 def load_weights(slots: Mapping[str, Slot], folder: Path) -> int:
-    """Fill every slot from the folder; returns the bytes read. Nothing is written before all names, shapes and types
-    have been checked."""
+    """Fill every slot from the folder; returns the bytes read. Nothing is written until all names, shapes and types are
+    checked. Raises WeightsError."""
     return fill(slots, opened(slots, folder))
 
 
 def opened(slots: Mapping[str, Slot], folder: Path) -> Checkpoint:
-    """Names, shapes and types are right."""
+    """The checkpoint in the folder, with names, shapes and types checked. Raises WeightsError."""
     checkpoint = Checkpoint(folder)
     checkpoint.check(slots)
     return checkpoint
 
 
 def fill(slots: Mapping[str, Slot], checkpoint: Checkpoint) -> int:
-    """Bytes read. The first tensor with values that are no numbers ends it."""
+    """Fill the slots; returns the bytes read. Raises WeightsError at the first tensor with values that are not
+    finite."""
     read = 0
     for name, slot in slots.items():
         tensor = checkpoint.read(name, slot.part)
         slot.memory.copy_(tensor)
         if not _finite(slot.memory):
             kind = f"{slot.memory.dtype}".removeprefix("torch.")
-            raise WeightsError(f"tensor {name} in {checkpoint.where(name)} holds values that are no finite {kind}")
+            raise WeightsError(f"tensor {name} in {checkpoint.where(name)} has values that are not finite ({kind})")
         read += tensor.nbytes
     return read
 
 
 def _finite(memory: torch.Tensor) -> bool:
-    """What is not finite makes a sum so, and a sum is the cheapest look at all values. One that overflows is looked at
-    again: the least and the greatest value show NaN and infinity too."""
+    """Whether all values are finite. A sum is the cheapest test, since one value that is not finite makes it so. As a
+    sum may also overflow, the smallest and the largest value are tested then."""
     with torch.no_grad():
         wide = torch.float32 if memory.element_size() < 4 else memory.dtype
         if torch.isfinite(memory.sum(dtype=wide)):

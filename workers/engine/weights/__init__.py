@@ -1,1 +1,1 @@
-"""An engine's weights: whether they are there, where they come from, copies in host memory."""
+"""An engine's weights: their state, their sources, copies in host memory, and the identity of checkpoints."""

@@ -1,12 +1,12 @@
-"""Which weights a checkpoint holds, told apart from others of the same names and shapes without reading all of it.
+"""The identity of a checkpoint: distinguishes weights of the same names and shapes without reading all of them.
 
-Fine-tunes of one base have one config.json and one set of names, types and shapes; lengths and times of files say
-nothing where a folder was copied by hand. So a few places of every tensor are read: whatever was trained further
-differs at some of them, and a copy of the folder, or the same tensors in other files, does not. It is no proof: an edit
-of a few rows may lie between the places. What arrives is checked against the source's digests in full. Imports no
-torch.
+Fine-tunes of one base model have the same config.json, names, types and shapes, and lengths and times of files mean
+nothing for a folder that was copied by hand. So a few places of every tensor are read: further training changes some of
+them, while a copy of the folder, or the same tensors in other files, changes none. It is not a proof, since an edit of
+a few rows may lie between the places. Weights that arrive are checked in full against the source's digests.
 
-It ends with a dot and what config.json says, by itself: all that an engine can ask for whose folder has no weights.
+An identity ends with a dot and a hash of config.json alone, which is all that an engine without weights can ask for.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from controller.core.errors import SlacklineError
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PLACE_BYTES = 4096
-PLACES = 3  # of a tensor: its begin, its middle, its end
-MOST_PLACES = 8192  # of a checkpoint, as far as every tensor has one: a model may have thousands of experts
-MOST_HEADER = 100_000_000  # as the format has it
-ANY = "."  # what begins with it is of any checkpoint that ends so
-NO_MARK = {"_name_or_path", "transformers_version"}  # of config.json: they change without the model
+PLACES = 3  # of a tensor: beginning, middle, end
+MOST_PLACES = 8192  # of a checkpoint, but at least one for each tensor: a model may have thousands of experts
+MOST_HEADER = 100_000_000  # limit of the safetensors format
+ANY = "."  # an identity that begins with it matches any checkpoint whose identity ends with it
+NO_MARK = {"_name_or_path", "transformers_version"}  # keys of config.json that change without the model
 
 
 class UnreadableCheckpoint(SlacklineError):
-    """The checkpoint cannot be told from others."""
+    """The identity of the checkpoint cannot be determined."""
 
 
 class _Tensor(NamedTuple):
-    """Where one lies. `begin`: in its file."""
+    """The place of a tensor. `begin`: byte offset in its file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,7 +45,8 @@ class _Tensor(NamedTuple):
 
 
 class CheckpointIdentity:
-    """Of the checkpoint in a folder; from any thread. Read again only when a file of it was written or replaced."""
+    """The identity of the checkpoint in a folder. Thread-safe. It is read again only if a file was written or
+    replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,8 +55,8 @@ class CheckpointIdentity:
         self._found = ""
 
     def now(self) -> str:
-        """As it lies there now; as it last did where nothing can be read any more, since a disk that is away is what
-        other sources are for. Raises Unreadable."""
+        """The identity of the files now. If they cannot be read any more, the last one, since other sources are used
+        when a disk is unavailable. Raises UnreadableCheckpoint."""
         with self._reading:
             marks = marks_of(self._folder)
             if self._found and marks == self._marks:
@@ -72,8 +73,8 @@ class CheckpointIdentity:
             return found
 
     def wanted(self) -> str:
-        """What to ask another engine for: this checkpoint; where no weights lie here, any of this config.json, which
-        then begins with the dot. Raises Unreadable."""
+        """The identity to request from another engine: this checkpoint's. Without weights in the folder, it matches any
+        checkpoint with this config.json, and begins with the dot. Raises UnreadableCheckpoint."""
         try:
             return self.now()
         except UnreadableCheckpoint:
@@ -84,7 +85,7 @@ class CheckpointIdentity:
             raise
 
     def of(self, marks: tuple[str, ...]) -> str:
-        """Of what was read since it had these marks; "" where it may have been another one, or cannot be read."""
+        """The identity of what was read since the files had these marks; "" if they have changed or cannot be read."""
         with contextlib.suppress(UnreadableCheckpoint):
             found = self.now()
             return found if marks == self._marks == marks_of(self._folder) else ""
@@ -92,7 +93,7 @@ class CheckpointIdentity:
 
 
 def marks_of(folder: Path) -> tuple[str, ...]:
-    """Others once any file of the checkpoint was written or replaced."""
+    """Marks of the checkpoint's files, which change if any file is written or replaced."""
     found = []
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
         with contextlib.suppress(OSError):
@@ -103,7 +104,7 @@ def marks_of(folder: Path) -> tuple[str, ...]:
 
 
 def identity_of(folder: Path) -> str:
-    """Raises OSError, Unreadable."""
+    """The identity of the checkpoint. Raises OSError, UnreadableCheckpoint."""
     try:
         config = _config(folder)
         tensors = dict(sorted(_tensors(folder)))
@@ -114,7 +115,7 @@ def identity_of(folder: Path) -> str:
                 path: closing.enter_context(path.open("rb", buffering=0))
                 for path in {tensor.file for tensor in tensors.values()}
             }
-            for name, tensor in tensors.items():  # in the order of names, however they are spread over files
+            for name, tensor in tensors.items():  # ordered by name, so that shards do not matter
                 seen.update(f"\n{name} {tensor.dtype} {tensor.shape} {tensor.nbytes}\n".encode())
                 for at in _places(tensor, places):
                     files[tensor.file].seek(at)
@@ -125,7 +126,7 @@ def identity_of(folder: Path) -> str:
 
 
 def _config(folder: Path) -> bytes:
-    """Raises OSError, ValueError."""
+    """The content of config.json in a canonical form. Raises OSError, ValueError."""
     found = {key: value for key, value in _object(folder / CONFIG).items() if key not in NO_MARK}
     return json.dumps(found, sort_keys=True).encode()
 
@@ -141,13 +142,14 @@ def _places(tensor: _Tensor, count: int) -> Iterator[int]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
-    """Of the files that an engine reads: one, or those of the index. Raises OSError, ValueError and the like."""
+    """The tensors of the files that an engine reads: the single one, or those of the index. Raises OSError, ValueError,
+    KeyError, TypeError, AttributeError."""
     files = [SINGLE] if (folder / SINGLE).is_file() else sorted(set(_object(folder / INDEX)["weight_map"].values()))
     for path in (folder / str(file) for file in files):
         with path.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             if length > MOST_HEADER:
-                raise ValueError(f"{path} is no safetensors file")
+                raise ValueError(f"{path} is not a safetensors file")
             header = json.loads(handle.read(length))
         for name, said in header.items():
             if name != "__metadata__":
@@ -159,5 +161,5 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
 def _object(path: Path) -> dict[str, Any]:
     found = json.loads(path.read_text())
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     return found

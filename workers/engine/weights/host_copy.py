@@ -1,10 +1,12 @@
-"""A copy of a model's weights in this host's memory, for all engines on it that were told of the same folder.
+"""A copy of a model's weights in this host's memory, shared by all engines that use the same folder for it.
 
-`--host-copy /dev/shm`: there each user has a folder that nobody else may enter, and in it one folder for each
-checkpoint: `model.safetensors`, readable by itself, with every tensor's digest in its metadata. The first engine that
-read the checkpoint from the disk writes it, aside, and renames it when it is whole. Every engine of that checkpoint
-holds a lock on the file `users` as long as it lives, which the kernel lets go of however it dies: who leaves last, and
-any engine or supervisor that looks later, removes what nobody holds. Imports no torch.
+In the folder of `--host-copy` (such as /dev/shm) each user has a private folder, and in it one folder for each
+checkpoint. That contains a valid `model.safetensors`, with every tensor's digest in its metadata. The first engine that
+reads the checkpoint from the disk writes the copy to a temporary file and renames it when it is complete.
+
+Every engine of that checkpoint holds a lock on the file `users` while it lives; the kernel releases it however the
+engine ends. The last engine removes the copy, and any engine or supervisor removes copies that no engine holds. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from controller.core.errors import ConfigError, SlacklineError
 from workers.engine.weights.checkpoint_identity import marks_of
 
 WHOLE, PART, USERS = "model.safetensors", "part", "users"
-ROOM = 2  # times its size must be free before a copy is written: the host's memory is not for copies
-FORMAT = 2  # since digests name their algorithm
+ROOM = 2  # this many times its size must be free before a copy is written, to leave memory for others
+FORMAT = 2  # 2: digests name their algorithm
 _KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 
 
 class NoCopy(SlacklineError):
-    """No copy can be written now; the message says why."""
+    """No copy can be written now; the message has the reason."""
 
 
 class CopyEntry(NamedTuple):
-    """A tensor of a copy. `dtype` as torch names it."""
+    """A tensor of a copy. `dtype`: torch's name."""
 
     name: str
     dtype: str
@@ -45,9 +47,10 @@ class CopyEntry(NamedTuple):
 
 
 class HostCopy:
-    """Of one checkpoint, as one engine sees it, from any thread. `base`: the folder given, best in memory.
+    """The copy of one checkpoint, as one engine uses it. Thread-safe. `base`: the configured folder, preferably in
+    memory.
 
-    Raises ConfigError naming `host_copy` where the folder cannot be used, or others might write there.
+    Raises ConfigError naming `host_copy` if the folder cannot be used, or if other users could write there.
     """
 
     def __init__(self, base: Path, checkpoint: Path, dtype: str) -> None:
@@ -62,23 +65,24 @@ class HostCopy:
         atexit.register(self.close)
 
     def key(self) -> str:
-        """Of the checkpoint as it is on the disk now: another one once any of its files was written or replaced."""
+        """A key of the checkpoint on the disk, which changes if any of its files is written or replaced."""
         said = "\n".join((f"{FORMAT} {self._dtype}", *marks_of(self._checkpoint)))
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 
     def whole(self) -> Path | None:
-        """The folder of a whole copy of the checkpoint as it is now."""
+        """The folder of a complete copy of the current checkpoint; None if there is none."""
         folder = self._join(self.key())
         return folder if (folder / WHOLE).is_file() else None
 
     def discard(self) -> None:
-        """What was found damaged; who has it open keeps it."""
+        """Remove a damaged copy. Engines that have it open keep their view of it."""
         (self._join(self.key()) / WHOLE).unlink(missing_ok=True)
 
     def write(self, key: str, entries: Sequence[CopyEntry], tensors: Iterable[memoryview]) -> bool:
-        """The copy of what was read while the checkpoint had this key. False: it is there, or somebody writes it.
+        """Write a copy of what was read while the checkpoint had this key. False: it exists already, or another engine
+        writes it.
 
-        Raises NoCopy: the checkpoint is another one now, or there is no room.
+        Raises NoCopy if the checkpoint has changed since, or if there is not enough room.
         """
         if key != self.key():
             raise NoCopy("the checkpoint was changed after it was read")
@@ -103,7 +107,7 @@ class HostCopy:
         return True
 
     def close(self) -> None:
-        """This engine needs it no more; the last one takes it away."""
+        """Stop using the copy; the last user removes it."""
         with self._joining:
             if self._users is not None:
                 self._users.close()
@@ -112,7 +116,7 @@ class HostCopy:
                 _remove_unused(left)
 
     def _join(self, key: str) -> Path:
-        """Count as a user of this checkpoint's copy, and no more of an earlier one's."""
+        """Become a user of the copy with this key, and stop using an earlier one."""
         folder = self._home / key
         with self._joining:
             if key == self._joined:
@@ -127,7 +131,7 @@ class HostCopy:
 
 
 def home(base: Path) -> Path:
-    """This user's folder for copies below `base`; raises ConfigError where it is not this user's alone."""
+    """This user's folder for copies below `base`. Raises ConfigError if other users have access to it."""
     path = base / f"slackline-weights-{os.geteuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -135,12 +139,12 @@ def home(base: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"no copies of weights can be kept below {base}: {error}", "host_copy") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{path} is not a folder of this user's alone (mode 0700)", "host_copy")
+        raise ConfigError(f"{path} must be a folder that only this user owns and can enter (mode 0700)", "host_copy")
     return path
 
 
 def sweep(base: Path) -> list[str]:
-    """Remove the copies that no living engine holds; their keys. Nothing where there are none or they are another's."""
+    """Remove this user's copies that no running engine holds; returns their keys."""
     path = base / f"slackline-weights-{os.geteuid()}"
     with contextlib.suppress(OSError):
         return [folder.name for folder in path.iterdir() if _remove_unused(folder)]
@@ -148,7 +152,7 @@ def sweep(base: Path) -> list[str]:
 
 
 def digests_of(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """By tensor, as `write` stored them. Raises ValueError."""
+    """The digests by tensor, as `write` stored them. Raises ValueError."""
     found = json.loads((metadata or {}).get("digests", "null"))
     if not isinstance(found, dict):
         raise ValueError("the copy has no digests")
@@ -167,7 +171,7 @@ def _remove_unused(folder: Path) -> bool:
 
 
 def _lock(path: Path, how: int) -> IO[bytes] | None:
-    """None: somebody else holds it, or it was removed meanwhile. Raises OSError."""
+    """The locked file; None if another process holds the lock, or if the file was removed meanwhile. Raises OSError."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b")
     try:
         fcntl.flock(file, how)
@@ -193,7 +197,7 @@ def _locked(path: Path, how: int) -> Iterator[IO[bytes] | None]:
 
 
 def _header(entries: Sequence[CopyEntry]) -> bytes:
-    """Of the safetensors format: its length, then JSON padded to 8 bytes."""
+    """The header of the safetensors format: its length, then JSON padded to 8 bytes. Raises NoCopy."""
     table: dict[str, object] = {"__metadata__": {"digests": json.dumps({each.name: each.digest for each in entries})}}
     begin = 0
     for each in entries:
@@ -211,18 +215,19 @@ def _check_room(folder: Path, nbytes: int) -> None:
     free = room(folder)
     if free < ROOM * nbytes:
         raise NoCopy(
-            f"a copy of {nbytes / 1e9:.2f} GB wants {ROOM} times as much free at {folder}: {free / 1e9:.2f} GB"
+            f"a copy of {nbytes / 1e9:.2f} GB needs {ROOM} times as much free space in {folder}: {free / 1e9:.2f} GB"
         )
 
 
 def room(folder: Path) -> int:
-    """Bytes free in the file system and, as that is memory most often, in the host's memory. Raises OSError."""
+    """Bytes that are free both in the file system and in the host's memory, since the former usually uses the latter.
+    Raises OSError."""
     at = os.statvfs(folder)
     return min(at.f_bavail * at.f_frsize, _available())
 
 
 def _available() -> int:
-    """Bytes that the host can give away without swapping."""
+    """Bytes of memory that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

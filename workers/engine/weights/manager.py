@@ -1,7 +1,8 @@
-"""An engine's weights as others see them: present or absent, where they may come from, and every attempt to get them.
+"""The state of an engine's weights (present, loading, absent), their loads from sources, and each attempt.
 
-Sources are tried in the order they are given: another engine's memory, a copy in this host's memory, the disk. An
-engine serves only while its weights are present and whole; one that has none sleeps, as a vLLM at sleep level 2 does.
+A source is the memory of another engine, a copy in this host's memory, or the disk; sources are tried in the given
+order. An engine serves only while its weights are present and complete. An engine without weights is asleep, like vLLM
+at sleep level 2.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ ASK_S = 5.0
 
 
 class LoadFailed(SlacklineError):
-    """This source did not give whole weights."""
+    """The source did not provide complete weights."""
 
 
 class Digesting(LoadFailed):
-    """Not yet: the digests of what would be sent are being made, so many bytes of it by now. Whoever asks again later
-    finds them."""
+    """The weights cannot be sent yet, since their digests are being computed; `nbytes` are done. Call again later."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"{nbytes} bytes of the weights have been digested")
@@ -38,7 +38,7 @@ class Digesting(LoadFailed):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`url`: of the engine to copy from; `host` and `disk` need none."""
+    """A source of weights. `kind`: one of KINDS; `url`: of the engine, for kind `engine`."""
 
     kind: str
     url: str = ""
@@ -46,8 +46,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose weights: the name they are served by, and which checkpoint they are (`checkpoint_identity`; "" where nobody
-    knows). Both must be the same for them to move: many checkpoints have one set of names and shapes."""
+    """Identifies weights: the served model name, and the identity of the checkpoint (`checkpoint_identity`; "" if
+    unknown). Both must agree for a transfer, since many checkpoints have the same names and shapes."""
 
     model: str
     checkpoint: str = ""
@@ -57,8 +57,8 @@ class Identity:
         return f"{self.model} (checkpoint {whole[:12] or (f'any with config.json {config}' if config else 'unknown')})"
 
     def meets(self, wanted: Identity) -> bool:
-        """These may be sent to whoever wants those: who has no weights to compare with wants any of its config.json.
-        What nobody knows is sent to nobody."""
+        """Whether these weights may be sent to an engine that requests `wanted`, which may be any checkpoint with the
+        same config.json. Weights of an unknown checkpoint are never sent."""
         if not self.checkpoint or self.model != wanted.model:
             return False
         any_such = wanted.checkpoint.startswith(ANY) and self.checkpoint.endswith(wanted.checkpoint)
@@ -67,7 +67,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`error` is empty for the one that succeeded."""
+    """One attempt to load from a source. `error`: "" if it succeeded."""
 
     kind: str
     url: str
@@ -80,7 +80,7 @@ class Attempt:
 
 
 class WeightStore(Protocol):
-    """What an executor's weights can do. Calls may take seconds; the loop goes on meanwhile."""
+    """The weights of an executor. Calls may take seconds and do not block the event loop."""
 
     @property
     def present(self) -> bool: ...
@@ -90,35 +90,36 @@ class WeightStore(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Of what is present; without a checkpoint while nothing is."""
+        """The identity of the present weights; without a checkpoint while there are none."""
         ...
 
     @property
     def has_host_copy(self) -> bool:
-        """Of its own, kept when it fell asleep."""
+        """Whether this engine kept a copy when it fell asleep."""
         ...
 
     @property
     def shared_copy(self) -> bool:
-        """This host's engines share one that it can read."""
+        """Whether the engines of this host share a copy that this engine can read."""
         ...
 
     @property
     def sending(self) -> bool:
-        """Another engine is reading them, or they are copied for others."""
+        """Whether another engine is reading them, or they are being copied for others."""
         ...
 
     async def load(self, source: Source) -> int:
-        """Bytes that moved. Raises LoadFailed; then nothing is present."""
+        """Load from the source; returns the bytes read. Raises LoadFailed; then no weights are present."""
         ...
 
     async def release(self, keep_host_copy: bool) -> None:
-        """Raises LoadFailed where no copy could be kept. `present` then says whether they are here still."""
+        """Release the weights. Raises LoadFailed if no copy could be kept; `present` then tells whether they are still
+        there."""
         ...
 
     async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
-        """Begin to send to the engine that waits there with this nonce; the manifest of what comes. Raises
-        LoadFailed, Digesting."""
+        """Begin to send to the engine that waits at this address with this nonce; returns the manifest of the tensors.
+        Raises LoadFailed, Digesting."""
         ...
 
 
@@ -126,7 +127,7 @@ Own = TypeVar("Own", bound=WeightStore)
 
 
 class StoreWrapper(Generic[Own]):
-    """What a store says that does its work through its `_own`: the same, unless it says otherwise."""
+    """A store that wraps another one; its properties are those of the wrapped store unless overridden."""
 
     def __init__(self, own: Own) -> None:
         self._own = own
@@ -157,19 +158,19 @@ class StoreWrapper(Generic[Own]):
 
 
 class WeightManager:
-    """One load at a time."""
+    """Manages the weights of an engine, one load at a time."""
 
     def __init__(self, store: WeightStore) -> None:
         self.store = store
         self.loading = self._releasing = False
-        self.order = ""  # whose load the newest one was, as its caller named it
+        self.order = ""  # the caller's name of the newest load
         self.attempts: list[Attempt] = []  # of the newest load
-        self._came_at: float | None = None  # monotonic, when a load brought what is here
+        self._loaded_at: float | None = None  # monotonic seconds at which the newest load succeeded
 
     @property
     def present_s(self) -> float | None:
-        """Seconds since a load brought them; None where none did, or they are gone."""
-        return time.monotonic() - self._came_at if self._came_at is not None and self.state == "present" else None
+        """Seconds since a load succeeded; None if none did, or if the weights are gone."""
+        return time.monotonic() - self._loaded_at if self._loaded_at is not None and self.state == "present" else None
 
     @property
     def state(self) -> str:
@@ -179,32 +180,33 @@ class WeightManager:
 
     @property
     def busy(self) -> bool:
-        """They come or go: nothing else may be begun."""
+        """Whether weights are being loaded or released, so that nothing else may begin."""
         return self.loading or self._releasing
 
     def claim(self, order: str) -> bool:
-        """Begin a load, so that no other may: False when the weights are here already. The caller then runs `load`."""
+        """Reserve the next load; the caller then runs `load`. False: the weights are already present."""
         if self.store.present:
             return False
         self.loading, self.order, self.attempts = True, order, []
         return True
 
     async def load(self, sources: Sequence[Source], order: str = "") -> bool:
-        """True once the weights are here; `attempts` says what was tried. Weights that are here already stay."""
+        """Load from the first source that succeeds; `attempts` has each try. True if the weights are present, also if
+        they were before."""
         if not self.loading and not self.claim(order):
             return True
         try:
             for source in sources:
                 if await self._try(source):
-                    self._came_at = time.monotonic()
+                    self._loaded_at = time.monotonic()
                     return True
             return False
         finally:
             self.loading = False
 
     async def release(self, keep_host_copy: bool) -> None:
-        """Raises LoadFailed where no copy could be kept, and while they are loaded or sent: somebody writes or reads
-        what this would free."""
+        """Release the weights. Raises LoadFailed if no copy could be kept, and while they are loaded or sent, since
+        their memory is in use then."""
         if self.busy or self.store.sending:
             raise LoadFailed("weights are being loaded or sent")
         self._releasing = True
@@ -219,17 +221,17 @@ class WeightManager:
             moved = await self.store.load(source)
         except LoadFailed as failure:
             error = str(failure)
-        except Exception as failure:  # whatever a source says or does, the next one is tried
-            log.exception("weights from %s", source)
+        except Exception as failure:  # whatever the error is, the next source is tried
+            log.exception("weight load from %s failed", source)
             error = f"{type(failure).__name__}: {failure}"[:500] or "no reason given"
         self.attempts.append(Attempt(source.kind, source.url, time.monotonic() - began, moved, error))
         return not error
 
 
 class EmulatedWeights:
-    """Of the emulated executor: nothing is there to move, loading takes the time that is given for its source.
+    """Weights of the emulated executor: no data moves, and a load takes the configured time of its source.
 
-    Another engine must have its weights, of this model, before and after that time, or it is no source.
+    An engine is a valid source only if it has the weights of this model before and after that time.
     """
 
     sending = shared_copy = False
@@ -268,8 +270,8 @@ async def _check_whole(url: str, model: str) -> None:
             told = await said.json() if said.status == 200 else {"state": f"status {said.status}"}
             state, theirs = told.get("state"), told.get("model")
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
-        raise LoadFailed(f"{url} cannot be asked for weights: {type(error).__name__}") from error
+        raise LoadFailed(f"{url} could not be asked for weights: {type(error).__name__}") from error
     if state != "present":
-        raise LoadFailed(f"{url} has no whole weights: {state}")
+        raise LoadFailed(f"{url} has no complete weights: {state}")
     if theirs != model:
-        raise LoadFailed(f"{url} serves {theirs or 'a model that it does not name'}, {model} is wanted")
+        raise LoadFailed(f"{url} serves {theirs or 'an unnamed model'} instead of {model}")

@@ -10,7 +10,7 @@ from typing import Any
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.disaggregation.rollback import KvReleases
-from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
+from tests.api.openai.gateways import Client, TestBed, completion, settled, snapshot, until
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -61,8 +61,10 @@ def transfers_so_far(bed: TestBed) -> list[str]:
 
 
 async def freed(bed: TestBed, name: str) -> list[str]:
-    """Requests whose KV this engine was told to free."""
-    await asyncio.sleep(0.1)
+    """Requests whose KV this engine was told to free, once what ended last has been told."""
+    await settled()
+    await until(lambda: bed.gateway.runtime.transfers._soon is None)
+    await settled()
     return bed.backend(name).freed
 
 
@@ -76,7 +78,7 @@ def outstanding(bed: TestBed) -> int:
 
 async def left_outstanding(bed: TestBed) -> int:
     """`outstanding` once what ended last has been told."""
-    await asyncio.sleep(0.01)
+    await settled()
     return outstanding(bed)
 
 

@@ -11,7 +11,7 @@ import pytest
 from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
-from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.process import EngineProcess
 
 LEASE_S = 1.0
 OPTIONS = (
@@ -31,9 +31,8 @@ def engine_options() -> dict[str, Sequence[str]]:
 
 
 async def test_kv_whose_lease_ended_while_it_waited_is_computed_again(
-    engines: dict[str, EngineProcess], monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, EngineProcess], fleet_token: str
 ) -> None:
-    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     specs = [
         InstanceSpec("p", "demo", url=engines["p"].url, backend="reference", role=Role.PREFILL),
         InstanceSpec("d", "demo", url=engines["d"].url, backend="reference", role=Role.DECODE),

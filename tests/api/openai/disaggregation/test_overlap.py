@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.api.openai.disaggregation.disaggregated import (
     transfers,
     transfers_so_far,
 )
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion, settled, until
 from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import kv_has_come, kv_received
 from tests.workers.engine.held import PrefillGate
@@ -65,7 +64,8 @@ async def test_without_overlap_it_is_placed_when_the_prefill_has_ended() -> None
         migrator.config = replace(migrator.config, overlap=False)
         gate = Gate(bed.backend("p"))
         client = bed.send(STREAMED)
-        await asyncio.sleep(0.05)
+        await until(lambda: gate.calls == 1)
+        await settled()
         assert not bed.backend("d").calls
         gate.ends()
         assert (await client.done()).status == 200
@@ -94,8 +94,7 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         assert not bed.gateway.scheduler.dispatcher.waiting(in_flight.request.id)
         gate.ends()
         assert (await client.done()).status == 200
-        await asyncio.sleep(0.05)
-        assert (gate.calls, outstanding(bed)) == (2, 0)
+        assert (gate.calls, await left_outstanding(bed)) == (2, 0)
 
 
 async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_begin_anew() -> None:
@@ -121,8 +120,7 @@ async def test_a_decode_engine_that_fails_meanwhile_is_replaced(stream: bool) ->
         bed.backend("d", Script(cut_after=0), Script(first_delay_s=0.05))
         bed.backend("e", Script(cut_after=0), Script(first_delay_s=0.05))
         client = bed.send(completion(stream=stream))
-        await until(lambda: len(bed.backend("d").calls) + len(bed.backend("e").calls) >= 1)
-        await asyncio.sleep(0.2)
+        await until(lambda: len(bed.backend("d").calls) + len(bed.backend("e").calls) >= 2)
         gate.ends()
         assert (await client.done()).status == 200
         if stream:
@@ -213,9 +211,8 @@ async def test_many_at_once_are_all_answered_once() -> None:
 
 @pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
 async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_is_the_same(
-    monkeypatch, tmp_path: Path, scheduler: str
+    fleet_token, tmp_path: Path, scheduler: str
 ) -> None:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
     kv = ("--kv-layers", "4", "--kv-token-bytes", "1024", "--no-enable-prefix-caching", "--shutdown-timeout", "0")
     options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", *kv, "--scheduler", scheduler)
     body = completion(prompt=list(range(1, 301)), max_tokens=6, ignore_eos=True, seed=1)

@@ -17,7 +17,7 @@ from tests.api.openai.disaggregation.disaggregated import (
     tells,
     transfers,
 )
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion, settled, until
 from workers.backends.base import AnswerChunk, EngineError, UpstreamCall
 from workers.backends.fake import Script
 
@@ -91,7 +91,6 @@ async def test_where_the_engine_does_not_say_so_nothing_is_assumed() -> None:
         decode = bed.backend("d", Script(hang_after=0), Script())
         client = bed.send(completion())
         await until(lambda: decode.running == 1)
-        await asyncio.sleep(0.02)
         first = next(name for name, gate in gates.items() if gate.calls)
         gates[first].fails()
         other = gates["q" if first == "p" else "p"]
@@ -117,7 +116,7 @@ async def test_a_decode_engine_lost_after_that_is_followed_by_a_new_prefill() ->
         client, first, other = await both_at_work(bed, Script(moved=MOVED), Script())
         await until(lambda: landed(bed))
         first.fails()
-        await asyncio.sleep(0.01)
+        await settled()
         broken.set()
         await until(lambda: first.calls + other.calls == 2)
         if other.calls:

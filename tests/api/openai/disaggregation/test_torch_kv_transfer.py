@@ -16,7 +16,7 @@ from tests.api.openai.disaggregation.disaggregated import transfers
 from tests.api.openai.gateways import Answer, completion
 from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import COMPLETIONS, samples
-from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, Bench, folder, program
 from workers.engine.torch.kv import TorchKv
 
@@ -42,10 +42,9 @@ def text_of(answer: Answer, stream: bool) -> str:
 
 @asynccontextmanager
 async def pair(
-    model: Path, monkeypatch: pytest.MonkeyPatch, *options: str
+    model: Path, *options: str
 ) -> AsyncIterator[tuple[EngineProcess, EngineProcess, aiohttp.ClientSession, ServerBed]]:
     """A prefill and a decode engine, and a gateway in front of them."""
-    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "demo", "--threads", "1")
     common = (*common, "--kv-cache-gib", "0.01", "--profile", "constant:5ms", "--shutdown-timeout", "0", *options)
     with EngineProcess(*common, "--role", "prefill") as p, EngineProcess(*common, "--role", "decode") as d:
@@ -64,11 +63,13 @@ async def alone(session: aiohttp.ClientSession, engine: EngineProcess, body: dic
 
 
 @pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
-async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(monkeypatch, scheduler: str) -> None:
+async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(
+    scheduler: str, fleet_token: str
+) -> None:
     store = TorchKv(program(folder()).cache)
     whole = store.layers * store.token_bytes * PROMPT_TOKENS
     options = ("--max-num-batched-tokens", "64", "--no-enable-prefix-caching", "--scheduler", scheduler)
-    async with pair(folder(), monkeypatch, *options) as (p, d, session, bed):
+    async with pair(folder(), *options) as (p, d, session, bed):
         for number, stream in enumerate((True, False, True)):
             body: dict[str, Any] = completion(
                 prompt=prompt(number), max_tokens=TOKENS, ignore_eos=True, temperature=0, stream=stream
@@ -105,11 +106,11 @@ def first_token(asked: list[int]) -> int:
     return token
 
 
-async def test_what_may_not_end_yet_is_decoded_where_answers_are_though_it_would_end_at_once(monkeypatch) -> None:
+async def test_what_may_not_end_yet_is_decoded_where_answers_are_though_it_would_end_at_once(fleet_token: str) -> None:
     """The first token is the end of the sequence, and `min_tokens` forbids it: both engines have to know."""
     asked = prompt(0)[:40]
     model, least = folder("LlamaForCausalLM", "--eos", str(first_token(asked))), 8
-    async with pair(model, monkeypatch) as (p, d, session, bed):
+    async with pair(model) as (p, d, session, bed):
         body: dict[str, Any] = completion(prompt=asked, max_tokens=TOKENS, temperature=0, stream=True)
         ended = await bed.ask(body)
         assert (ended.status, bed.sink.records[-1].output_tokens) == (200, 1), "without it there is one token"
@@ -123,10 +124,10 @@ async def test_what_may_not_end_yet_is_decoded_where_answers_are_though_it_would
             assert (await samples(engine))["vllm:generation_tokens_total", ""] <= 3, "p never decoded an answer"
 
 
-async def test_a_stop_token_is_told_to_both_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_token_is_told_to_both_stages(fleet_token: str) -> None:
     """One that comes first ends the answer where its prompt was computed; a later one where it is decoded."""
     asked = prompt(0)[:40]
-    async with pair(folder(), monkeypatch) as (_, d, session, bed):
+    async with pair(folder()) as (_, d, session, bed):
         body: dict[str, Any] = completion(prompt=asked, max_tokens=TOKENS, temperature=0, ignore_eos=True)
         for stops, place, least in (([first_token(asked)], "p", 0), ([*range(0, VOCABULARY, 4)], "d", 1)):
             body |= {"stop_token_ids": stops, "min_tokens": least}

@@ -19,7 +19,7 @@ from tests.api.openai.disaggregation.disaggregated import (
     transfers,
     transfers_so_far,
 )
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion, settled, until
 from workers.backends.base import AnswerChunk, UpstreamCall
 from workers.backends.fake import Script
 
@@ -31,7 +31,7 @@ async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
         tells(bed, "d").scripts = [Script(first_delay_s=0.2, moved=MOVED)]
         client = bed.send(completion())
         await until(lambda: bed.backend("d").running == 1)
-        await asyncio.sleep(0.01)
+        await settled()
         (name,) = bed.gateway.runtime.requests
         assert bed.gateway.scheduler.migrator.state_of(name) is State.RELEASED
         assert transfers_so_far(bed) == ["kv_landed"], "long before the answer"
@@ -123,5 +123,5 @@ async def test_roles_of_instances_that_left_are_forgotten() -> None:
             bed.gateway.configure(fleet(**{f"p{index}": "prefill", "d": "decode"}))
             await bed.gateway.monitor.settle(1)
             await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
+        await settled()
         assert sorted(bed.gateway.scheduler.roles) == ["d", "p4"]

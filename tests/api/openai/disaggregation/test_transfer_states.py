@@ -26,7 +26,7 @@ from tests.api.openai.disaggregation.disaggregated import (
 from tests.api.openai.gateways import TestBed, completion, until
 from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import samples
-from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.process import EngineProcess
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -150,9 +150,8 @@ async def test_a_decode_engine_that_is_always_full_ends_as_an_error_not_as_waiti
         assert await left_outstanding(bed) == 0
 
 
-async def test_through_real_engines_a_prefill_that_sticks_while_it_is_pulled_leaves_no_block_taken(monkeypatch) -> None:
+async def test_through_real_engines_a_prefill_that_sticks_while_it_is_pulled_leaves_no_block_taken(fleet_token) -> None:
     """Its only step takes 3 s; the decode engine has reserved, and is told each second that it is still computed."""
-    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching")
     options = (*options, "--kv-layers", "4", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
     with (

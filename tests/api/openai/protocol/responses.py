@@ -43,7 +43,7 @@ class Heard:
 
     def hear(self, *bodies: bytes) -> Answer:
         for body in bodies:
-            self.answer.body += self.translation.told(body)
+            self.answer.body += self.translation.translate(body)
         return self.answer
 
 

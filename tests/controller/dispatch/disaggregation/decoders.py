@@ -17,6 +17,10 @@ def done(name, now=0.0, source="p", **more):
     return ev.PrefillDone(asked, source, asked.prompt_tokens)
 
 
+def sent(name="a", prefill_s=0.5, source="p", **more):
+    return ev.PrefillSent(request(name, **more), source, prefill_s=prefill_s)
+
+
 def migrator(policy="hyperflexis", decoders=1, slots=32, **overrides):
     made = build_migrator(policy, overrides)
     made.handle([up(f"d{i}", slots=slots) for i in range(decoders)], 0.0)

@@ -7,8 +7,9 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import Migrator
+from tests.controller.dispatch.disaggregation.decoders import STEP, done, of, places, up
 from tests.controller.dispatch.disaggregation.test_incompatible_peers import apart
-from tests.controller.dispatch.disaggregation.test_links import STEP, done, fleet, of, targets, up
+from tests.controller.dispatch.disaggregation.test_links import fleet
 from tests.controller.dispatch.disaggregation.test_other_model import stranger
 from tests.controller.dispatch.fleet import request
 
@@ -23,7 +24,7 @@ def sent(made: Migrator, name: str, now: float, source: str = "p") -> bool:
 def test_the_first_one_is_computed_there_the_others_leave() -> None:
     made = apart("q")
     assert [sent(made, name, OVER) for name in ("tries", "b", "c")] == [True, False, False]
-    assert targets(made.handle([done("tries", OVER + 1.0)], OVER + 1.0)) == [("tries", "d0")]
+    assert places(made.handle([done("tries", OVER + 1.0)], OVER + 1.0)) == [("tries", "d0")]
     assert not sent(made, "e", OVER + 1.1), "its KV is on its way"
 
 
@@ -108,10 +109,10 @@ def test_what_is_computed_waits_for_no_trial() -> None:
     made.handle([done("fills", OVER, prompt=900)], OVER)
     made.handle([ev.TransferStarted("fills", "d0")], OVER)
     waiting = [done(name, OVER, prompt=300) for name in ("x", "y", "z")]
-    assert targets(made.handle(waiting, OVER)) == []
+    assert places(made.handle(waiting, OVER)) == []
     late = OVER + 2 * made.config.strangers_hold_s
     room = made.handle([ev.TransferDone("fills", "d0", assumed=True), ev.Finished("fills", 10)], late)
-    assert (len(targets(room)), of(room, ev.GiveUp)) == (3, [])
+    assert (len(places(room)), of(room, ev.GiveUp)) == (3, [])
 
 
 def test_a_word_is_not_taken_back_by_what_was_sent_before_it() -> None:

@@ -10,7 +10,8 @@ from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
 from controller.dispatch.disaggregation.reach import IncompatiblePeers
 from controller.dispatch.disaggregation.transfers import MigratorConfig
-from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, targets, up
+from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
+from tests.controller.dispatch.disaggregation.test_links import fleet
 from tests.controller.dispatch.disaggregation.test_other_model import stranger
 from tests.controller.dispatch.fleet import request, sends
 
@@ -36,14 +37,14 @@ def test_the_next_one_leaves_before_it_is_computed() -> None:
 def test_what_is_being_computed_is_not_offered_to_those_that_do_not_read_it() -> None:
     made = apart("q")
     reply = made.handle([done("b", 0.2)], 0.2)
-    assert ([again.avoid for again in of(reply, ev.PrefillAgain)], targets(reply)) == ([{"p"}], [])
+    assert ([again.avoid for again in of(reply, ev.PrefillAgain)], places(reply)) == ([{"p"}], [])
 
 
 def test_with_nobody_else_it_is_computed_and_waits_for_somebody() -> None:
     made = apart()
     assert made.handle([ev.PrefillSent(request("b"), "p")], 0.2).actions == []
     assert made.handle([done("b", 0.3)], 0.3).actions == []
-    assert targets(made.handle([up("d1")], 0.4)) == [("b", "d1")]
+    assert places(made.handle([up("d1")], 0.4)) == [("b", "d1")]
 
 
 def test_one_that_comes_back_all_the_same_is_computed_there_and_counts() -> None:
@@ -86,7 +87,7 @@ def test_a_new_run_of_either_is_asked_anew(run: list[ev.Event]) -> None:
     made = apart("q")
     made.handle(run, 2.0)
     assert made.handle([ev.PrefillSent(request("b"), "p")], 2.0).actions == []
-    assert targets(made.handle([done("b", 2.1)], 2.1)) == [("b", "d0")]
+    assert places(made.handle([done("b", 2.1)], 2.1)) == [("b", "d0")]
 
 
 def test_news_of_the_same_run_and_runs_of_others_change_nothing() -> None:
@@ -100,7 +101,7 @@ def test_a_mistake_heals() -> None:
     made = apart("q")
     until = 0.1 + made.config.strangers_s
     assert len(of(made.handle([ev.PrefillSent(request("b"), "p")], until - 0.1), ev.PrefillAgain)) == 1
-    assert targets(made.handle([done("c", until)], until)) == [("c", "d0")]
+    assert places(made.handle([done("c", until)], until)) == [("c", "d0")]
 
 
 def test_what_is_no_longer_known_takes_no_room() -> None:
@@ -124,11 +125,11 @@ def test_one_that_has_gone_is_not_remembered_by_what_is_said_of_it_late(gone: st
 
 def test_a_landing_that_was_assumed_and_fails_late_may_go_to_one_that_was_started_again() -> None:
     made = fleet()
-    ((_, first),) = targets(made.handle([done("a")], 0.0))
-    ((_, second),) = targets(stranger(made, "a", first, 0.1))
+    ((_, first),) = places(made.handle([done("a")], 0.0))
+    ((_, second),) = places(stranger(made, "a", first, 0.1))
     made.handle([ev.TransferStarted("a", second), ev.TransferDone("a", second, assumed=True)], 0.2)
     made.handle([ev.InstanceDown(first), up(first)], 1.0)
-    assert targets(made.handle([ev.TransferFailed("a", second, "other_model")], 2.0)) == [("a", first)]
+    assert places(made.handle([ev.TransferFailed("a", second, "other_model")], 2.0)) == [("a", first)]
 
 
 # ---- where one request was before -----------------------------------------------------------------------------------

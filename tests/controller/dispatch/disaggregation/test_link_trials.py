@@ -13,7 +13,8 @@ from controller.dispatch import Migrator
 from controller.dispatch.disaggregation.link_book import LinkBook, Trial
 from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.lifecycle import State
-from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, on_its_way, seen, targets, up
+from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
+from tests.controller.dispatch.disaggregation.test_links import fleet, on_its_way, seen
 from tests.controller.dispatch.fleet import request
 
 PAIR = ("p", "d0")
@@ -24,7 +25,7 @@ def closed() -> Migrator:
     """The first transfer over the link to d0 failed, and went to d1 in its stead, where it has ended."""
     made = fleet(migrator={"link_failures": 1})
     first = made.handle([done("first")], 0.0)
-    assert targets(first) == [("first", "d0")]
+    assert places(first) == [("first", "d0")]
     made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
     made.handle([ev.TransferDone("first", "d1"), ev.Finished("first", 10)], 0.1)
     assert not made.links.usable(PAIR, OPEN_AT - 0.1)
@@ -34,7 +35,7 @@ def closed() -> Migrator:
 def asked(made: Migrator, now: float, *names: str) -> list[str]:
     """Whose KV goes over the link that was closed; the others go over the one beside it, and have ended there."""
     reply = made.handle([done(name, now) for name in names], now)
-    placed = targets(reply)
+    placed = places(reply)
     assert {name for name, _ in placed} >= set(names), "nobody need wait: there is another way"
     end_beside(made, now, *(name for name, target in placed if target == "d1"))
     return [name for name, target in placed if target == "d0"]
@@ -79,7 +80,7 @@ def test_one_that_fails_closes_it_again_for_twice_as_long_until_another_tries_it
 
 def test_one_that_went_before_and_fails_during_the_trial_says_nothing_of_it() -> None:
     made = fleet(migrator={"link_failures": 1})
-    placed = targets(made.handle([done(name) for name in many("a")], 0.0))
+    placed = places(made.handle([done(name) for name in many("a")], 0.0))
     first, straggler, *rest = [name for name, target in placed if target == "d0"]
     made.handle([ev.TransferStarted(name, "d0") for name in (first, straggler)], 0.0)
     made.handle([ev.TransferDone(name, "d0") for name in rest] + [ev.Finished(name, 10) for name in rest], 0.0)
@@ -118,7 +119,7 @@ def test_one_that_found_no_room_goes_elsewhere_or_tries_once_more_and_nobody_bes
     made, trial = tried()
     made.handle([ev.TransferFailed(trial, "d0", "no_room")], OPEN_AT + 0.1)
     reply = made.handle([ev.Woke(), *(done(name, OPEN_AT + 0.2) for name in many("b"))], OPEN_AT + 0.2)
-    assert [target for _, target in targets(reply)].count("d0") == 1
+    assert [target for _, target in places(reply)].count("d0") == 1
 
 
 def test_with_its_prefill_instance_the_trial_is_forgotten() -> None:
@@ -188,7 +189,7 @@ def tried_beside_another() -> tuple[Migrator, ev.Reply]:
     made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
     assert len(of(made.handle([ev.Woke()], 0.5), ev.PrefillAgain)) == 1, "closed, not tried: nobody waits for it"
     reply = made.handle([done("tries", OPEN_AT), done("waits", OPEN_AT)], OPEN_AT)
-    assert targets(reply) == [("tries", "d0")]
+    assert places(reply) == [("tries", "d0")]
     return made, reply
 
 
@@ -199,7 +200,7 @@ def test_what_was_computed_is_kept_while_another_tries_the_link_and_moves_once_i
     assert reply.wake_at <= OPEN_AT + made.config.link_patience_s
     later = made.handle([ev.TransferStarted("tries", "d0")], OPEN_AT + 0.1)
     assert (later.actions, made.state_of("waits")) == ([], State.WAITING)
-    assert targets(made.handle([ev.TransferDone("tries", "d0")], OPEN_AT + 0.2)) == [("waits", "d0")]
+    assert places(made.handle([ev.TransferDone("tries", "d0")], OPEN_AT + 0.2)) == [("waits", "d0")]
 
 
 def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_nobody_waits_behind_them(
@@ -216,17 +217,17 @@ def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_nobody_waits
     monkeypatch.setattr(Reach, "dead_ends", counted)
     names = [f"r{number}" for number in range(100)]
     reply = made.handle([done(name, OPEN_AT) for name in names], OPEN_AT + 0.1)
-    assert (targets(reply), of(reply, ev.PrefillAgain)) == ([], [])
+    assert (places(reply), of(reply, ev.PrefillAgain)) == ([], [])
     assert len(looked) == 1
     behind = made.handle([done("x", OPEN_AT + 0.1, source="q")], OPEN_AT + 0.15)
-    assert targets(behind) == [("x", "d0")], "over a link that is open"
+    assert places(behind) == [("x", "d0")], "over a link that is open"
     looked.clear()
     hopeless = done("too_late", OPEN_AT - 50.0, tpot=0.001)
     reply = made.handle([hopeless], OPEN_AT + 0.2)
     assert "too_late" not in looked
     assert len(looked) == 1
     landed = made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0")], OPEN_AT + 0.3)
-    assert len(targets(landed)) > made.config.scan_limit, "those that are placed do not count"
+    assert len(places(landed)) > made.config.scan_limit, "those that are placed do not count"
 
 
 def test_it_begins_anew_elsewhere_once_the_trial_has_failed() -> None:
@@ -255,7 +256,7 @@ def test_one_that_waited_for_room_before_has_the_same_patience_with_a_trial() ->
     waiting = made.handle([done("tries", prompt=300), done("waits", prompt=300)], 0.1)
     assert (waiting.actions, made.links.usable(PAIR, late)) == ([], True)
     reply = made.handle([ev.Finished("fills", 10)], late)
-    assert targets(reply) == [("tries", "d0")]
+    assert places(reply) == [("tries", "d0")]
     assert of(reply, ev.PrefillAgain) == []
     until = late + made.config.link_patience_s
     assert [again.request.id for again in of(made.handle([ev.Woke()], until), ev.PrefillAgain)] == ["waits"]
@@ -267,11 +268,11 @@ def test_behind_a_landing_that_is_only_assumed_nothing_is_computed_twice() -> No
     made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0", assumed=True)], OPEN_AT)
     until = OPEN_AT + made.config.link_patience_s
     replies = [made.handle([done("later", until - 0.1)], until - 0.1)]
-    assert targets(replies[0]) == []
+    assert places(replies[0]) == []
     replies.append(made.handle([ev.Woke()], until))
-    assert targets(replies[1]) == [("waits", "d0"), ("later", "d0")]
+    assert places(replies[1]) == [("waits", "d0"), ("later", "d0")]
     replies.append(made.handle([done("last", until + 1.0)], until + 1.0))
-    assert targets(replies[2]) == [("last", "d0")]
+    assert places(replies[2]) == [("last", "d0")]
     assert [again for reply in replies for again in of(reply, ev.PrefillAgain)] == []
 
 
@@ -281,7 +282,7 @@ def test_with_nowhere_else_to_go_it_goes_beside_the_trial() -> None:
     made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
     made.handle([ev.Cancelled("first")], 0.0)
     reply = made.handle([done("tries", OPEN_AT), done("waits", OPEN_AT)], OPEN_AT)
-    assert targets(reply) == [("tries", "d0"), ("waits", "d0")]
+    assert places(reply) == [("tries", "d0"), ("waits", "d0")]
 
 
 def test_of_a_pair_nothing_is_computed_yet_so_it_waits_for_no_trial() -> None:

@@ -5,23 +5,14 @@ import pytest
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.kv_links import KvMoved, LinkState
-from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from controller.core.types import Role
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.link_book import LinkBook, Trial
 from controller.dispatch.lifecycle import State
+from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
 from tests.controller.dispatch.fleet import request
 
-STEP = LatencyCoefficients(0.01, 1e-4, 0.0, 0.02, 0.0, 0.001)  # a decode step of n sequences: 20 + n ms
 MOVED = KvMoved(bytes=100_000, tokens=100, seconds=0.01)  # 1,000 bytes a token
-
-
-def up(name, role=Role.DECODE):
-    return ev.InstanceUp(InstanceSpec(name, "m", latency=STEP, max_num_seqs=32, role=role))
-
-
-def done(name, now=0.0, source="p", **more):
-    asked = request(name, arrival=now, **more)
-    return ev.PrefillDone(asked, source, asked.prompt_tokens)
 
 
 def fleet(*prefill, decoders=2, **overrides):
@@ -36,14 +27,6 @@ def seen(source, target, state=LinkState.DOWN, bandwidth=None, latency=None):
 
 def on_its_way(now):
     return Trial.ON_ITS_WAY
-
-
-def targets(reply):
-    return [(action.request.id, action.target) for action in reply.actions if isinstance(action, ev.Place)]
-
-
-def of(reply, kind):
-    return [action for action in reply.actions if isinstance(action, kind)]
 
 
 # ---- the book -------------------------------------------------------------------------------------------------------
@@ -150,15 +133,15 @@ def test_wrong_settings_are_named(name):
 
 def test_a_link_that_is_down_is_avoided_and_used_again_when_it_is_back():
     made = fleet()
-    assert targets(made.handle([seen("p", "d0"), done("a"), done("b")], 0.0)) == [("a", "d1"), ("b", "d1")]
+    assert places(made.handle([seen("p", "d0"), done("a"), done("b")], 0.0)) == [("a", "d1"), ("b", "d1")]
     made.handle([ev.TransferDone(name, "d1") for name in "ab"] + [ev.Finished(name, 10) for name in "ab"], 0.5)
     back = made.handle([seen("p", "d0", LinkState.UP), done("c", 1.0)], 1.0)
-    assert targets(back) == [("c", "d0")]
+    assert places(back) == [("c", "d0")]
 
 
 def test_a_degraded_link_is_no_reason_to_go_elsewhere():
     made = fleet()
-    assert targets(made.handle([seen("p", "d0", LinkState.DEGRADED), done("a")], 0.0)) == [("a", "d0")]
+    assert places(made.handle([seen("p", "d0", LinkState.DEGRADED), done("a")], 0.0)) == [("a", "d0")]
 
 
 def test_with_every_link_down_it_is_prefilled_again_where_one_is_not():
@@ -181,10 +164,10 @@ def test_nowhere_else_to_go_it_waits_for_the_link_and_then_tries_it():
     made = fleet("q")
     down = [seen(source, target) for source in "pq" for target in ("d0", "d1")]
     reply = made.handle([*down, done("a")], 0.0)
-    assert (targets(reply), of(reply, ev.PrefillAgain)) == ([], [])
+    assert (places(reply), of(reply, ev.PrefillAgain)) == ([], [])
     assert reply.wake_at is not None
-    assert targets(made.handle([ev.Woke()], 1.9)) == []
-    assert targets(made.handle([ev.Woke()], 2.0)) == [("a", "d0")]
+    assert places(made.handle([ev.Woke()], 1.9)) == []
+    assert places(made.handle([ev.Woke()], 2.0)) == [("a", "d0")]
 
 
 def test_a_link_that_only_failed_lately_is_taken_where_there_is_no_other_way():
@@ -192,26 +175,26 @@ def test_a_link_that_only_failed_lately_is_taken_where_there_is_no_other_way():
     made = fleet(decoders=1, migrator={"link_failures": 1})
     made.handle([done("a")], 0.0)
     made.handle([ev.TransferStarted("a", "d0"), ev.TransferFailed("a", "d0", "transfer_failed")], 0.0)
-    assert targets(made.handle([ev.Woke()], 0.05)) == []
-    assert targets(made.handle([ev.Woke()], 0.1)) == [("a", "d0")]
+    assert places(made.handle([ev.Woke()], 0.05)) == []
+    assert places(made.handle([ev.Woke()], 0.1)) == [("a", "d0")]
 
 
 def test_a_link_that_comes_back_is_taken_at_once():
     made = fleet()
     made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
-    assert targets(made.handle([seen("p", "d1", LinkState.UP)], 0.5)) == [("a", "d1")]
+    assert places(made.handle([seen("p", "d1", LinkState.UP)], 0.5)) == [("a", "d1")]
 
 
 def test_transfers_that_fail_in_a_row_close_their_link_for_everybody():
     made = fleet(migrator={"link_failures": 2})
     for name in ("a", "b"):
-        ((_, target),) = targets(made.handle([done(name, tpot=0.03)], 0.0))
+        ((_, target),) = places(made.handle([done(name, tpot=0.03)], 0.0))
         assert target == "d0"
         made.handle([ev.TransferStarted(name, "d0"), ev.TransferFailed(name, "d0", "transfer_failed")], 0.0)
         made.handle([ev.TransferDone(name, "d1"), ev.Finished(name, 10)], 0.1)
-    assert targets(made.handle([done("c", 0.2)], 0.2)) == [("c", "d1")]
+    assert places(made.handle([done("c", 0.2)], 0.2)) == [("c", "d1")]
     made.handle([ev.TransferDone("c", "d1"), ev.Finished("c", 10)], 0.3)
-    assert targets(made.handle([done("d", 2.5)], 2.5)) == [("d", "d0")], "the trial"
+    assert places(made.handle([done("d", 2.5)], 2.5)) == [("d", "d0")], "the trial"
 
 
 def test_transfers_cut_by_one_blip_close_their_link_for_as_long_as_one_would():
@@ -255,27 +238,27 @@ def linked(**speeds):
 
 def test_the_instance_that_it_joins_the_soonest_is_asked_first():
     """1,000 tokens are a megabyte: 1 s to d0, 10 ms to d1, half a second to d2. An idle step takes 21 ms."""
-    assert targets(linked(d0=1e6, d1=1e8, d2=2e6).handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d1")]
+    assert places(linked(d0=1e6, d1=1e8, d2=2e6).handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d1")]
 
 
 def test_equal_ways_decide_nothing():
     """Then the one placed at least recently is asked, as without links."""
     made = linked(d0=1e8, d1=1e8, d2=1e8)
-    assert targets(made.handle([done("a", prompt=1000)], 1.0)) == [("a", "d1")]
+    assert places(made.handle([done("a", prompt=1000)], 1.0)) == [("a", "d1")]
 
 
 def test_the_time_on_the_way_counts_against_its_pace():
     """9 tokens at 30 ms each after the first: half a second on the way leaves less than nothing, 10 ms leave 28.9."""
     made = linked(d0=2e6, d1=2e6, d2=1e8)
     made.handle([done("busy", prompt=10, tpot=0.022, output=100)], 1.0)
-    assert targets(made.handle([done("a", prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
+    assert places(made.handle([done("a", prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
 
 
 def test_an_unmeasured_link_is_as_good_as_the_mean():
     """d0 takes 1 s, d1 10 ms; d2 nobody measured: 505 ms."""
     made = linked(d0=1e6, d1=1e8)
     made.handle([seen("p", "d1")], 1.0)
-    assert targets(made.handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d2")]
+    assert places(made.handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d2")]
 
 
 def test_a_pair_whose_links_are_all_down_begins_anew_in_the_moment_it_is_sent():

@@ -10,7 +10,8 @@ from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch import Migrator
 from controller.dispatch.lifecycle import State
-from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, targets, up
+from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
+from tests.controller.dispatch.disaggregation.test_links import fleet
 from tests.controller.dispatch.fleet import request
 
 
@@ -22,9 +23,9 @@ def stranger(made: Migrator, name: str, target: str, now: float) -> ev.Reply:
 
 def test_it_is_decoded_where_the_model_is_the_same() -> None:
     made = fleet(migrator={"link_failures": 1})
-    assert targets(made.handle([done("a")], 0.0)) == [("a", "d0")]
+    assert places(made.handle([done("a")], 0.0)) == [("a", "d0")]
     reply = stranger(made, "a", "d0", 0.1)
-    assert (targets(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([("a", "d1")], [], [])
+    assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([("a", "d1")], [], [])
     assert made.links.usable(("p", "d0"), 0.1), "the way was good"
     made.handle([ev.TransferStarted("a", "d1"), ev.TransferDone("a", "d1")], 0.2)
     assert made.state_of("a") is State.COMMITTED
@@ -40,7 +41,7 @@ def test_with_nobody_left_to_read_it_the_prompt_is_prefilled_elsewhere() -> None
     assert (again.request.id, again.avoid, again.decision.reason) == ("a", {"p"}, "other_model")
     assert of(reply, ev.FreeKv) == [ev.FreeKv("a", "p")]
     assert made.state_of("a") is None
-    assert targets(made.handle([done("a", 0.3, source="q")], 0.3)) != [], "what q computes is asked about anew"
+    assert places(made.handle([done("a", 0.3, source="q")], 0.3)) != [], "what q computes is asked about anew"
 
 
 def test_a_collocated_instance_may_take_it_too() -> None:
@@ -55,12 +56,12 @@ def test_the_others_may_be_as_many_as_they_like() -> None:
     reply = made.handle([done("a")], 0.0)
     asked = []
     for step in range(8):
-        ((_, target),) = targets(reply)
+        ((_, target),) = places(reply)
         asked.append(target)
         reply = stranger(made, "a", target, 0.1 * step)
         assert of(reply, ev.GiveUp) == []
     assert len(set(asked)) == 8
-    assert len(targets(reply)) == 1
+    assert len(places(reply)) == 1
 
 
 def test_one_without_room_is_waited_for_rather_than_a_stranger_asked_again() -> None:
@@ -70,17 +71,17 @@ def test_one_without_room_is_waited_for_rather_than_a_stranger_asked_again() -> 
     made.handle([ev.InstanceDown("d0"), ev.InstanceUp(small), done("fills", prompt=900)], 0.0)
     made.handle([ev.TransferStarted("fills", "d1"), ev.TransferDone("fills", "d1")], 0.0)
     made.handle([up("d0")], 0.0)
-    assert targets(made.handle([done("a", prompt=300)], 0.1)) == [("a", "d0")]
+    assert places(made.handle([done("a", prompt=300)], 0.1)) == [("a", "d0")]
     reply = stranger(made, "a", "d0", 0.2)
-    assert (targets(reply), of(reply, ev.PrefillAgain), made.state_of("a")) == ([], [], State.WAITING)
-    assert targets(made.handle([ev.Finished("fills", 10)], 0.3)) == [("a", "d1")]
+    assert (places(reply), of(reply, ev.PrefillAgain), made.state_of("a")) == ([], [], State.WAITING)
+    assert places(made.handle([ev.Finished("fills", 10)], 0.3)) == [("a", "d1")]
 
 
 def test_with_nowhere_to_go_it_waits_for_somebody_and_is_then_given_up() -> None:
     made = fleet(decoders=1)
     made.handle([done("a")], 0.0)
     reply = stranger(made, "a", "d0", 1.0)
-    assert (targets(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([], [], [])
+    assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([], [], [])
     assert reply.wake_at == 1.0 + made.config.strangers_hold_s
     over = made.handle([ev.Woke()], reply.wake_at)
     assert [given.decision.reason for given in of(over, ev.GiveUp)] == ["other_model"]
@@ -96,8 +97,8 @@ def test_no_setting_makes_it_wait_for_longer_than_others() -> None:
 @pytest.mark.parametrize(
     ("comes", "follows"),
     [
-        ([up("d1")], lambda reply: targets(reply) == [("a", "d1")]),
-        ([ev.InstanceDown("d0"), up("d0")], lambda reply: targets(reply) == [("a", "d0")]),
+        ([up("d1")], lambda reply: places(reply) == [("a", "d1")]),
+        ([ev.InstanceDown("d0"), up("d0")], lambda reply: places(reply) == [("a", "d0")]),
         ([up("q", Role.PREFILL)], lambda reply: [again.avoid for again in of(reply, ev.PrefillAgain)] == [{"p"}]),
     ],
     ids=["another", "the_same_started_again", "a_prefill_instance"],
@@ -114,7 +115,7 @@ def test_a_landing_that_was_assumed_is_taken_back_and_its_kv_is_still_there() ->
     made.handle([done("a")], 0.0)
     made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", assumed=True)], 0.0)
     reply = made.handle([ev.TransferFailed("a", "d0", "other_model")], 0.1)
-    assert (targets(reply), of(reply, ev.PrefillAgain), of(reply, ev.FreeKv)) == ([("a", "d1")], [], [])
+    assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.FreeKv)) == ([("a", "d1")], [], [])
     assert made.links.usable(("p", "d0"), 0.1)
 
 
@@ -128,6 +129,6 @@ def test_what_is_still_being_computed_begins_anew_too() -> None:
 def test_a_choice_made_when_the_prompt_was_sent_does_not_bind_it_to_a_stranger() -> None:
     made = fleet(migration={"name": "one_shot"})
     made.handle([ev.PrefillSent(request("a"), "p")], 0.0)
-    ((_, first),) = targets(made.handle([done("a", 0.1)], 0.1))
-    ((_, second),) = targets(stranger(made, "a", first, 0.2))
+    ((_, first),) = places(made.handle([done("a", 0.1)], 0.1))
+    ((_, second),) = places(stranger(made, "a", first, 0.2))
     assert {first, second} == {"d0", "d1"}

@@ -9,14 +9,9 @@ from controller.core.kv_links import LinkState
 from controller.core.types import Role
 from controller.dispatch import build_migrator
 from controller.dispatch.lifecycle import State
-from tests.controller.dispatch.disaggregation.decoders import commit, done, migrator, of, places, up
-from tests.controller.dispatch.fleet import request
+from tests.controller.dispatch.disaggregation.decoders import commit, done, migrator, of, places, sent, up
 
 PATIENCE = {"migrator": {"placed_timeout_s": 1.0, "moving_timeout_s": 2.0, "retry_s": 0.05}}
-
-
-def sent(name: str, prefill_s: float = 0.5, source: str = "p", **more) -> ev.PrefillSent:
-    return ev.PrefillSent(request(name, **more), source, prefill_s=prefill_s)
 
 
 def ending(name: str, source: str = "p") -> ev.PrefillEnding:

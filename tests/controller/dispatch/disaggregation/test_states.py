@@ -9,7 +9,7 @@ from controller.core.types import Role
 from controller.dispatch import build_migrator
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import TWO_STAGES, State
-from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places, up
+from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places, sent, up
 from tests.controller.dispatch.fleet import request
 
 TIMES = {
@@ -27,10 +27,6 @@ def made(decoders=2, **more):
     built = migrator("slackline", decoders, migrator=TIMES | more)
     built.handle([up("p", Role.PREFILL), up("q", Role.PREFILL)], 0.0)
     return built
-
-
-def sent(name="a", prefill_s=0.5, source="p", **more):
-    return ev.PrefillSent(request(name, **more), source, prefill_s=prefill_s)
 
 
 def nothing_is_left(built, now):

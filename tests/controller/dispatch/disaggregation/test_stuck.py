@@ -10,7 +10,8 @@ from controller.core import events as ev
 from controller.core.types import InstanceSpec, Load, Request, Role
 from controller.dispatch import Migrator
 from controller.dispatch.disaggregation.reach import Reach
-from tests.controller.dispatch.disaggregation.test_links import STEP, done, fleet, of, seen, targets, up
+from tests.controller.dispatch.disaggregation.decoders import STEP, done, of, places, up
+from tests.controller.dispatch.disaggregation.test_links import fleet, seen
 from tests.controller.dispatch.disaggregation.test_other_model import stranger
 from tests.controller.dispatch.fleet import request
 
@@ -53,8 +54,8 @@ def links_down() -> Migrator:
 def test_another_models_request_is_placed_in_the_same_pass(stuck: Callable[[], Migrator]) -> None:
     made = stuck()
     made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
-    assert targets(made.handle([done(name, 0.2) for name in names()], 0.2)) == []
-    assert targets(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
+    assert places(made.handle([done(name, 0.2) for name in names()], 0.2)) == []
+    assert places(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
 
 
 @pytest.mark.parametrize("stuck", [incompatible, no_decoder])
@@ -64,7 +65,7 @@ def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_
     made = stuck()
     made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
     made.handle([done(name, 0.2) for name in names()], 0.2)
-    assert targets(made.handle([hopeless("late", -50.0)], 0.3)) == [("late", "d2")]
+    assert places(made.handle([hopeless("late", -50.0)], 0.3)) == [("late", "d2")]
 
 
 def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> None:
@@ -91,7 +92,7 @@ def test_one_that_sleeps_or_starts_is_waited_for_as_long_as_one_that_is_not_ther
     made = incompatible()
     made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False)), done("a", 0.3)], 0.3)
     assert of(made.handle([ev.Woke()], 0.3 + made.config.strangers_hold_s), ev.GiveUp) == []
-    assert ("a", "d1") in targets(made.handle([ev.Telemetry("d1", Load(5.0))], 5.0))
+    assert ("a", "d1") in places(made.handle([ev.Telemetry("d1", Load(5.0))], 5.0))
 
 
 def test_one_that_drains_is_not_waited_for() -> None:
@@ -127,9 +128,9 @@ def test_a_shorter_one_is_not_taken_for_one_of_their_kind() -> None:
         ],
         0.0,
     )
-    assert targets(made.handle([done("long", prompt=4000)], 0.0)) == [("long", "wide")]
-    assert targets(stranger(made, "long", "wide", 0.1)) == []
-    assert targets(made.handle([done("a", 0.2, prompt=100)], 0.2)) == [("a", "short")]
+    assert places(made.handle([done("long", prompt=4000)], 0.0)) == [("long", "wide")]
+    assert places(stranger(made, "long", "wide", 0.1)) == []
+    assert places(made.handle([done("a", 0.2, prompt=100)], 0.2)) == [("a", "short")]
 
 
 def test_a_pass_looks_at_one_of_them_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +166,8 @@ def test_those_without_room_hold_up_no_other_model() -> None:
     full(made)
     made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.0)
     made.handle([done(name, 0.1, prompt=300) for name in names()], 0.1)
-    assert targets(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
-    assert targets(made.handle([hopeless("late", -50.0)], 0.4)) == [("late", "d2")]
+    assert places(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
+    assert places(made.handle([hopeless("late", -50.0)], 0.4)) == [("late", "d2")]
 
 
 def test_a_link_that_is_waited_for_holds_up_the_hopeless_of_its_model_only() -> None:
@@ -176,16 +177,16 @@ def test_a_link_that_is_waited_for_holds_up_the_hopeless_of_its_model_only() -> 
     made.handle([done(name, 0.2) for name in names()], 0.2)
     made.handle([up("q", Role.PREFILL), ev.InstanceDraining("q")], 0.2)
     mine = done("mine", -50.0, source="q", tpot=0.001)
-    assert targets(made.handle([hopeless("late", -50.0), mine], 0.3)) == [("late", "d2")]
-    assert targets(made.handle([ev.Cancelled(name) for name in names()], 0.4)) == [("mine", "d0")]
+    assert places(made.handle([hopeless("late", -50.0), mine], 0.3)) == [("late", "d2")]
+    assert places(made.handle([ev.Cancelled(name) for name in names()], 0.4)) == [("mine", "d0")]
 
 
 def test_those_without_room_hold_up_the_hopeless_of_their_model() -> None:
     made = fleet(decoders=0)
     full(made)
     made.handle([done("large", 0.1, prompt=300)], 0.1)
-    assert targets(made.handle([done("late", -50.0, prompt=50, tpot=0.001)], 0.2)) == []
-    assert targets(made.handle([ev.Cancelled("large")], 0.3)) == [("late", "d0")]
+    assert places(made.handle([done("late", -50.0, prompt=50, tpot=0.001)], 0.2)) == []
+    assert places(made.handle([ev.Cancelled("large")], 0.3)) == [("late", "d0")]
 
 
 def test_one_whose_instance_was_chosen_when_it_was_sent_is_not_behind_those_without_room() -> None:
@@ -194,7 +195,7 @@ def test_one_whose_instance_was_chosen_when_it_was_sent_is_not_behind_those_with
     full(made)
     made.handle([ev.PrefillSent(early := request("early", prompt=50), "p")], 0.0)
     made.handle([done(name, 0.1, prompt=300, tpot=0.01) for name in names()], 0.1)
-    assert targets(made.handle([ev.PrefillDone(early, "p", 50)], 0.2)) == [("early", "d0")]
+    assert places(made.handle([ev.PrefillDone(early, "p", 50)], 0.2)) == [("early", "d0")]
 
 
 def test_who_waits_for_room_behind_a_closed_link_is_no_sign_for_others() -> None:
@@ -204,8 +205,8 @@ def test_who_waits_for_room_behind_a_closed_link_is_no_sign_for_others() -> None
     made.handle([ev.TransferStarted("fills", "d0"), ev.TransferDone("fills", "d0")], 0.0)
     made.links.failed(("p", "d0"), "somebody", 0.0)
     made.handle([up("d1"), seen("p", "d1")], 0.0)
-    assert targets(made.handle([done("large", 0.1, prompt=300)], 0.1)) == []
-    assert targets(made.handle([done("small", 0.1, prompt=50)], 0.2)) == [("small", "d0")]
+    assert places(made.handle([done("large", 0.1, prompt=300)], 0.1)) == []
+    assert places(made.handle([done("small", 0.1, prompt=50)], 0.2)) == [("small", "d0")]
 
 
 def test_one_that_an_instance_failed_is_no_sign_for_those_it_did_not_fail() -> None:
@@ -215,7 +216,7 @@ def test_one_that_an_instance_failed_is_no_sign_for_those_it_did_not_fail() -> N
     made.handle([ev.TransferStarted("failed", "d0"), up("d1"), seen("p", "d1")], 0.0)
     made.handle([ev.TransferFailed("failed", "d0", "cut")], 0.1)
     waited = 0.1 + 2 * made.config.retry_s
-    assert targets(made.handle([ev.Woke(), done("next", waited, tpot=0.2)], waited)) == [("next", "d0")]
+    assert places(made.handle([ev.Woke(), done("next", waited, tpot=0.2)], waited)) == [("next", "d0")]
 
 
 def test_those_without_room_are_counted_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from controller.core.types import Outcome, Targets
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, LinkFailure, LinkSettings, Simulation, SimulationSettings
-from controller.simulator.fleet.disaggregation import KvTransfers
+from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate, some_demands
 
 PREFILL, DECODE = replace(SMALL, role="prefill"), replace(SMALL, role="decode")
@@ -309,7 +309,7 @@ def test_collocated_instances_may_stand_beside_them():
 @pytest.mark.parametrize("network_s", [0.0, 0.002])  # without a network a prompt's step begins as it is sent
 @pytest.mark.parametrize("migration", list(MIGRATIONS))
 def test_where_an_engine_computes_kv_that_nobody_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):
-    reserve = KvTransfers._reserve
+    reserve = SimulatedTransfers._reserve
 
     def picky(handoff, place):
         if place.source == "engine-0":
@@ -317,7 +317,7 @@ def test_where_an_engine_computes_kv_that_nobody_reads_others_are_soon_asked_alo
         else:
             reserve(handoff, place)
 
-    monkeypatch.setattr(KvTransfers, "_reserve", picky)
+    monkeypatch.setattr(SimulatedTransfers, "_reserve", picky)
     demands = some_demands(150, rate=10.0)
     result = run(demands, migration=migration, network_s=network_s)
     assert {record.outcome for record in result.records} == {Outcome.OK}

@@ -48,7 +48,7 @@ def test_distributions_are_the_records_and_mark_what_was_promised(results, found
     for what, title in (
         ("ttft_s", "Time to first token"),
         ("tpot_s", "Time per output token"),
-        ("e2e_s", "Whole answer"),
+        ("e2e_s", "End to end"),
     ):
         chart = charts[f"{title}, 200 requests/s"]
         for policy in ("round_robin", "slackline"):
@@ -73,7 +73,7 @@ def test_goodput_is_a_line_over_rate_for_each_policy(results, found):
         assert trace["x"] == [20.0, 200.0]
         assert trace["y"] == pytest.approx(expected)
         assert "lines" in trace["mode"]
-    kept = line(drawn(found)["Requests that kept their promises"], "slackline")["y"]
+    kept = line(drawn(found)["Attained requests"], "slackline")["y"]
     assert kept[0] == pytest.approx(sum(r.attained for r in results["slackline", 20.0].records)
                                     / results["slackline", 20.0].ended_at)  # fmt: skip
 
@@ -102,11 +102,11 @@ def test_one_run_is_told_by_class_and_over_time(results):
     entry = {"policy": "slackline", "policy_set": "slackline", "rate": 200.0, **summary([run])}
     found = {"name": "one", "knee": None, "entries": [entry], "run": run}
     charts = drawn(found)
-    kept = line(charts["Attainment by class"], "all promises")
+    kept = line(charts["Attainment by class"], "all targets")
     assert dict(zip(kept["x"], kept["y"], strict=True)) == {
         "all": run["attainment"], **{name: own["attainment"] for name, own in run["by_class"].items()}
     }  # fmt: skip
-    assert line(charts["Attainment by class"], "pace")["y"][0] == run["tpot_met"]
+    assert line(charts["Attainment by class"], "TPOT")["y"][0] == run["tpot_met"]
     for name in ("c0", "c1", "c2"):
         assert line(charts["Time to first token"], name)["x"] == run["by_class"][name]["distribution"]["ttft_s"]
     over_time = charts["Requests over time"]
@@ -124,9 +124,9 @@ def test_a_search_for_goodput_is_drawn_as_lines_over_the_rates_it_tried(results,
     searched = {"name": "s", "level": 0.8, "seeds": [1], "goodput": {"round_robin": 20.0, "slackline": 20.0}}
     charts = drawn({**searched, "lines": lines, "entries": best})
     assert list(charts) == [
-        "Goodput", "Attainment", "Token goodput", "Requests that kept their promises",
+        "Goodput", "Attainment", "Token goodput", "Attained requests",
         "Time to first token, each at its goodput", "Time per output token, each at its goodput",
-        "Whole answer, each at its goodput", "Requests waiting, each at its goodput",
+        "End to end, each at its goodput", "Requests waiting, each at its goodput",
     ]  # fmt: skip
     assert line(charts["Attainment"], "slackline")["x"] == [20.0, 200.0]
     assert [shape["y0"] for shape in charts["Attainment"]["layout"]["shapes"]] == [0.8]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.simulator.__main__ import main, read_profile, read_trace
-from controller.simulator.experiment import parse_experiment
+from controller.simulator.__main__ import main
 from controller.simulator.report.summary import report
 from controller.simulator.runner import run_once
 from controller.simulator.workloads.concord_mix import calls_each
 from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
 from controller.simulator.workloads.program_workload import OFFSET
+from tests.controller.simulator.test_experiment import parsed
 
 SHIPPED = Path(__file__).parents[4] / "controller/simulator/experiments/concord_mix.json"
 GOOD = {
@@ -39,10 +39,6 @@ def with_workload(**changes):
     raw = copy.deepcopy(GOOD)
     raw["workload"] |= changes
     return raw
-
-
-def parsed(raw):
-    return parse_experiment(raw, read_profile, read_trace)
 
 
 def test_kinds_and_targets_are_the_papers():

@@ -182,7 +182,7 @@ async def test_a_hang_up_aborts_in_the_scheduler_and_frees_kv(http, path):
         await response.content.readany()
         assert await metric(http, "kv_cache_usage_perc") > 0
         response.close()
-    await until(lambda: _is(http, "num_requests_running", 0), "nothing runs")
+    await until(lambda: _is(http, "num_requests_running", 0), "no supervisor runs")
     assert await metric(http, "kv_cache_usage_perc") == 0
     assert await metric(http, "request_success_total", "abort") == ended + 1
 
@@ -191,7 +191,7 @@ async def test_a_hang_up_before_an_unstreamed_answer_aborts_too(http):
     task = asyncio.create_task(complete(http, max_tokens=400, ignore_eos=True))
     await until(lambda: _is(http, "num_requests_running", 1), "it runs")
     task.cancel()
-    await until(lambda: _is(http, "num_requests_running", 0), "nothing runs")
+    await until(lambda: _is(http, "num_requests_running", 0), "no supervisor runs")
     assert await metric(http, "kv_cache_usage_perc") == 0
 
 

@@ -45,9 +45,8 @@ async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_every_route_is_either_guarded_or_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_route_is_either_guarded_or_open(fleet_token: str) -> None:
     """A new one belongs into one of the two lists above."""
-    monkeypatch.setenv("FLEET_TOKEN", "t")
     app, engine, _ = build(parse(["--port", "1", "--profile", "constant:2ms"]), asyncio.get_running_loop())
     there = {(method, path) for path, methods in app.routes.items() for method in methods}
     engine.close()

@@ -63,7 +63,7 @@ async def test_one_bit_that_was_turned_over_is_noticed(at: int, what: str) -> No
         links.announce([Peer("p", ELSEWHERE, server.port)])
         await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull
         wire.flip(at)
-        with pytest.raises(KvTransferError, match="wrong checksum") as raised:
+        with pytest.raises(KvTransferError, match="checksum of layer") as raised:
             await links.pull(offer, target)
         assert (wire.flips, raised.value.reason, raised.value.moved.reason) == (1, "corrupt", "corrupt"), what
         moved, first_token = await links.pull(offer, target)

@@ -162,11 +162,11 @@ async def test_an_older_engine_that_pulls_is_told_what_it_knows_and_no_more() ->
 
 @pytest.mark.parametrize("asked", [None, True, "model", {"model": 1}, [1, None, {}]], ids=str)
 def test_whoever_asks_for_nothing_that_is_known_hears_what_everybody_hears(asked: object) -> None:
-    assert Store().layout.told(asked) == {"layers": 4, "token_bytes": 64}
+    assert Store().layout.as_json(asked) == {"layers": 4, "token_bytes": 64}
 
 
 def test_what_is_asked_for_is_told_if_it_is_known() -> None:
-    told = Store().layout.told(["model", "rope", "dtype"])
+    told = Store().layout.as_json(["model", "rope", "dtype"])
     assert told == {"layers": 4, "token_bytes": 64, "dtype": "bfloat16", "model": "m"}
 
 
@@ -190,9 +190,9 @@ async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token
     stream = Stream(Seq("s-1", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]), (), wake_each=True)
     async with served(Store(), token) as (_, offer):
         disaggregation.reserve(stream, offer)
-        with pytest.raises(HttpError, match=f"first token came as {token}") as raised:
+        with pytest.raises(HttpError, match=f"{token} is not a valid first token") as raised:
             await disaggregation.take_over(stream, offer)
-    assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
+    assert (raised.value.status, raised.value.extra["kv"]["reason"]) == (502, "corrupt")
     assert not engine.failed
     blocks = engine.scheduler.blocks
     assert (blocks.usage, blocks.cached_tokens(Seq("next", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]))) == (0, 0)

@@ -197,7 +197,7 @@ async def test_offers_of_strangers_leave_no_link_behind_though_nobody_looks(
 
 async def test_there_are_never_many_links_that_nobody_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are up outlive those that are not."""
-    monkeypatch.setattr(kv_links, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(kv_links, "MOST_UNANNOUNCED", 3)
     server = await listening()
     links = Links(STORE, "t", KvTraffic(), 5.0)
     assert await offered(links, server.port) == "kv_lost"

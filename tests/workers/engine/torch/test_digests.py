@@ -135,7 +135,7 @@ async def test_digests_that_fail_are_said_and_the_next_source_is_tried(monkeypat
         target = receiver()
         assert await target.load([Source("engine", url), DISK])
     assert statuses == [409]
-    assert f"the weights cannot be digested: {error}" in target.attempts[0].error
+    assert f"the digests of the weights could not be computed: {error}" in target.attempts[0].error
     assert not source.store.sending
 
 
@@ -152,7 +152,7 @@ async def test_a_source_that_dies_while_it_digests_is_said_to_and_the_next_one_i
         target = receiver()
         assert await target.load([Source("engine", url), DISK])
     assert asked == ["/weights/send"] * 2
-    assert "went away while it digested its weights (1000 of 699648 bytes)" in target.attempts[0].error
+    assert "disappeared while it computed digests (1000 of 699648 bytes)" in target.attempts[0].error
     assert [bool(each.error) for each in target.attempts] == [True, False]
 
 
@@ -165,7 +165,7 @@ async def test_a_source_whose_digests_get_no_further_is_given_up_and_the_next_on
     async with site(stuck) as url:
         target = receiver()
         assert await target.load([Source("engine", url), DISK])
-    assert "gets no further with the digests of its weights: 1000 of 699648 bytes" in target.attempts[0].error
+    assert "makes no progress with the digests of its weights: 1000 of 699648 bytes" in target.attempts[0].error
 
 
 # ---- never stale ----------------------------------------------------------------------------------------------------
@@ -209,5 +209,5 @@ def test_digests_of_weights_that_went_meanwhile_are_those_of_nothing(monkeypatch
     held.load_disk(folder())
     go.set()
     asking.join(60)
-    assert told == ["the weights were loaded anew while they were digested"]
+    assert told == ["the weights were loaded again while their digests were computed"]
     assert held.manifest() == memory().manifest()

@@ -134,7 +134,7 @@ async def test_real_entries_of_which_one_bit_was_turned_over_on_the_way_are_not_
         links.announce([Peer("p", ELSEWHERE, server.port)])
         await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull
         wire.flip(30 * here.token_bytes)
-        with pytest.raises(KvTransferError, match="wrong checksum") as raised:
+        with pytest.raises(KvTransferError, match="checksum of layer") as raised:
             await links.pull(offer, target)
         assert (raised.value.reason, wire.flips) == ("corrupt", 1)
         await links.pull(offer, target)

@@ -130,7 +130,7 @@ async def test_a_cut_copy_is_refused(tmp_path):
     first, second = store(memory(), tmp_path), store(memory(present=False), tmp_path)
     file = await shared(first) / WHOLE
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(LoadFailed, match="is no complete safetensors file"):
+    with pytest.raises(LoadFailed, match="is not a complete safetensors file"):
         await second.load(HOST)
     assert not second.present
 

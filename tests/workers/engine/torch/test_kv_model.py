@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workers.engine.torch.config import Experts, Rope, TransformerConfig
-from workers.engine.torch.kv_model import said
+from workers.engine.torch.kv_model import non_default
 
 pytestmark = pytest.mark.torch
 
@@ -27,8 +27,8 @@ def config(kind: type[TransformerConfig] = TransformerConfig, **more: Any) -> Tr
 
 
 def test_a_field_that_a_later_version_knows_changes_nothing_by_its_default() -> None:
-    assert said(config(Later)) == said(config())
-    assert said(config(Later, window=4)) != said(config())
+    assert non_default(config(Later)) == non_default(config())
+    assert non_default(config(Later, window=4)) != non_default(config())
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_a_field_that_a_later_version_knows_changes_nothing_by_its_default() -> 
      {"experts": Experts(4, 2, 8, True, "qwen")}],
 )  # fmt: skip
 def test_what_is_said_otherwise_is_another_model(changed: dict[str, Any]) -> None:
-    assert said(config(**changed)) != said(config())
+    assert non_default(config(**changed)) != non_default(config())

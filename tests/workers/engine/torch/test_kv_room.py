@@ -71,9 +71,9 @@ def test_kv_is_neither_read_nor_written_where_there_is_no_memory():
     cache = cache_of(room=False)
     kv, seq = TorchKv(cache), Seq("s", 0.0, 4, 1)
     seq.blocks = [0]
-    with pytest.raises(KvMismatch, match="the engine sleeps"):
+    with pytest.raises(KvMismatch, match="the engine is asleep"):
         kv.read(seq, 0, 0, 1)
-    with pytest.raises(KvMismatch, match="the engine sleeps"):
+    with pytest.raises(KvMismatch, match="the engine is asleep"):
         kv.write(seq, 0, 0, bytes(kv.token_bytes))
 
 
@@ -171,8 +171,8 @@ async def test_a_warm_engine_has_no_cache():
 async def test_weights_that_do_not_come_leave_no_cache_and_those_that_stay_keep_it():
     cache = cache_of()
     own = Weights(cache)
-    store, own.error = WithKv(own, cache, lambda: False), "no copy can be kept"
-    with pytest.raises(LoadFailed, match="no copy can be kept"):
+    store, own.error = WithKv(own, cache, lambda: False), "no copy could be kept"
+    with pytest.raises(LoadFailed, match="no copy could be kept"):
         await store.release(keep_host_copy=True)
     assert (store.present, cache.held) == (True, True)
     own.present = False
@@ -237,7 +237,7 @@ async def test_kv_is_of_the_weights_that_were_there_last_while_they_come_and_go(
     before, changed = ModelIdentity(made.model).now(), [slot.memory for slot in made.model.slots().values()]
     await store.release(keep_host_copy=False)
     changed[0].zero_()  # as a load does that then fails, or has not ended yet
-    own.error = "the transfer broke off"
+    own.error = "the transfer failed"
     with pytest.raises(LoadFailed):
         await store.load(DISK)
     assert identity.now() == before

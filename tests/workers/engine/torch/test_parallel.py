@@ -174,7 +174,7 @@ def test_a_rank_that_is_killed_ends_the_engine_and_says_why(busy):
         assert engine.process.wait(GONE_S) == 1
         lines = engine.last_words()
         assert lines[-1].endswith(
-            "the engine failed and ends: rank 1 was killed by signal 9: the model needs all of its ranks"
+            "the engine failed and stops: rank 1 was killed by signal 9, and the model requires all ranks"
         ), lines[-3:]
         if client is not None:
             assert client.communicate(timeout=GONE_S)[0].strip() == b"ended"
@@ -207,15 +207,14 @@ def refused(*options, path=None):
     [
         (("--tensor-parallel", "3"), "--tensor-parallel: kv_heads=4 cannot be split over 3 ranks"),
         (("--tensor-parallel", "0"), "--tensor-parallel: must be at least 1"),
-        (("--executor", "emulated", "--tensor-parallel", "2"), "--tensor-parallel: needs --executor torch"),
+        (("--executor", "emulated", "--tensor-parallel", "2"), "--tensor-parallel: requires --executor torch"),
     ],
 )
 def test_what_cannot_be_split_is_refused(options, complaint):
     assert complaint in refused(*options)
 
 
-def test_roles_that_move_kv_are_refused(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "secret")
+def test_roles_that_move_kv_are_refused(fleet_token):
     assert "the role must be collocated" in refused(*TWO, "--role", "decode")
 
 
@@ -224,7 +223,7 @@ def test_a_truncated_file_is_named_and_nobody_is_left(tmp_path):
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     before = set(psutil.pids())
-    assert f"{weights} is no complete safetensors file" in refused(*TWO, path=path)
+    assert f"{weights} is not a complete safetensors file" in refused(*TWO, path=path)
     ends_at = time.monotonic() + GONE_S
     while any(_is_rank(pid) for pid in set(psutil.pids()) - before):
         assert time.monotonic() < ends_at

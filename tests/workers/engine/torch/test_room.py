@@ -84,14 +84,14 @@ def test_an_engine_without_room_does_not_start(monkeypatch, caplog):
     with pytest.raises(SystemExit) as ended:
         server.run(config)
     assert ended.value.code == 1
-    assert "there is no room for the weights: DefaultCPUAllocator" in caplog.text
+    assert "not enough memory for the weights: DefaultCPUAllocator" in caplog.text
 
 
 @pytest.mark.parametrize("options", [[], [*OPTIONS, *NAMED, "--tensor-parallel", "2"]])
 def test_others_have_no_room_to_keep(options, capsys):
     with pytest.raises(SystemExit):
         parse(["--port", "0", "--keep-room", *options])
-    assert "--keep-room: needs --executor torch and one rank" in capsys.readouterr().err
+    assert "--keep-room: requires --executor torch and one rank" in capsys.readouterr().err
 
 
 def resident_mb(*options: str) -> float:

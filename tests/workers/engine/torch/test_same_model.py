@@ -77,7 +77,7 @@ async def test_an_engine_of_another_checkpoint_is_no_source_and_the_next_one_is_
     names = [{"kind": "engine", "url": engines[name].url} for name in ("wrong", "renamed")]
     said = await load(sessions["warm"], *names, {"kind": "disk"})
     wrong, renamed, disk = said["attempts"]
-    assert "answered 409" in wrong["error"]
+    assert "returned 409" in wrong["error"]
     held, wanted = (store(path, memory()).identity for path in (tuned(), folder()))
     assert f"this engine holds {held}, not {wanted}" in wrong["error"]
     assert str(held) != str(wanted)
@@ -259,7 +259,7 @@ async def test_a_copy_that_an_engine_on_a_device_wrote_is_checked_and_digested_a
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [(f"{WORDS}:00", f"the source digests with {WORDS}, this engine with {XXH3}"), ("00", "no digest")],
+    [(f"{WORDS}:00", f"the source has {WORDS} digests, this engine has {XXH3}"), ("00", "not a digest")],
 )
 def test_digests_that_this_device_does_not_make_are_refused_before_anything_moves(made, said):
     held = memory()

@@ -128,7 +128,7 @@ def test_nothing_is_served_from_a_truncated_file(model, tmp_path):
     path = shutil.copytree(model, tmp_path / "model")
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    assert f"{weights} is no complete safetensors file" in refused(path)
+    assert f"{weights} is not a complete safetensors file" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_config_that_does_not_fit_is_named(model, tmp_path, key, value, compla
         (("--device", "cuda"), "no CUDA device is available"),
         (("--max-model-len", "9999"), "beyond the model's 512 positions"),
         (("--threads", "0"), "--threads: must be at least 1"),
-        (("--boundary", "layer"), "--boundary: needs --scheduler preemptive"),
+        (("--boundary", "layer"), "--boundary: requires --scheduler preemptive"),
         (("--scheduler", "preemptive", "--batching", "vllm_v1"), "--batching: the preemptive scheduler batches by"),
         (("--scheduler", "preemptive", "--boundary", "chunk"), "--chunk-tokens: boundary chunk needs chunk_tokens"),
     ],

@@ -22,7 +22,7 @@ from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.server import build, with_model
 from workers.engine.torch.kv import TorchKv
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fleet_token")]
 OPTIONS = ("--executor", "torch", "--threads", "1", "--kv-blocks", "64", "--block-size", "4", "--profile")
 looks_often = parts.looks_often
 
@@ -66,11 +66,6 @@ class Whole:
 def configured(*options: str) -> ServerConfig:
     named = ("--port", "0", "--host", "127.0.0.1", "--model", str(folder()), "--served-model-name", "tiny")
     return with_model(parse([*named, *OPTIONS, "constant:1ms", *options]))
-
-
-@pytest.fixture(autouse=True)
-def _token(monkeypatch) -> None:
-    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
 
 
 @pytest.fixture

@@ -46,8 +46,7 @@ def part(role: str, *more: str) -> tuple[Part, OperatorProgram]:
 
 
 @pytest.fixture
-async def pair(monkeypatch) -> AsyncIterator[Pair]:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
+async def pair(fleet_token) -> AsyncIterator[Pair]:
     (prefill, program), (decode, _) = part("prefill"), part("decode")
     async with listening(Pair(prefill, decode, Gates(program))) as pair:
         yield pair

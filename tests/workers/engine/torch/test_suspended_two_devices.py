@@ -19,9 +19,8 @@ pytestmark = [
 
 
 @pytest.fixture
-async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+async def pair(fleet_token: str) -> AsyncIterator[Pair]:
     """The one computes and gives, the other takes and goes on."""
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
     with emulated():
         (prefill, program), (decode, other) = (part(role, "--device", "cuda") for role in ("prefill", "decode"))
         assert {type(each.cache.memory) for each in (program, other)} == {EmulatedTensor}

@@ -253,9 +253,8 @@ def test_room_is_made_where_the_weights_will_lie(device):
 
 
 @pytest.fixture
-async def engines(monkeypatch) -> Any:
+async def engines(fleet_token) -> Any:
     """As the server wires them: on the first device, and on the CPU."""
-    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     found = [Whole(configured("--device", device, "--scheduler", "slackline")) for device in ("cuda", "cpu")]
     yield found
     for each in found:

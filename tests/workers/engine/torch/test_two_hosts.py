@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from benchmarks.network import SecondHost, network_missing, second_host
-from tests.workers.engine.client import COMPLETIONS, complete, metric, post, streamed
+from tests.workers.engine.client import COMPLETIONS, complete, kv_has_come, kv_received, metric, post, streamed
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, folder
 
@@ -128,8 +128,9 @@ async def test_kv_comes_from_another_host_and_not_when_it_falls_silent(network, 
     await handed_over(ask)
     assert time.monotonic() - began > 2.0, "the link is not what it should be"
 
+    before = await kv_received(ask["here"])
     pulling = asyncio.create_task(handed_over(ask))
-    await asyncio.sleep(1.5)
+    await kv_has_come(ask["here"], before + 1)
     network.cut()
     cut_at = time.monotonic()
     try:

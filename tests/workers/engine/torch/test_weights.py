@@ -93,18 +93,18 @@ def test_a_truncated_file_is_named(copy, keep):
     file = copy / "model.safetensors"
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * keep)])
-    assert f"{file} is no complete safetensors file" in refused(copy)
+    assert f"{file} is not a complete safetensors file" in refused(copy)
 
 
 def test_one_truncated_shard_of_many_is_named(sharded):
     file = sorted(sharded.glob("*.safetensors"))[1]
     file.write_bytes(file.read_bytes()[:-100])
-    assert f"{file} is no complete safetensors file" in refused(sharded)
+    assert f"{file} is not a complete safetensors file" in refused(sharded)
 
 
 def test_text_is_no_safetensors_file(copy):
     (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert "is no complete safetensors file" in refused(copy)
+    assert "is not a complete safetensors file" in refused(copy)
 
 
 def test_a_folder_without_weights(copy):
@@ -132,7 +132,7 @@ def test_an_index_that_names_the_wrong_shard(sharded):
 def test_a_shard_that_is_not_there(sharded):
     file = sorted(sharded.glob("*.safetensors"))[0]
     file.unlink()
-    assert f"{file} is no complete safetensors file" in refused(sharded)
+    assert f"{file} is not a complete safetensors file" in refused(sharded)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -145,7 +145,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(copy, value, dtype):
         tensors[NAME][3, 5] = value
 
     rewrite(copy, change)
-    with pytest.raises(WeightsError, match=f"tensor {NAME} in .*model.safetensors holds values that are no finite"):
+    with pytest.raises(WeightsError, match=f"tensor {NAME} in .*model.safetensors has values that are not finite"):
         load_weights(model_of(copy).slots(), copy)
 
 

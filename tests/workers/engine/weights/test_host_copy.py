@@ -69,7 +69,7 @@ def test_nobody_else_may_read_or_write_it(base, checkpoint):
     modes = {path.name: path.stat().st_mode & 0o777 for path in (folder.parent, folder, folder / WHOLE, folder / USERS)}
     assert set(modes.values()) == {0o700, 0o600}, modes
     folder.parent.chmod(0o755)
-    with pytest.raises(ConfigError, match="of this user's alone") as refused:
+    with pytest.raises(ConfigError, match="only this user owns") as refused:
         HostCopy(base, checkpoint, "float32")
     assert refused.value.field == "host_copy"
 
@@ -78,7 +78,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(base, tmp_path, checkpoint):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (base / f"slackline-weights-{os.geteuid()}").symlink_to(elsewhere)
-    with pytest.raises(ConfigError, match="of this user's alone"):
+    with pytest.raises(ConfigError, match="only this user owns"):
         HostCopy(base, checkpoint, "float32")
 
 
@@ -125,7 +125,7 @@ def test_without_room_none_is_written(base, checkpoint, monkeypatch, what):
         real = os.statvfs(base)
         full = os.statvfs_result((*real[:4], 0, *real[5:]))
         monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(NoCopy, match="wants 2 times as much free"):
+    with pytest.raises(NoCopy, match="needs 2 times as much free"):
         written(copy)
     assert (copy.whole(), files(base)) == (None, {USERS})
 

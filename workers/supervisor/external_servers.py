@@ -1,4 +1,5 @@
-"""Servers given by environment must answer before anything is started on them: a clear error beats a traceback."""
+"""Checks the servers that DATABASE_URL and REDIS_URL name before anything starts, so that an error is one clear
+line."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ TIMEOUT_S = 5
 
 
 def require_database(url: str) -> str:
-    """The url again, once a connection succeeded. Never prints it: it may hold a password."""
+    """Returns the URL if a connection succeeds. Raises ConfigError, without the URL, which may contain a password."""
     try:
         with psycopg.connect(url, connect_timeout=TIMEOUT_S):
             return url
@@ -20,6 +21,7 @@ def require_database(url: str) -> str:
 
 
 def require_redis(url: str) -> str:
+    """Returns the URL if Redis responds. Raises ConfigError."""
     try:
         client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         client.ping()

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core.errors import ConfigError
-from workers.supervisor.given import require_database, require_redis
+from workers.supervisor.external_servers import require_database, require_redis
 from workers.supervisor.ports import free_port
 
 
