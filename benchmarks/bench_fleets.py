@@ -30,7 +30,7 @@ from benchmarks.fleet_cells import DEFAULT, cells
 from controller.core.types import LatencyCoefficients, Outcome
 from controller.predict.latency import LatencyModel
 from controller.simulator.experiment import Contender, ExperimentPlan, parse_experiment
-from controller.simulator.report.results import SimRecord, RunResult
+from controller.simulator.report.results import RunResult, SimRecord
 from controller.simulator.report.summary import attainment
 from controller.simulator.runner import rates_of, run_once
 
