@@ -240,6 +240,15 @@ class SharesChanged(NamedTuple):
     share: float
 
 
+class FirstByteDelay(NamedTuple):
+    """From the end of a prefill on this instance until the decode instance sends the client's first byte, as the
+    migrator expects it for the next requests: `fixed_s` seconds and `s_a_token` for each token of the prompt."""
+
+    instance_id: str
+    fixed_s: float
+    s_a_token: float
+
+
 class Command(NamedTuple):
     """A command from the console for queued requests. The driver answers which were applied, gone or too late."""
 
@@ -287,6 +296,7 @@ Event = (
     | Expected
     | RoleChanged
     | SharesChanged
+    | FirstByteDelay
     | Command
     | ClockOffset
     | Woke

@@ -20,6 +20,7 @@ class Cost(NamedTuple):
     prefill_s: float  # alone on an idle engine
     service_s: float  # its share of an engine's time: prefill work and output_tokens marginal decode steps
     decode_step_s: float  # one decode step of it alone
+    first_byte_s: float = 0.0  # from the end of its prefill to the client's first byte, where another instance decodes
 
 
 class Rank(NamedTuple):

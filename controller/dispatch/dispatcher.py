@@ -23,7 +23,8 @@ from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import Worker
 
-QUIET = frozenset({ev.Progress, ev.Accepted, ev.ClockOffset})  # start no pass: they free no room, and most come often
+# These start no pass: they free no room, and most come often.
+QUIET = frozenset({ev.Progress, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay})
 RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 ENGINE_RANKS = ("none", "class", "deadline")

@@ -242,12 +242,13 @@ class Lane:
         return min(refusals, key=lambda each: each[0])[1] if refusals else None
 
     def _reference_cost(self) -> tuple[float, float] | None:
-        """Seconds of a prefill and of a decode step on the best instances; None where there are none."""
+        """Seconds to a first byte and of a decode step on the best instances; None where there are none."""
         best = self.best()
         if not best:
             return None
-        prefill = min(worker.latency.prefill_sums(REFERENCE_TOKENS, REFERENCE_TOKENS**2) for worker in best)
-        return prefill, min(worker.latency.decode(1, REFERENCE_TOKENS) for worker in best)
+        squares = REFERENCE_TOKENS**2
+        first = min(w.latency.prefill_sums(REFERENCE_TOKENS, squares) + w.first_byte_s(REFERENCE_TOKENS) for w in best)
+        return first, min(worker.latency.decode(1, REFERENCE_TOKENS) for worker in best)
 
     def screen(self, now: float) -> list[ev.Refuse]:
         """Defer or refuse requests that cannot make it behind those before them in the queue."""
@@ -307,7 +308,7 @@ def _undominated(workers: Iterable[Worker]) -> list[Worker]:
     staying = [worker for worker in workers if worker.state != "draining" and worker.spec.role is not Role.DECODE]
     able = [worker for worker in staying if worker.takes] or staying
     best: list[Worker] = []
-    for worker in sorted(able, key=lambda w: (w.latency.coefficients, -w.spec.max_model_len, w.id)):
+    for worker in sorted(able, key=lambda w: (w.latency.coefficients, -w.spec.max_model_len, _delay(w), w.id)):
         if not any(_dominates(other, worker) for other in best):
             best.append(worker)
     return best
@@ -319,9 +320,15 @@ def _dominates(one: Worker, other: Worker) -> bool:
     prefill, decode = (max(1.0, b / a) for a, b in zip(one.doubt(), other.doubt(), strict=True))
     return (
         one.spec.max_model_len >= other.spec.max_model_len
+        and _delay(one) <= _delay(other)
         and all(a * prefill <= SAME_COST * b for a, b in zip(mine[:3], theirs[:3], strict=True))
         and all(a * decode <= SAME_COST * b for a, b in zip(mine[3:], theirs[3:], strict=True))
     )
+
+
+def _delay(worker: Worker) -> float:
+    """Seconds from the end of a prefill of usual length to its first byte."""
+    return worker.first_byte_s(REFERENCE_TOKENS)
 
 
 def _alone_s(request: Request, cost: Cost) -> float:

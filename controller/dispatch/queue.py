@@ -306,7 +306,7 @@ def _row(entry: Entry, clock_s: float) -> QueueRow:
         output_tokens=request.output_tokens,
         ttft_s=request.targets.ttft_s,
         arrived_at=round(request.arrival + clock_s, 3),
-        due_at=round(request.ttft_due - entry.cost.prefill_s + clock_s, 3),
+        due_at=round(request.ttft_due - entry.cost.prefill_s - entry.cost.first_byte_s + clock_s, 3),
         gives_up_at=round(entry.drop_at + clock_s, 3),
         order=[tier, *(max(-sys.float_info.max, min(each, sys.float_info.max)) for each in key)],
         hopeless=entry.hopeless,

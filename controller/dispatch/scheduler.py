@@ -69,6 +69,7 @@ class Scheduler:
         self._roles: dict[str, Role] = {}  # of instances that only prefill or only decode
         self._stages = False  # there are roles, or there were and the migrator has not finished
         self._paired: set[str] = set()
+        self._delays: list[ev.Event] = []  # what the migrator found out, for the dispatcher's next pass
         self._now = 0.0
         self._dispatch_at = math.inf
         self._migrate_at = math.inf
@@ -96,6 +97,8 @@ class Scheduler:
         """Apply the events, then decide. `now`: seconds on the driver's clock; an earlier one counts as the last."""
         now = self._now = max(now, self._now)
         batch = self._sort(events, now)
+        if self._delays and batch.for_dispatcher:
+            batch.for_dispatcher[:0], self._delays = self._delays, []
         actions = batch.actions
         if now >= self._dispatch_at:
             batch.for_dispatcher.append(ev.Woke())
@@ -104,6 +107,7 @@ class Scheduler:
         if self.migrator is not None:
             if self.disaggregated:
                 self._migrate(self.migrator, batch, actions, now)
+                self._delays += self.migrator.first_bytes.news(now)
             elif not INSTANCE_EVENTS.isdisjoint(map(type, events)):
                 # The migrator keeps track of all instances, so that it knows them when some have roles again.
                 batch.for_migrator = [event for event in batch.for_migrator if type(event) in INSTANCE_EVENTS]

@@ -25,6 +25,9 @@ WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow 
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
 
+WorkerEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
+WORKER_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
+
 
 class WorkRate:
     """Seconds of work for each second of time, over about the last `WORK_WINDOW_S` (exponentially weighted)."""
@@ -104,6 +107,7 @@ class Worker:
         self.last_sent = 0
         self.sent_total = 0
         self.load: Load | None = None
+        self.first_byte = (0.0, 0.0)  # of a prefill instance: seconds after a prefill, of any and for each token
         self.latency = LatencyModel(spec.latency or UNPROFILED)
         self._fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
@@ -263,7 +267,12 @@ class Worker:
         prefill = model.prefill_sums(tokens, tokens * tokens)
         context = tokens + request.output_tokens // 2
         service = prefill + request.output_tokens * model.marginal_decode(context, float(self.outstanding))
-        return Cost(prefill, service, model.decode(1, context))
+        return Cost(prefill, service, model.decode(1, context), self.first_byte_s(tokens))
+
+    def first_byte_s(self, tokens: int) -> float:
+        """From the end of a prefill of so many tokens to the client's first byte; 0 if the answer comes from here."""
+        fixed_s, s_a_token = self.first_byte
+        return 0.0 if self.decodes else max(0.0, fixed_s + s_a_token * tokens)
 
     def doubt(self) -> tuple[float, float]:
         """How many times faster than predicted (prefills, decode steps) may be here, for all that was measured so far.
@@ -495,7 +504,7 @@ class Roster:
             self.up(event)
         elif isinstance(event, ev.InstanceDown):
             self.down(event.instance_id)
-        elif isinstance(event, ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.Telemetry):
+        elif isinstance(event, WORKER_EVENTS):
             worker = self.workers.get(event.instance_id)
             if worker is not None:
                 _change(worker, event)
@@ -523,7 +532,7 @@ class Roster:
         return worker
 
 
-def _change(worker: Worker, event: ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.Telemetry) -> None:
+def _change(worker: Worker, event: WorkerEvent) -> None:
     if isinstance(event, ev.InstanceDraining):
         worker.state = "draining"
         worker.changes += 1
@@ -532,5 +541,8 @@ def _change(worker: Worker, event: ev.InstanceDraining | ev.RoleChanged | ev.Sha
         worker.changes += 1
     elif isinstance(event, ev.SharesChanged):
         worker.share = min(1.0, max(0.0, event.share))
+    elif isinstance(event, ev.FirstByteDelay):
+        worker.first_byte = (event.fixed_s, event.s_a_token)
+        worker.changes += 1
     else:
         worker.observe_load(event.load)

@@ -15,7 +15,11 @@ from controller.slo.attainment import judge
 
 
 class SimulatedRequest:
-    """State of one request. `sends`: attempts on engines. Times are on the gateway's clock, absolute."""
+    """State of one request. `sends`: attempts on engines. Times are on the gateway's clock, absolute.
+
+    The client of a disaggregated request has its first token once the decode instance has the KV, although the prefill
+    instance sampled it (decision 30).
+    """
 
     __slots__ = (
         "demand",
@@ -24,6 +28,7 @@ class SimulatedRequest:
         "instance",
         "landed_at",
         "prefill_instance",
+        "prefilled_at",
         "request",
         "sends",
         "sent_at",
@@ -38,14 +43,15 @@ class SimulatedRequest:
         self.sends = 0
         self.sent_at: float | None = None
         self.first_at: float | None = None
-        self.head: array[float] = array("d")  # token times from the prefill instance, if another one decodes
+        self.head: array[float] = array("d")  # of the first token, if a decode instance sends it
         self.prefill_instance = ""
+        self.prefilled_at: float | None = None  # when its prefill ended, if another instance decodes
         self.landed_at: float | None = None  # when its KV arrived at the decode instance
 
     @property
-    def prefills_again(self) -> bool:
-        """Whether its KV was lost after the first token, so that a second prefill runs whose token is not shown."""
-        return len(self.head) > 0 and self.landed_at is None
+    def landing(self) -> bool:
+        """Whether its KV has arrived at the decode instance, and the gateway has not seen its first token yet."""
+        return self.landed_at is not None and self.first_at is None
 
     def sequence(self, now: float, *, prefill_only: bool = False) -> Seq:
         """A new sequence for each attempt. The engine orders by the time of arrival at the engine, not at the gateway.
@@ -79,17 +85,18 @@ class SimulatedRequest:
         seq.priority, seq.output_tokens = rank, 1
         return seq
 
-    def keep(self, times: array[float]) -> None:
-        """The prefill has ended. The token of a second prefill, after the KV was lost, is not shown."""
-        if not self.head:
-            self.head = times
-
     def go_on(self, instance_id: str, seq: Seq, now: float) -> None:
-        seq.first_token_at = seq.last_token_at = self.head[0]
+        """Its KV has arrived: the decode instance sends the first token."""
+        seq.first_token_at = seq.last_token_at = now
         self.instance, self.seq, self.landed_at = instance_id, seq, now
+        self.head = array("d", (now,))
+
+    def recall(self) -> None:
+        """The decode instance drops it again, before the client had its first token."""
+        self.seq, self.landed_at, self.head = None, None, array("d")
 
     def restart(self) -> None:
-        """Back to the queue, after a failure before the first token or a loss of KV after it."""
+        """Back to the queue, after a failure before the first token or a loss of KV."""
         self.instance, self.seq = "", None
 
     def record(self, outcome: Outcome, reason: str, now: float, times: Sequence[float], keep: bool) -> SimRecord:
@@ -137,7 +144,9 @@ class SimulatedRequest:
             preemptions=seq.preemptions if seq is not None else 0,
             cached_tokens=seq.cached if seq is not None else 0,
             prefill_instance=self.prefill_instance,
-            kv_transfer_s=None if self.landed_at is None else self.landed_at - self.head[0],
+            kv_transfer_s=None
+            if self.landed_at is None or self.prefilled_at is None
+            else self.landed_at - self.prefilled_at,
             token_times=array("d", after.tolist()) if keep else None,
         )
 

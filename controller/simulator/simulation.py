@@ -223,7 +223,7 @@ class Simulation:
         if action.prefilled and self.kv is not None:
             self.kv.stop_prefill(in_flight)
         cut = in_flight.first_at is not None
-        outcome = Outcome.CUT if cut or not action.prefilled else Outcome.FAILED
+        outcome = Outcome.CUT if cut else Outcome.FAILED
         self._end(in_flight, outcome, action.decision.reason, self._so_far(in_flight) if cut else ())
 
     def _send_all(self, sends: dict[str, list[ev.Send]]) -> None:
@@ -303,7 +303,8 @@ class Simulation:
             do()
 
     def _first_token(self, seq: Seq) -> None:
-        if self._current(seq):
+        """The client's first token, unless another instance decodes: then that one sends it (fleet.disaggregation)."""
+        if self._current(seq) and not seq.keep_kv:
             in_flight = self._in_flight[seq.id]
             in_flight.first_at = self.heap.now if in_flight.first_at is None else in_flight.first_at
             self.driver.tell(ev.FirstToken(seq.id))
@@ -315,7 +316,7 @@ class Simulation:
 
     def _prefilled(self, instance: SimulatedInstance, seq: Seq, times: array[float]) -> None:
         if self.kv is not None and self._current(seq):
-            self._in_flight[seq.id].keep(times)
+            self._in_flight[seq.id].prefilled_at = times[0]
             self.kv.prefilled(self._in_flight[seq.id], instance, seq)
 
     def _answered(self, seq: Seq, times: array[float]) -> None:
@@ -379,7 +380,10 @@ class Simulation:
 
     def lost(self, in_flight: SimulatedRequest) -> None:
         """The engine failed the request. Before the first token the dispatcher may send it to another instance."""
-        before = in_flight.first_at is None or in_flight.prefills_again
+        if in_flight.landing:  # the prefill instance still has its KV, and the migrator hears that the other is gone
+            in_flight.recall()
+            return
+        before = in_flight.first_at is None
         self.driver.tell(ev.Failed(in_flight.request.id, before, "instance failed"))
         if before:
             in_flight.restart()

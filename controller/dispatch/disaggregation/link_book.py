@@ -173,6 +173,20 @@ class LinkBook:
         mean = sum(known) / len(known) if known else 0.0
         return {target: mean if seconds is None else seconds for target, seconds in took.items()}
 
+    def mean_move(self, source: str, targets: Sequence[str]) -> tuple[float, float]:
+        """Mean over the measured links to these: seconds of any transfer, and of each token; 0 without any."""
+        size = self._bytes_a_token.get(source)
+        found = []
+        for target in targets:
+            link = self._links.get((source, target))
+            if link is not None and link.bandwidth and size is not None:
+                found.append((link.latency or 0.0, size / link.bandwidth))
+            elif link is not None and link.s_a_token is not None:
+                found.append((0.0, link.s_a_token))
+        if not found:
+            return 0.0, 0.0
+        return sum(latency for latency, _ in found) / len(found), sum(each for _, each in found) / len(found)
+
     def views(self, now: float) -> list[LinkView]:
         return [
             LinkView(*pair, link.state, link.closed(now), link.bandwidth, link.latency)

@@ -24,6 +24,7 @@ from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
+from controller.dispatch.disaggregation.first_byte import FirstBytes
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.placements import Placement, Prefilled
 from controller.dispatch.disaggregation.placing import Placing
@@ -43,6 +44,7 @@ class Migrator:
         self.placement = placement
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
+        self.first_bytes = FirstBytes(self._roster.workers, self.links)
         self._queue = TransferQueue(placement.order)
         self._incompatible = IncompatiblePeers(config.strangers_s, self._queue.under_way)
         self._reach = Reach(self._roster.workers, self.links, self._incompatible)
@@ -190,6 +192,7 @@ class Migrator:
         transfer.assumed = event.assumed
         if not event.assumed:
             self._arrived(transfer, event.moved, now)
+            self.first_bytes.came(transfer, now)
         if event.released:
             self._queue.advance(transfer, On.RELEASED, now)
         elif not event.assumed:  # else it may still be pulled: freed when the answer has ended
@@ -281,6 +284,7 @@ class Migrator:
         gone = event.instance_id
         self._roster.handle(event)
         self.links.forget(gone, self._roster.workers)
+        self.first_bytes.forget(gone)
         self._incompatible.forget(gone)
         self.rollback.kv_releases.gone(gone)
         for transfer in [t for t in self._queue if not t.landed]:

@@ -24,19 +24,29 @@ NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 
 class Prefilled(NamedTuple):
-    """A request whose first token came at `first_at`, and what it needs of a decode instance. `move_s`: seconds its KV
-    is expected to take to each instance, for placements with `measures_links`."""
+    """A request whose prefill ended, or is expected to end, at `first_at`, and what it needs of a decode instance.
+
+    The client's first byte comes from the decode instance, so until then waiting costs TTFT, and only after it TPOT.
+    `move_s`: seconds its KV is expected to take to each instance, for placements with `measures_links`.
+    """
 
     request: Request
     first_at: float
     move_s: Mapping[str, float] = NOT_MEASURED
 
-    def pace_s(self, now: float) -> float:
-        """Seconds a token from now on so that the mean still keeps the TPOT; infinite for an answer of one token."""
-        left = self.request.output_tokens - 1
-        if left < 1:
-            return math.inf
-        return self.request.targets.tpot_s - (now - self.first_at) / left
+    @property
+    def pace_s(self) -> float:
+        """Seconds a token after the first byte; infinite for an answer of one token."""
+        return self.request.targets.tpot_s if self.request.output_tokens > 1 else math.inf
+
+    def slack_s(self, now: float) -> float:
+        """Seconds left to its TTFT target; below 0 once it is missed."""
+        return self.request.ttft_due - now
+
+    def first_byte_s(self, worker_id: str, step_s: float, now: float) -> float:
+        """Seconds until the client's first byte, if the request is placed there now: the prefill ends, its KV moves,
+        and one decode step of `step_s` runs."""
+        return max(self.first_at - now, self.move_s.get(worker_id, 0.0)) + step_s
 
     @property
     def kv_tokens(self) -> int:
@@ -77,18 +87,18 @@ class TpotBudget:
     """HyperFlexis' Migrator: tightest TPOT first, to the earliest-maturing instance whose step stays under the TPOT.
 
     A request fits an instance if eq. 2 with it in the batch is at most `share` of the tightest TPOT there and of its
-    own pace (its TPOT less what waiting has cost it so far), if a slot is free and if the KV of its prompt and expected
-    answer fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
+    own, if its first byte comes within its TTFT, if a slot is free and if the KV of its prompt and expected answer
+    fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
     Eq. 2 is taken with the context that the batch has after `growth` of the answers still to come, 0.5 being the mean
     over their time here (0 is the paper's: what fits now no longer does when contexts have grown).
-    A branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless. Once no other waits that
-    can still make it, it goes where eq. 2 with it harms none of the requests there, and does not bind later ones. Cost:
-    linear in decode instances.
+    A branch that Alg. 1 lacks: a request that could not keep its TTFT or its TPOT even alone is hopeless. Once no other
+    waits that can still make it, it goes where eq. 2 with it harms none of the requests there, and does not bind later
+    ones. Cost: linear in decode instances.
     """
 
     name: ClassVar[str] = "tpot_budget"
     one_shot: ClassVar[bool] = False
-    measures_links: ClassVar[bool] = False
+    measures_links: ClassVar[bool] = True
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -111,23 +121,27 @@ class TpotBudget:
         request = stage.request
         hopeless = self.hopeless(stage, workers, now)
         for worker in self.rank(stage, workers):
-            pace = self.config.share * stage.pace_s(now + stage.move_s.get(worker.id, 0.0))
             roomy = worker.free_slots > 0 and (stage.kv_tokens < worker.free_tokens() or not worker.outstanding)
             if not roomy:
                 continue
             grown = self.config.growth * (worker.expected_tokens + request.output_tokens)
             step = worker.decode_with(request.prompt_tokens + 1 + round(grown))
             allowed = self.config.share * worker.tightest_tpot()
-            if step <= min(allowed, pace):
+            if step <= allowed and self._keeps(stage, worker, step, now):
                 return Choice(worker, "fits_tpot")
             if hopeless and step <= allowed:
                 return Choice(worker, "hopeless_harmless", binds=False)
         return None
 
     def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
-        """Could it not keep its pace even alone on an idle instance?"""
-        pace, prompt = self.config.share * stage.pace_s(now), stage.request.prompt_tokens
-        return all(worker.latency.decode(1, prompt) > pace for worker in workers)
+        """Could it not keep its targets even alone on an idle instance?"""
+        prompt = stage.request.prompt_tokens
+        return not any(self._keeps(stage, worker, worker.latency.decode(1, prompt), now) for worker in workers)
+
+    def _keeps(self, stage: Prefilled, worker: Worker, step_s: float, now: float) -> bool:
+        """Would it keep its TTFT and its TPOT there with steps of `step_s`?"""
+        in_time = stage.first_byte_s(worker.id, step_s, now) <= stage.slack_s(now)
+        return in_time and step_s <= self.config.share * stage.pace_s
 
     def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
         """In which order instances are tried: by the end of their next step."""
@@ -136,18 +150,18 @@ class TpotBudget:
 
 @MIGRATIONS.register("tpot_grouped")
 class TpotGrouped(TpotBudget):
-    """`tpot_budget` that looks first at the request with the least time for its whole answer (TPOT x tokens after the
-    first): by TPOT, as in the paper, a short answer waits behind long ones of a tighter pace although it has less time.
-    (By when the answer is due, which adds the time of its first token, more is lost in overload, as with earliest
-    deadline first.) And it groups requests of like TPOT: it tries first the instances whose tightest TPOT is the
-    request's own, then idle ones, then the others by the difference, so that one tight request does not hold every
-    instance to its pace. Ours; the same cost."""
+    """`tpot_budget` that looks first at the request whose first byte is due first, then at the one with the least time
+    for the rest of its answer (TPOT x tokens after the first): by TPOT, as in the paper, a short answer waits behind
+    long ones of a tighter pace although it has less time. What cannot be in time any more is hopeless, so earliest
+    deadline first loses nothing to it in overload. And it groups requests of like TPOT: it tries first the instances
+    whose tightest TPOT is the request's own, then idle ones, then the others by the difference, so that one tight
+    request does not hold every instance to its pace. Ours; the same cost."""
 
     name: ClassVar[str] = "tpot_grouped"
 
     def order(self, stage: Prefilled) -> Order:
         request = stage.request
-        return (request.targets.tpot_s * max(1, request.output_tokens - 1), request.arrival, request.id)
+        return (request.ttft_due, request.targets.tpot_s * max(1, request.output_tokens - 1), request.id)
 
     def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
         own = stage.request.targets.tpot_s
@@ -166,13 +180,11 @@ class TpotGrouped(TpotBudget):
 
 @MIGRATIONS.register("tpot_linked")
 class TpotLinked(TpotGrouped):
-    """`tpot_grouped` that counts the KV transfer, for fleets whose links differ: among instances of like pace it tries
-    first the one where the request joins a step the soonest, once the running step has ended and its KV has come over
-    the link as measured; its pace is what is left by then. A link without a measurement counts as the mean of those
-    with one. Ours; the same cost."""
+    """`tpot_grouped` for fleets whose links differ: among instances of like pace it tries first the one where the
+    request joins a step the soonest, once the running step has ended and its KV has come over the link as measured. A
+    link without a measurement counts as the mean of those with one. Ours; the same cost."""
 
     name: ClassVar[str] = "tpot_linked"
-    measures_links: ClassVar[bool] = True
 
     def joins_s(self, stage: Prefilled, worker: Worker) -> float:
         return max(worker.decode_s(), stage.move_s.get(worker.id, 0.0))

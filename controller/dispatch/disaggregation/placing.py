@@ -173,7 +173,9 @@ class Placing:
         return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
 
     def _turns_hopeless(self, transfer: DecodeTransfer, able: Sequence[Worker], now: float) -> bool:
-        if transfer.target or not able or not self._placement.hopeless(transfer.stage, able, now):
+        if transfer.target or not able:
+            return False
+        if not self._placement.hopeless(self._stage(transfer, able), able, now):
             return False
         self._queue.turn_hopeless(transfer)
         return True
@@ -200,7 +202,7 @@ class Placing:
             "policy": self._name,
             "source": transfer.source,
             "waited_s": now - transfer.since,
-            "pace_s": transfer.stage.pace_s(now) if request.output_tokens > 1 else None,
+            "slack_s": transfer.stage.slack_s(now),
             "decode_s": worker.decode_s(),
             "outstanding": worker.outstanding,
             "kv_tokens": transfer.kv_tokens,

@@ -1,6 +1,7 @@
 """Admit a request if it is likely enough to meet its TTFT: calculate_p against theta in HyperFlexis Alg. 1.
 
-t_remaining = arrival + TTFT - (now + expected prefill). The paper gives neither the curve nor theta. Ours is the normal
+t_remaining = arrival + TTFT - (now + expected prefill + what follows it until the client's first byte, where another
+instance decodes). The paper gives neither the curve nor theta. Ours is the normal
 distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with sigma = error
 x (expected prefill + backlog). It stays within [0, 1], never falls with the time left, never rises with utilisation
 (which only moves the mean), and is 1 or 0 for a predictor without error. `backlog` is prefill work that already waits
@@ -52,8 +53,9 @@ class TtftProbability(Stateless):
 
     def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> AdmissionResult:
         config = self.config
-        left = due(request) - now - cost.prefill_s - backlog_s - config.margin_s * worker.utilisation()
-        p = probability(left, config.error * (cost.prefill_s + backlog_s))
+        needed_s = cost.prefill_s + cost.first_byte_s + backlog_s
+        left = due(request) - now - needed_s - config.margin_s * worker.utilisation()
+        p = probability(left, config.error * needed_s)
         if p >= config.theta:
             return AdmissionResult(True, p, "likely_in_time")
         return AdmissionResult(False, p, "unlikely_on_this_worker")
@@ -62,8 +64,9 @@ class TtftProbability(Stateless):
         """When p on an idle engine falls below theta; with a deadline, when even the answer alone would end too
         late.
         """
-        at = due(request) - cost.prefill_s
+        first_s = cost.prefill_s + cost.first_byte_s
+        at = due(request) - first_s
         if request.targets.deadline_s is not None:
-            alone = cost.prefill_s + max(0, request.output_tokens - 1) * cost.decode_step_s
+            alone = first_s + max(0, request.output_tokens - 1) * cost.decode_step_s
             at = min(at, request.arrival + request.targets.deadline_s - alone)
         return at

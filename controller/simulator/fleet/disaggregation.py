@@ -54,7 +54,7 @@ class DisaggregatedRun(Protocol):
 
 
 class SimulatedTransfers:
-    """The KV transfers of a run, from the first token to the decode instance that continues."""
+    """The KV transfers of a run, from the end of a prefill to the decode instance that sends its first token."""
 
     def __init__(self, run: DisaggregatedRun) -> None:
         self.performs: dict[type, Callable[[Any], None]] = {
@@ -73,7 +73,7 @@ class SimulatedTransfers:
 
     @property
     def moving(self) -> int:
-        """Number of requests between their first token and their decode instance."""
+        """Number of requests between the end of their prefill and their decode instance."""
         return len(self._kept)
 
     def start(self) -> None:
@@ -249,10 +249,12 @@ class SimulatedTransfers:
         self._run.later(partial(self._heard_done, move, name))
 
     def _heard_done(self, move: Move, name: str) -> None:
-        """Report the transfer, unless it was rolled back before the report arrived."""
+        """Report the transfer and its first token, unless it was rolled back before the report arrived."""
         in_flight = self._run.in_flight(name)
         if in_flight is not None and in_flight.seq is move.seq:
+            in_flight.first_at = self._run.heap.now
             self._run.driver.report(ev.TransferDone(name, move.target, move.moved))
+            self._run.driver.report(ev.FirstToken(name))
 
     def _failed(self, name: str, target: str, reason: str) -> None:
         self._report(ev.TransferFailed(name, target, reason))
@@ -279,7 +281,8 @@ class SimulatedTransfers:
         if in_flight is None or in_flight.landed_at is None or instance is None or in_flight.instance != instance.id:
             return
         if in_flight.seq is not None:
-            seq, in_flight.seq, in_flight.landed_at = in_flight.seq, None, None
+            seq = in_flight.seq
+            in_flight.recall()
             self._run.tell_engine(instance, [Aborted(seq)])
 
     def _free(self, name: str, at: str = "") -> None:

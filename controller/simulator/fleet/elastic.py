@@ -93,8 +93,8 @@ class Elastic:
         else:
             first, second = settings.scaling, settings.decode
             self.stages = [
-                ScaledStage(first, ev.Arrived, ev.FirstToken),
-                ScaledStage(second, ev.FirstToken, ev.Finished),
+                ScaledStage(first, ev.Arrived, ev.PrefillDone),
+                ScaledStage(second, ev.PrefillDone, ev.Finished),
             ]
 
     def start(self) -> None:

@@ -15,8 +15,8 @@ class SimRecord:
     """One request and how it ended: the fields of core.types.RequestRecord that a simulation knows.
 
     `at`: seconds after the start; durations are seconds after `at`. `token_times`: of every token, if kept. With
-    disaggregation `instance` is the one that decoded, and `kv_transfer_s` the time from the first token until its KV
-    was there.
+    disaggregation `instance` is the one that decoded, and `kv_transfer_s` the time from the end of its prefill
+    until its KV was there, which is when the client had its first token.
     """
 
     id: str

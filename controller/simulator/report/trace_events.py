@@ -27,11 +27,12 @@ class TraceSpan(NamedTuple):
 
 
 def stages(record: SimRecord, ended_at: float) -> Iterator[TraceSpan]:
-    """Queue, prefill, transfer and decode of one request, in order and all within its life."""
-    marks = [("queue", record.queue_s), ("prefill", record.ttft_s)]
+    """Queue, prefill, transfer and decode of one request, in order and all within its life. The first token ends the
+    prefill, or the transfer of a disaggregated request."""
+    marks = [("queue", record.queue_s), ("prefill", record.ttft_s), ("decode", None)]
     if record.kv_transfer_s is not None and record.ttft_s is not None:
-        marks.append(("transfer", record.ttft_s + record.kv_transfer_s))
-    marks.append(("decode", None))
+        prefilled = record.ttft_s - record.kv_transfer_s
+        marks[1:2] = [("prefill", prefilled), ("transfer", record.ttft_s)]
     latest = ended_at if record.ttft_s is None else min(ended_at, record.at + record.ttft_s)
     start = record.at
     for name, after in marks:

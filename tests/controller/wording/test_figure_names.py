@@ -160,7 +160,7 @@ def configured() -> dict[str, str]:
     [
         {"waited_s", "token_budget", "bound", "attempts", "command"},  # dispatcher
         {"starts_in_s", "hopeless", "decode_step_s", "field"},  # lane
-        {"kv_tokens", "pace_s", "failures"},  # migrator
+        {"kv_tokens", "slack_s", "failures"},  # migrator
         {"measured_by", "early_bytes", "overlap_s", "undo"},  # gateway: transfers
         {"by_code", "by_class"},  # gateway: refusals
         {"reference_ttft_s", "queue_correction_s"},  # targets
@@ -231,7 +231,14 @@ def test_a_key_that_names_its_unit_has_that_unit():
 
 def test_no_name_is_left_that_nothing_is_recorded_under():
     of_pages = {"judged_by"}
-    old = {"fit_errors", "prefill_median_error", "prefill_p95_error", "decode_median_error", "decode_p95_error"}
+    old = {
+        "pace_s",
+        "fit_errors",
+        "prefill_median_error",
+        "prefill_p95_error",
+        "decode_median_error",
+        "decode_p95_error",
+    }
     known = {**configured(), **recorded()}
     assert {key for key in NAMES if key not in known} <= of_pages | old
 

@@ -12,8 +12,9 @@ def up(name="d", role=Role.DECODE, slots=32, **more):
     return ev.InstanceUp(InstanceSpec(name, "m", latency=STEP, max_num_seqs=slots, role=role, **more))
 
 
-def done(name, now=0.0, source="p", **more):
-    asked = request(name, arrival=now, **more)
+def done(name, now=0.0, source="p", ttft=60.0, **more):
+    """Its TTFT is far away, unless the test says otherwise."""
+    asked = request(name, arrival=now, ttft=ttft, **more)
     return ev.PrefillDone(asked, source, asked.prompt_tokens)
 
 

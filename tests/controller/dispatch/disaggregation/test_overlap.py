@@ -34,15 +34,12 @@ def test_a_stage_is_placed_when_the_last_step_of_its_prefill_begins() -> None:
     ]
 
 
-def test_its_pace_counts_from_when_its_first_token_is_expected_then_from_when_it_came() -> None:
+@pytest.mark.parametrize(("ttft", "reason"), [(3.1, "fits_tpot"), (2.9, "hopeless_harmless")])
+def test_its_first_byte_comes_after_the_expected_end_of_its_prefill(ttft: float, reason: str) -> None:
     made = migrator()
-    made.handle([sent("a", prefill_s=3.0, tpot=0.03)], 0.0)
+    made.handle([sent("a", prefill_s=3.0, ttft=ttft)], 0.0)
     (place,) = of(made.handle([ending("a")], 1.0), ev.Place)
-    assert place.decision.figures["pace_s"] == pytest.approx(0.03 + 2.0 / 9)
-    made.handle([done("a", 2.0)], 2.0)
-    made.handle([ev.TransferFailed("a", "d0", "no_room")], 2.0)
-    (place,) = of(made.handle([ev.Woke()], 2.09), ev.Place)
-    assert place.decision.figures["pace_s"] == pytest.approx(0.03 - 0.09 / 9)
+    assert (place.decision.reason, place.decision.figures["slack_s"]) == (reason, pytest.approx(ttft - 1.0))
 
 
 def test_without_overlap_it_waits_for_the_end_of_the_prefill() -> None:

@@ -24,10 +24,10 @@ def test_a_pair_is_placed_when_its_prompt_is_sent() -> None:
     assert places(made.handle([alone], 0.0)) == []
 
 
-def test_its_pace_counts_from_when_its_first_token_is_expected() -> None:
+def test_its_first_byte_comes_after_the_expected_end_of_its_prefill() -> None:
     made = migrator()
-    (place,) = of(made.handle([sent("a", prefill_s=3.0, tpot=0.03)], 0.0), ev.Place)
-    assert place.decision.figures["pace_s"] == 0.03 + 3.0 / 9
+    (place,) = of(made.handle([sent("a", prefill_s=3.0, ttft=2.9)], 0.0), ev.Place)
+    assert place.decision.reason == "hopeless_harmless"
     assert place.decision.figures["kv_tokens"] == request("a").prompt_tokens
 
 

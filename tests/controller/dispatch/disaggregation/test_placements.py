@@ -33,25 +33,25 @@ def test_the_smallest_next_step_matures_first():
     assert places(made.handle([done("a"), done("b"), done("c")], 0.0)) == [("a", "d0"), ("b", "d1"), ("c", "d0")]
 
 
-def test_waiting_costs_pace_and_the_hopeless_go_only_where_they_harm_nobody():
-    """9 tokens after the first at 30 ms each: after 90 ms only 20 ms are left for each, less than any step takes.
-    Beside `tight` (21.5 ms) a second one harms; on an instance of its own it does not."""
+def test_waiting_costs_ttft_and_the_hopeless_go_only_where_they_harm_nobody():
+    """A step takes 21 ms: after 90 ms the first byte cannot come within 0.1 s any more. Beside `tight` (21.5 ms) a
+    second one harms; on an instance of its own it does not."""
     made = migrator()
-    made.handle([done("tight", tpot=0.0215, output=100), done("late", tpot=0.03)], 0.0)
+    made.handle([done("tight", tpot=0.0215, output=100), done("late", ttft=0.1, tpot=0.03)], 0.0)
     commit(made, "tight")
     assert places(made.handle([ev.Woke()], 0.1)) == []
     (place,) = of(made.handle([up("d1")], 0.2), ev.Place)
     assert (place.target, place.decision.reason) == ("d1", "hopeless_harmless")
-    assert place.decision.figures["pace_s"] == pytest.approx(0.03 - 0.2 / 9)
+    assert place.decision.figures["slack_s"] == pytest.approx(0.1 - 0.2)
 
 
-def test_one_in_time_is_not_hopeless():
+def test_one_in_time_is_not_hopeless_however_short_its_answer():
     made = migrator(slots=1)
-    made.handle([done("first", tpot=0.05, output=100), done("next", 0.0, tpot=0.06)], 0.0)
+    made.handle([done("first", tpot=0.05, output=100), done("next", ttft=0.33, tpot=0.06, output=5)], 0.0)
     commit(made, "first")
     (place,) = of(made.handle([ev.Finished("first", 100)], 0.3), ev.Place)
     assert place.decision.reason == "fits_tpot"
-    assert place.decision.figures["pace_s"] == pytest.approx(0.06 - 0.3 / 9)
+    assert place.decision.figures["slack_s"] == pytest.approx(0.03)
 
 
 def test_a_hopeless_request_binds_nobody_after_it():

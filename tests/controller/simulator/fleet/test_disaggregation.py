@@ -32,17 +32,17 @@ def one(prompt=100, output=10, at=0.0, **more):
 
 
 def test_a_lone_request_takes_prefill_then_transfer_then_decodes():
-    """100 tokens x 1 MB over 1 GB/s: 0.1 s, and 0.01 s latency; the first token does not wait for them."""
+    """100 tokens x 1 MB over 1 GB/s: 0.1 s, and 0.01 s latency; then the decode instance sends the first token."""
     prefill, decode = (replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
     links = LinkSettings(bandwidth_gb_s=1.0, latency_s=0.01)
     (record,) = run([one()], (prefill, decode), links=links).records
     first = 0.004 + 5e-5 * 100 + 1e-9 * 100**2
-    assert record.ttft_s == pytest.approx(first)
+    assert record.ttft_s == pytest.approx(first + 0.11)
     assert record.kv_transfer_s == pytest.approx(0.11)
     assert (record.prefill_instance, record.instance) == ("engine-0", "engine-1")
     steps = [0.006 + 1e-7 * (100 + n) + 1e-4 for n in range(1, 10)]
     assert record.e2e_s == pytest.approx(first + 0.11 + sum(steps))
-    assert record.tpot_s == pytest.approx((0.11 + sum(steps)) / 9)
+    assert record.tpot_s == pytest.approx(sum(steps) / 9)
     assert record.output_tokens == len(record.token_times) == 10
 
 
@@ -137,7 +137,7 @@ def test_overlap_hides_the_way_behind_the_prefill(migration, gb_s, kv_transfer_s
     links = LinkSettings(bandwidth_gb_s=gb_s, latency_s=0.0, overlap=True, layers=10)
     (record,) = run([one()], instances, migration=migration, links=links).records
     assert record.kv_transfer_s == pytest.approx(kv_transfer_s)
-    assert (record.ttft_s, record.output_tokens) == (pytest.approx(FIRST), 10)
+    assert (record.ttft_s, record.output_tokens) == (pytest.approx(FIRST + kv_transfer_s), 10)
 
 
 def test_a_migrator_that_waits_for_the_end_of_the_prefill_moves_everything_after_it():
@@ -198,16 +198,15 @@ def test_a_decode_instance_that_dies_during_the_transfer_is_replaced():
     instances = heavy(PREFILL, DECODE, DECODE)
     (record,) = run([one(prompt=500)], instances, links=slow_links(), failures=(Failure(1, 0.2),)).records
     assert (record.outcome, record.instance, record.attempts) == (Outcome.OK, "engine-2", 1)
-    assert record.kv_transfer_s == pytest.approx(0.2 - record.ttft_s + 0.5)
+    assert record.ttft_s == pytest.approx(0.2 + 0.5)
 
 
 def test_a_prefill_instance_that_dies_during_the_transfer_is_prefilled_again_elsewhere():
     instances = heavy(PREFILL, PREFILL, DECODE)
     (record,) = run([one(prompt=500)], instances, links=slow_links(), failures=(Failure(0, 0.2),)).records
     assert (record.outcome, record.prefill_instance, record.attempts) == (Outcome.OK, "engine-1", 2)
-    assert record.ttft_s < 0.1  # the client has had its first token
     assert record.output_tokens == len(record.token_times) == 10
-    assert record.token_times[1] > 0.2 + 0.5
+    assert record.ttft_s > 0.2 + 0.5  # the client had nothing of the first prefill
 
 
 def test_a_prefill_instance_that_dies_before_the_first_token_changes_nothing_for_the_client():
@@ -220,8 +219,8 @@ def test_a_prefill_instance_that_dies_before_the_first_token_changes_nothing_for
 
 def test_without_any_decode_instance_left_the_answer_ends_with_an_error():
     (record,) = run([one()], (PREFILL, DECODE), hold_s=2.0, failures=(Failure(1, 0.001),)).records
-    assert (record.outcome, record.reason) == (Outcome.CUT, "no_decode_instance")
-    assert record.output_tokens == 1
+    assert (record.outcome, record.reason) == (Outcome.FAILED, "no_decode_instance")
+    assert record.output_tokens == 0
 
 
 def test_a_decode_instance_that_comes_back_takes_what_waited():
@@ -238,7 +237,7 @@ def test_a_broken_link_is_gone_around():
 
 
 def test_a_link_that_stays_broken_ends_the_answer_and_one_that_heals_does_not():
-    for seconds, outcome in ((1e6, Outcome.CUT), (0.02, Outcome.OK)):
+    for seconds, outcome in ((1e6, Outcome.FAILED), (0.02, Outcome.OK)):
         links = slow_links(failures=(LinkFailure(0, 0.2, seconds),))
         (record,) = run([one(prompt=500)], heavy(PREFILL, DECODE), links=links).records
         assert record.outcome is outcome

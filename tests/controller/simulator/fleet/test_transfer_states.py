@@ -54,7 +54,7 @@ def test_a_source_that_answers_nobody_in_time_is_given_up_and_frees_what_it_keep
     """The way there and back takes longer than an engine that reserved may take to begin."""
     links = replace(FREE, latency_s=0.5)
     (record,), taken = run([PREFILL, DECODE, DECODE], links, reserved_timeout_s=0.2, max_failures=4)
-    assert (record.outcome, record.reason) == (Outcome.CUT, "reserved_timeout")
+    assert (record.outcome, record.reason) == (Outcome.FAILED, "reserved_timeout")
     assert taken == [0.0, 0.0, 0.0]
     (record,), _ = run([PREFILL, DECODE, DECODE], links, reserved_timeout_s=0.6, max_failures=4)
     assert record.outcome is Outcome.OK
@@ -64,7 +64,7 @@ def test_a_transfer_that_takes_too_long_is_undone_too():
     prefill, decode = (replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
     links = LinkSettings(bandwidth_gb_s=0.2, latency_s=0.0)  # 0.5 s for 100 tokens
     (record,), taken = run([prefill, decode, decode], links, moving_timeout_s=0.3, max_failures=4)
-    assert (record.outcome, record.reason) == (Outcome.CUT, "moving_timeout")
+    assert (record.outcome, record.reason) == (Outcome.FAILED, "moving_timeout")
     assert taken == [0.0, 0.0, 0.0]
 
 

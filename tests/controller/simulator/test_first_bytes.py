@@ -1,0 +1,95 @@
+"""The client's first byte comes from the decode instance: until then waiting costs TTFT, and only then TPOT."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.core.types import LatencyCoefficients, Outcome, Targets
+from controller.dispatch import build_dispatcher
+from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
+from controller.simulator.fleet.network import PortSpeed
+from tests.controller.simulator.runs import simulate
+
+A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
+PREFILL = InstanceSettings(A100, max_num_seqs=64, role="prefill", max_model_len=16_384)
+DECODE = replace(PREFILL, role="decode")
+KV_BYTES = 131_072  # of a token
+
+
+def demand(name, at, prompt, output, ttft, tpot=0.05):
+    return Demand(name, at, prompt, output, Targets(ttft, tpot, None, 60.0), "c", max_tokens=output)
+
+
+def by_id(result):
+    return {record.id: record for record in result.records}
+
+
+def attained(records):
+    return sum(record.attained for record in records) / len(records)
+
+
+def test_waiting_for_a_decode_instance_costs_ttft_and_not_tpot():
+    """One slot: the second answer waits for 100 tokens of the first, and then has the slot to itself."""
+    demands = [demand("first", 0.0, 200, 101, 10.0), demand("second", 0.1, 200, 5, 10.0)]
+    second = by_id(simulate(demands, instances=(PREFILL, replace(DECODE, max_num_seqs=1))))["second"]
+    assert second.ttft_s == pytest.approx(1.1, abs=0.1)
+    assert second.tpot_s == pytest.approx(0.0116, abs=0.001)
+    assert second.kv_transfer_s > 1.0
+
+
+def test_a_short_answer_is_not_hopeless_long_before_its_ttft():
+    """One slot that is never free: an answer of five tokens has to have its first byte within 10 s, and others that
+    could wait for longer keep coming."""
+    demands = [demand("first", 0.0, 200, 101, 10.0), demand("short", 0.1, 200, 5, 10.0)]
+    demands += [demand(f"other{i}", 0.2 + 0.5 * i, 200, 61, 30.0) for i in range(30)]
+    records = by_id(simulate(demands, instances=(PREFILL, replace(DECODE, max_num_seqs=1))))
+    assert records["short"].attained
+    assert records["short"].ttft_s < 2.0
+    assert attained(records.values()) == 1.0
+
+
+def test_the_first_byte_that_is_due_first_comes_first():
+    """One slot: many patient answers wait, each short, and the one that is due soon is long."""
+    demands = [demand("first", 0.0, 200, 101, 10.0)]
+    demands += [demand(f"patient{i}", 0.1, 200, 40, 30.0) for i in range(10)]
+    demands += [demand("soon", 0.2, 200, 100, 2.0)]
+    records = by_id(simulate(demands, instances=(PREFILL, replace(DECODE, max_num_seqs=1))))
+    assert attained(records.values()) == 1.0
+
+
+def test_a_link_too_slow_for_the_ttft_is_left_alone():
+    """4,000 tokens take 5 s to the first decode instance, which the first request finds out, and 50 ms to the other."""
+    links = LinkSettings(bandwidth_gb_s=10.0, ports=(PortSpeed(1, 0.1),))
+    instances = tuple(replace(each, kv_bytes_per_token=KV_BYTES) for each in (PREFILL, DECODE, DECODE))
+    demands = [demand("first", 0.0, 4000, 500, 10.0)]
+    demands += [demand(f"r{i}", 6.0 + 0.4 * i, 4000, 20, 1.0) for i in range(20)]
+    records = simulate(demands, instances=instances, links=links).records
+    assert {record.instance for record in records if record.id != "first"} == {"engine-2"}
+    assert attained(records) == 1.0
+
+
+def crowd(rate, seconds, ttft=2.0, prompt=3000):
+    rng = np.random.default_rng(11)
+    at = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+    return [demand(f"r{i}", float(each), prompt, 10, ttft) for i, each in enumerate(at)]
+
+
+@pytest.mark.parametrize("ports", [(), (PortSpeed(0, 40.0),)], ids=["learned", "links"])
+def test_the_dispatcher_counts_what_follows_a_prefill(ports):
+    """3,000 tokens take 0.19 s to compute and 0.8 s to move. With 1.2 times as many as one instance can prefill, some
+    are late: those that could not be in time for their first byte, so that the others are."""
+    links = LinkSettings(bandwidth_gb_s=50.0, latency_s=0.8, ports=ports)
+    result = simulate(crowd(6.4, 30), instances=(PREFILL, DECODE), links=links)
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+    assert attained(result.records) > 0.6
+
+
+def test_the_dispatcher_learns_the_wait_for_a_decode_instance():
+    """Six slots serve 9 requests a second of 60 tokens each, and 12 come."""
+    demands = [demand(f"r{i}", i / 12, 300, 60, 5.0) for i in range(120)]
+    settings = SimulationSettings((PREFILL, replace(DECODE, max_num_seqs=6)))
+    simulation = Simulation(settings, build_dispatcher("slackline"), demands)
+    waited = [record.kv_transfer_s for record in simulation.run().records]
+    worker = simulation.scheduler.dispatcher._fleet.workers["engine-0"]
+    assert 1.0 < worker.first_byte_s(300) <= max(waited)
