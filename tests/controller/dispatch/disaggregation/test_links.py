@@ -247,8 +247,8 @@ def test_equal_ways_decide_nothing():
     assert places(made.handle([done("a", prompt=1000)], 1.0)) == [("a", "d1")]
 
 
-def test_the_time_on_the_way_counts_against_its_pace():
-    """9 tokens at 30 ms each after the first: half a second on the way leaves less than nothing, 10 ms leave 28.9."""
+def test_the_time_on_the_way_counts_against_its_ttft():
+    """Half a second on the way is more than its TTFT of 0.3 s; 10 ms and a decode step are not."""
     made = linked(d0=2e6, d1=2e6, d2=1e8)
     made.handle([done("busy", prompt=10, tpot=0.022, output=100)], 1.0)
     assert places(made.handle([done("a", prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
