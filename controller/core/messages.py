@@ -118,7 +118,7 @@ class ModelTraffic(TypedDict):
     queued: int
     wait_over_slo: float  # largest wait / TTFT target among queued
     migrating: int  # prefilled requests that wait for a decode instance
-    migrate_wait_over_slo: float  # largest wait since the first token / TPOT target among them
+    migrate_wait_over_slo: float  # largest wait since the prefill / what that left of the TTFT target, among them
     stages: NotRequired[dict[str, StageTraffic]]  # by role, if the model is disaggregated
 
 

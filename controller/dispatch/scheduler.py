@@ -150,7 +150,7 @@ class Scheduler:
         return self.dispatcher.pending_above(priority)
 
     def decode_pressure(self, now: float) -> dict[str, tuple[int, float]]:
-        """By model: requests that wait for a decode instance, and the longest wait since prefill over its TPOT."""
+        """By model: requests that wait for a decode instance, and the longest wait over what was left of its TTFT."""
         return {} if self.migrator is None else self.migrator.pressure(now)
 
     def links(self, now: float) -> list[LinkView]:

@@ -121,7 +121,7 @@ class Migrator:
         return len(self._queue.waiting) + len(self._queue.hopeless)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
-        """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
+        """By model: how many wait for a decode instance, and the largest of their waits over what was left of TTFT."""
         return self._queue.pressure(now)
 
     def state_of(self, request_id: str) -> State | None:

@@ -20,6 +20,7 @@ from controller.dispatch.shadow_state import Worker
 
 Order = tuple[float, float, str]
 IDLE_DISTANCE = 1e-9  # of an idle instance from any TPOT (seconds a token): worse than equal, better than unlike
+LEAST_LEFT = 0.5  # of a TTFT target, for the wait after a prefill, however much of it the prefill took
 NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 
@@ -42,6 +43,13 @@ class Prefilled(NamedTuple):
     def slack_s(self, now: float) -> float:
         """Seconds left to its TTFT target; below 0 once it is missed."""
         return self.request.ttft_due - now
+
+    def wait_over_slo(self, now: float) -> float:
+        """The wait since the prefill over what the prefill left of the TTFT target: 1 and more is late. At least half
+        of the target counts, since more decode instances do not mend a prefill that ended late."""
+        ttft_s = self.request.targets.ttft_s
+        left = max(self.request.ttft_due - self.first_at, LEAST_LEFT * ttft_s)
+        return max(0.0, now - self.first_at) / left if left > 0 else 0.0
 
     def first_byte_s(self, worker_id: str, step_s: float, now: float) -> float:
         """Seconds until the client's first byte, if the request is placed there now: the prefill ends, its KV moves,

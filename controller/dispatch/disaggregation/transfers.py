@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 
 from controller.core.errors import ConfigError
 from controller.core.types import Request
@@ -220,13 +221,12 @@ class TransferQueue:
         self._enter(transfer)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
-        """By model: how many wait and can still make it, and their largest wait since the first token over TPOT."""
+        """By model: how many wait, those included that are late, and the largest of their waits since the prefill over
+        what it left of their TTFT targets."""
         found: dict[str, tuple[int, float]] = {}
-        for _, transfer in self.waiting:
-            tpot_s = transfer.request.targets.tpot_s
+        for _, transfer in chain(self.waiting, self.hopeless):
             count, longest = found.get(transfer.request.model, (0, 0.0))
-            wait = (now - transfer.since) / tpot_s if tpot_s > 0 and not transfer.early else 0.0
-            found[transfer.request.model] = (count + 1, max(longest, wait))
+            found[transfer.request.model] = (count + 1, max(longest, transfer.stage.wait_over_slo(now)))
         return found
 
     def _enter(self, transfer: DecodeTransfer) -> None:

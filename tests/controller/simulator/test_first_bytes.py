@@ -7,7 +7,16 @@ import pytest
 
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
-from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
+from controller.scale import ScalingConfig
+from controller.simulator import (
+    Demand,
+    ElasticSettings,
+    InstanceSettings,
+    LinkFailure,
+    LinkSettings,
+    Simulation,
+    SimulationSettings,
+)
 from controller.simulator.fleet.network import PortSpeed
 from tests.controller.simulator.runs import simulate
 
@@ -93,3 +102,35 @@ def test_the_dispatcher_learns_the_wait_for_a_decode_instance():
     waited = [record.kv_transfer_s for record in simulation.run().records]
     worker = simulation.scheduler.dispatcher._fleet.workers["engine-0"]
     assert 1.0 < worker.first_byte_s(300) <= max(waited)
+
+
+# ---- scaling -------------------------------------------------------------------------------------------------------
+
+
+def scaled_out(one, down_s):
+    """When the decode stage got another instance, if it did, for `one` request whose link is down from 0.9 s on. Ten
+    others before it show how fast the stage is."""
+    links = LinkSettings(failures=(LinkFailure(1, 0.9, down_s),))
+    demands = [*(demand(f"before{i}", 0.05 * i, 200, 5, 10.0) for i in range(10)), one]
+    prefill, decode = (
+        ScalingConfig("model", role=role, min_instances=1, max_instances=2, sustain_s=60.0)
+        for role in ("prefill", "decode")
+    )
+    elastic = ElasticSettings(prefill, decode=decode)
+    result = simulate(demands, instances=(PREFILL, DECODE), links=links, elastic=elastic)
+    return [d.at for d in result.decisions if d.kind == "scale_out" and d.subject == "model/decode"]
+
+
+def test_50_ms_of_waiting_do_not_scale_out():
+    """The scaler looks at 1 s, while a request waits for a link that is down from 0.9 s to 1.1 s."""
+    assert scaled_out(demand("r", 0.93, 200, 5, 10.0), 0.2) == []
+
+
+def test_stages_that_became_late_still_count():
+    """It was to have its first byte at 1.6 s, and the scaler looks at 2 s."""
+    assert scaled_out(demand("r", 1.05, 200, 5, 0.55), 1.7)[:1] == [2.0]
+
+
+def test_a_prefill_that_ended_late_does_not_scale_decode_out():
+    """Its first byte was due before the prefill had ended."""
+    assert scaled_out(demand("r", 0.7, 4000, 5, 0.24), 0.2) == []
