@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from controller.core import events as ev
 from controller.core.policy import Cost
@@ -498,6 +498,11 @@ class Roster:
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
+        self._by_model: dict[str, dict[str, Worker]] = {}
+
+    def of_model(self, model: str) -> Collection[Worker]:
+        """The instances of one model; fleets may serve many."""
+        return self._by_model.get(model, {}).values()
 
     def handle(self, event: ev.Event) -> None:
         if isinstance(event, ev.InstanceUp):
@@ -523,12 +528,14 @@ class Roster:
         if known is not None:
             self.down(spec.id)
         self.workers[spec.id] = worker = Worker(spec)
+        self._by_model.setdefault(spec.model, {})[spec.id] = worker
         return worker
 
     def down(self, instance_id: str) -> Worker | None:
         worker = self.workers.pop(instance_id, None)
         if worker is not None:
             worker.state = "down"
+            self._by_model[worker.spec.model].pop(instance_id, None)
         return worker
 
 

@@ -45,7 +45,7 @@ class Migrator:
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
         self.first_bytes = FirstBytes(self._roster.workers, self.links)
-        self._queue = TransferQueue(placement.order)
+        self._queue = TransferQueue(placement.order, config)
         self._incompatible = IncompatiblePeers(config.strangers_s, self._queue.under_way)
         self._reach = Reach(self._roster.workers, self.links, self._incompatible)
         self.rollback = Rollback(
@@ -93,10 +93,9 @@ class Migrator:
             if handler is not None:
                 handler(event, now, actions)
             else:
-                self._roster.handle(event)
+                self._roster_event(event)
         self.rollback.overdue(now, actions)
-        if self._queue.waiting or self._queue.hopeless:
-            self.placing.place_waiting(now, actions)
+        self.placing.place_waiting(now, actions)
         wake_at = self.placing.next_at(now)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
@@ -118,7 +117,7 @@ class Migrator:
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
-        return len(self._queue.waiting) + len(self._queue.hopeless)
+        return self._queue.waiting
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait for a decode instance, and the largest of their waits over what was left of TTFT."""
@@ -167,8 +166,7 @@ class Migrator:
         transfer = known or DecodeTransfer(request, event.instance_id, now)
         if known is not None and known.state is not State.PREFILLING:
             if known.early:  # from now on the time-outs of the transfer count
-                known.early, known.since = False, max(known.since, now)
-                self._queue.starts_at(known, now)
+                self._queue.prefill_ended(known, now)
             return
         transfer.stage = Prefilled(request, now)
         transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
@@ -200,6 +198,7 @@ class Migrator:
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
             worker.first_token(event.request_id, now, elsewhere=True)
+        self._queue.changed(transfer.request.model)
 
     def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
         self.rollback.kv_releases.over(event.request_id, event.instance_id)
@@ -239,6 +238,9 @@ class Migrator:
 
     def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
+        for worker in map(self._roster.workers.get, (event.source, event.target)):
+            if worker is not None:
+                self._queue.changed(worker.spec.model)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
         transfer = self._queue.get(event.request_id)
@@ -271,18 +273,35 @@ class Migrator:
             self.rollback.free(transfer, now, actions)
 
     def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
+        before = self._roster.workers.get(event.spec.id)
         self._roster.handle(event)
         self._incompatible.forget(event.spec.id)
+        self._instances_changed(event.spec.model, now)
+        if before is not None and before.spec.model != event.spec.model:
+            self._instances_changed(before.spec.model, now)
 
     def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
         worker = self._roster.workers.get(event.instance_id)
         if worker is not None and self._incompatible and begins_new_run(event.load, worker.load):
             self._incompatible.forget(event.instance_id)
+        self._roster_event(event)
+
+    def _roster_event(self, event: ev.Event) -> None:
+        """What is believed of an instance changes."""
         self._roster.handle(event)
+        worker = self._roster.workers.get(getattr(event, "instance_id", ""))
+        if worker is not None:
+            self._queue.changed(worker.spec.model)
+
+    def _instances_changed(self, model: str, now: float) -> None:
+        self._queue.context_lengths(model, (w.spec.max_model_len for w in self._roster.of_model(model)), now)
 
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
+        worker = self._roster.workers.get(gone)
         self._roster.handle(event)
+        if worker is not None:
+            self._instances_changed(worker.spec.model, now)
         self.links.forget(gone, self._roster.workers)
         self.first_bytes.forget(gone)
         self._incompatible.forget(gone)

@@ -4,16 +4,14 @@ The migrator follows what happens to a transfer; `Placing` chooses among the ins
 as the placement policy says (dispatch.disaggregation.placements), and starts over what cannot leave its instance.
 
 A pass looks at a bounded number of requests of each model that find no place. Requests that wait for an instance or a
-link, not for room, must not use that number up: behind them may be one whose decode instance is idle. `Stuck` has one
-of each kind looked at and the others passed over, which costs little however many there are.
+link, not for room, must not use that number up: behind them may be one whose decode instance is idle. One of each such
+kind is looked at and the others are passed over (dispatch.disaggregation.waiting).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -23,15 +21,10 @@ from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfers import DecodeTransfer, Entry, MigratorConfig, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
+from controller.dispatch.disaggregation.waiting import Kind, Stuck, Tier
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster, Worker
-
-# Two requests of one kind can go to the same instances over the same links: source, model, a pair or not, and which
-# contexts of the model's instances hold the prompt, and prompt and answer. Instances that failed one of them make no
-# difference: a request with only such left waits for room as well.
-Kind = tuple[str, str, bool, tuple[int, int]]
-ALIKE = (0, 0)  # all contexts are of one length
 
 
 class Placing:
@@ -61,34 +54,44 @@ class Placing:
         self._serial = 0
 
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
-        """Alg. 1's scan. Hopeless requests get their turn once no other of their model waits."""
-        stuck = Stuck(self._roster.workers)
-        behind = self._scan(list(self._queue.waiting), stuck, now, actions)
-        behind |= stuck.competing
-        last = [entry for entry in self._queue.hopeless if entry[1].stage.request.model not in behind]
-        if last:
-            self._scan(last, stuck, now, actions)
+        """Alg. 1's scan, for each model that may have room now. Hopeless requests get their turn once no other of their
+        model waits."""
+        for model, line in self._queue.to_look_at(now):
+            line.changed, line.looked_at = False, now
+            stuck: dict[Kind, Stuck] = {}
+            behind = self._scan(line.ready, stuck, now, actions)
+            if line.late.groups and not behind and not any(each.competes for each in stuck.values()):
+                self._scan(line.late, stuck, now, actions)
+            line.polls_at = now + max(self.config.retry_s, self._next_step_s(model)) if len(line) else math.inf
 
-    def _scan(self, waiting: Sequence[Entry], stuck: Stuck, now: float, actions: list[ev.Action]) -> set[str]:
-        """Place what finds an instance; of each model until `scan_limit` requests found no room. Returns the models
-        with such requests; those that room would not help are not counted."""
-        roomless: Counter[str] = Counter()
-        ended: set[str] = set()
-        for _, transfer in waiting:
-            model = transfer.stage.request.model
-            over = model in ended and not transfer.target  # an instance chosen in advance has its room already
-            if over or transfer.not_before > now or stuck.passes_over(transfer, now):
-                continue
-            if self._finds_no_room(transfer, stuck, now, actions):
-                roomless[model] += 1
-                if roomless[model] >= self.config.scan_limit:
-                    ended.add(model)
-        return set(roomless)
+    def _scan(self, tier: Tier, stuck: dict[Kind, Stuck], now: float, actions: list[ev.Action]) -> bool:
+        """Place what finds an instance, until `scan_limit` requests found no room; those that room would not help are
+        not counted. Is there one without room?"""
+        roomless, scan = 0, tier.scan()
+        for kind, found in stuck.items():
+            if kind in tier.groups:
+                scan.stick(tier.groups[kind], found, now)
+        while (head := scan.next()) is not None:
+            group, transfer = head
+            order = transfer.order
+            if transfer.group is group:  # else it left while others were looked at
+                kind, before = group.kind, stuck.get(group.kind)
+                roomless += self._finds_no_room(transfer, stuck, now, actions)
+                if stuck.get(kind) is not before:
+                    scan.stick(group, stuck[kind], now)
+                if roomless >= self.config.scan_limit:
+                    scan.only_chosen()  # their room is reserved already
+            scan.on(group, order)
+        return roomless > 0
 
-    def _finds_no_room(self, transfer: DecodeTransfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
+    def _finds_no_room(
+        self, transfer: DecodeTransfer, stuck: dict[Kind, Stuck], now: float, actions: list[ev.Action]
+    ) -> bool:
         """Place it, unless it has to wait for room (True)."""
         able = self._reach.decoders(transfer, now)
         transfer.incompatible = not able and self._reach.only_incompatible(transfer, now)
+        if able:
+            self._queue.found_incompatible(transfer, now)
         if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
             return False
         if transfer.target:  # chosen when the prefill was sent
@@ -117,7 +120,12 @@ class Placing:
         return choice is None
 
     def _waits_for_instance(
-        self, transfer: DecodeTransfer, able: Sequence[Worker], stuck: Stuck, now: float, actions: list[ev.Action]
+        self,
+        transfer: DecodeTransfer,
+        able: Sequence[Worker],
+        stuck: dict[Kind, Stuck],
+        now: float,
+        actions: list[ev.Action],
     ) -> bool:
         """No decode instance can take it, and no other instance could prefill it: it waits for a link, or for an
         instance until it is given up."""
@@ -126,18 +134,25 @@ class Placing:
             return self._cut_off(transfer, rest, self.config.link_patience_s, stuck)
         if transfer.incompatible and self._reach.may_come(transfer):
             transfer.incompatible = False  # one that reads its KV may come: it waits as without any decode instance
-        if now - transfer.since >= self._hold_s(transfer):
+        self._queue.found_incompatible(transfer, now)
+        if now - transfer.since >= self._queue.hold_s(transfer):
             self._rollback.give_up(transfer, without_decoder(transfer), now, actions)
         else:
-            stuck.add(transfer, self._most_s(transfer), competes=False)
+            self._sticks(transfer, Stuck(self._queue.most_s(transfer), competes=False), stuck)
         return False
 
-    def _cut_off(self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: Stuck) -> bool:
+    def _cut_off(
+        self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: dict[Kind, Stuck]
+    ) -> bool:
         """It waits for a link; for room too (True) if one leads to an instance that is `full`."""
         if full:
             return True
-        stuck.add(transfer, for_s, competes=True)
+        self._sticks(transfer, Stuck(for_s, competes=True), stuck)
         return False
+
+    def _sticks(self, transfer: DecodeTransfer, how: Stuck, stuck: dict[Kind, Stuck]) -> None:
+        if transfer.group is not None:
+            stuck[transfer.group.kind] = how
 
     def turned_away(self, transfer: DecodeTransfer, now: float, actions: list[ev.Action]) -> bool:
         """Its prefill was sent to an instance whose KV no decode instance reads, as others found out or one is finding
@@ -159,14 +174,6 @@ class Placing:
         self._rollback.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
         return True
 
-    def _most_s(self, transfer: DecodeTransfer) -> float:
-        """Seconds until a request that waits for an instance is given up: fewer with incompatible peers only."""
-        return min(self.config.strangers_hold_s, self.config.hold_s) if transfer.incompatible else self.config.hold_s
-
-    def _hold_s(self, transfer: DecodeTransfer) -> float:
-        """The same for this request: no longer than it would have waited for a prefill instance."""
-        return min(self._most_s(transfer), transfer.request.targets.waiting_time_s)
-
     def _waits_for_trial(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> bool:
         """While another transfer tries a link from its source it does not start over, for a while: the link may be good
         in a moment, and its KV would be lost. Of a pair nothing is computed yet."""
@@ -177,7 +184,7 @@ class Placing:
             return False
         if not self._placement.hopeless(self._stage(transfer, able), able, now):
             return False
-        self._queue.turn_hopeless(transfer)
+        self._queue.turn_hopeless(transfer, now)
         return True
 
     def _stage(self, transfer: DecodeTransfer, workers: Sequence[Worker]) -> Prefilled:
@@ -238,67 +245,16 @@ class Placing:
 
     def next_at(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
-        at = self._rollback.next_at()
-        waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
-        if waiting:
-            # Their pace falls while they wait, so a request becomes hopeless by time alone.
-            steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
-            at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            turns = ((t.not_before, t.since + self._hold_s(t), t.since + self._most_s(t)) for t in waiting)
-            at = min(at, min((turn for each in turns for turn in each if turn > now), default=math.inf))
-        return at
+        # What is left of their TTFT falls while they wait, so a request becomes hopeless by time alone.
+        polls = (line.polls_at for line in self._queue.lines.values() if len(line))
+        return min((self._rollback.next_at(), *polls))
+
+    def _next_step_s(self, model: str) -> float:
+        """Until the first decode step of the model's instances ends; infinite if none runs."""
+        workers = self._roster.of_model(model)
+        return min((w.decode_s() for w in workers if w.takes_decodes and w.outstanding), default=math.inf)
 
 
 def without_decoder(transfer: DecodeTransfer) -> str:
     """The reason why no decode instance is left for it."""
     return OTHER_MODEL if transfer.incompatible else "no_decode_instance"
-
-
-class Stuck:
-    """Waiting decode stages that room would not help: what a pass finds out about one holds for all of its kind.
-
-    For one pass, during which no instance changes. Times are seconds since a transfer began to wait.
-    """
-
-    def __init__(self, workers: Mapping[str, Worker]) -> None:
-        self.competing: set[str] = set()  # models with requests that wait for an instance which others may take
-        self._workers = workers
-        self._found: dict[Kind, tuple[float, bool, bool]] = {}
-        self._contexts: dict[str, list[int]] = {}  # of each model's instances, sorted
-
-    def add(self, transfer: DecodeTransfer, for_s: float, *, competes: bool) -> None:
-        """Its kind is passed over from now on. A request that has waited for `for_s` is still looked at itself, and,
-        where none competes, so that it ends by being given up, one that has waited for as long as it may."""
-        self._found[self._kind(transfer)] = (for_s, competes, transfer.incompatible)
-        if competes:
-            self.competing.add(transfer.request.model)
-
-    def passes_over(self, transfer: DecodeTransfer, now: float) -> bool:
-        """Does what was found out hold for it too? Not if its instance is chosen already."""
-        if not self._found or transfer.target:
-            return False
-        found = self._found.get(self._kind(transfer))
-        if found is None:
-            return False
-        for_s, competes, incompatible = found
-        if now - transfer.since >= (for_s if competes else min(for_s, transfer.request.targets.waiting_time_s)):
-            return False
-        transfer.incompatible = incompatible
-        return True
-
-    def _kind(self, transfer: DecodeTransfer) -> Kind:
-        request = transfer.stage.request
-        model = request.model
-        lengths = self._contexts.get(model)
-        if lengths is None:
-            lengths = self._contexts[model] = self._lengths(model)
-        contexts = _held_by(lengths, request) if len(lengths) > 1 else ALIKE
-        return transfer.source, model, transfer.paired, contexts
-
-    def _lengths(self, model: str) -> list[int]:
-        return sorted({worker.spec.max_model_len for worker in self._workers.values() if worker.spec.model == model})
-
-
-def _held_by(lengths: list[int], request: Request) -> tuple[int, int]:
-    tokens = request.prompt_tokens
-    return bisect_left(lengths, tokens + 1), bisect_left(lengths, tokens + (request.max_tokens or 1))

@@ -19,7 +19,7 @@ from controller.core.kv_links import OTHER_MODEL
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
-from controller.dispatch.lifecycle import On, State
+from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster
 
 Kept = tuple[str, str]  # request, prefill instance
@@ -65,31 +65,18 @@ class Rollback:
             transfer = self._prefills[0][2]
             self.free(transfer, now, actions)  # it may have ended just now
             self.prefill_again(transfer, "prefilling_timeout", now, actions, frozenset({transfer.source}))
-        for transfer in [t for t in self._queue.moving.values() if now >= t.since + self._limit(t)]:
-            reason = f"{transfer.state.value}_timeout"
-            actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
-            self.failed(transfer, reason, now, actions)
-        for _, transfer in [*self._queue.waiting, *self._queue.hopeless]:
-            if now >= self._waits_until(transfer):
+        for transfer in self._queue.due(now):
+            if transfer.state in UNDER_WAY:
+                reason = f"{transfer.state.value}_timeout"
+                actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
+                self.failed(transfer, reason, now, actions)
+            elif now >= self._queue.waits_until(transfer):
                 self.give_up(transfer, "waiting_timeout", now, actions)
         self.kv_releases.overdue(now, actions)
 
     def next_at(self) -> float:
         """When the next of them is overdue."""
-        moving = (t.since + self._limit(t) for t in self._queue.moving.values())
-        waiting = (self._waits_until(t) for _, t in (*self._queue.waiting, *self._queue.hopeless))
-        return min(self._next_prefill(), self.kv_releases.next_at(), *moving, *waiting)
-
-    def _limit(self, transfer: DecodeTransfer) -> float:
-        if transfer.state is State.PLACED:
-            return self.config.placed_timeout_s
-        if transfer.state is State.RESERVED:
-            return self.config.reserved_timeout_s
-        return math.inf if transfer.early else self.config.moving_timeout_s  # early: its prefill's time-out counts
-
-    def _waits_until(self, transfer: DecodeTransfer) -> float:
-        """Counted from its first token, however often it found no room since."""
-        return transfer.stage.first_at + self.config.waiting_timeout_s
+        return min(self._next_prefill(), self.kv_releases.next_at(), self._queue.next_turn())
 
     def _next_prefill(self) -> float:
         while self._prefills:
@@ -104,6 +91,8 @@ class Rollback:
 
     def forget(self, request_id: str) -> DecodeTransfer | None:
         transfer = self._queue.pop(request_id)
+        if transfer is not None:
+            self._queue.changed(transfer.request.model)
         if transfer is not None and transfer.target in self._roster.workers:
             self._roster.workers[transfer.target].remove(request_id)
         return transfer
@@ -164,6 +153,7 @@ class Rollback:
             if worker is not None:
                 worker.remove(transfer.request.id)
             transfer.target = ""
+            self._queue.changed(transfer.request.model)
         if transfer.paired:
             transfer.overdue_at = math.inf  # its prefill was aborted with it
         self._queue.advance(transfer, On.UNDONE, now)

@@ -1,20 +1,20 @@
 """KV transfers: one decode stage each, from the sending of its prefill to its end, and all of them by state.
 
-`Transfer` is what the migrator remembers of one, `TransferQueue` says who waits, in which order, and whose KV is under
+`DecodeTransfer` is what the migrator remembers of one, `TransferQueue` says who waits, in which order, and whose KV is under
 way, and `MigratorConfig` bounds how long each state may last.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from itertools import chain
 
 from controller.core.errors import ConfigError
 from controller.core.types import Request
 from controller.dispatch.disaggregation.placements import Order, Prefilled
+from controller.dispatch.disaggregation.waiting import Group, Line
 from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, State, after
 
 MIGRATION_RANKS = ("none", "tpot")
@@ -92,10 +92,12 @@ class DecodeTransfer:
         "early",
         "excluded",
         "failures",
+        "group",
         "hopeless",
         "incompatible",
         "kv_tokens",
         "not_before",
+        "order",
         "overdue_at",
         "paired",
         "prefill_s",
@@ -104,6 +106,7 @@ class DecodeTransfer:
         "stage",
         "state",
         "target",
+        "turn_at",
         "turned_away",
     )
 
@@ -124,6 +127,9 @@ class DecodeTransfer:
         self.not_before = -math.inf
         self.excluded: set[str] = set()  # decode instances that failed it: tried again only if there is no other
         self.incompatible = False  # in the last pass all decode instances were incompatible with its source
+        self.group: Group | None = None  # of its kind, while it waits and is not tried later
+        self.order: Order = (0.0, 0.0, "")  # in that group
+        self.turn_at = math.inf  # when something is due for it by time alone
         self.turned_away = False  # by an engine without room; some then tell the prefill engine to free its KV
 
     @property
@@ -160,21 +166,21 @@ class DecodeTransfer:
         self.early, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
 
 
-Entry = tuple[Order, DecodeTransfer]
-
-
 class TransferQueue:
     """All transfers, by request id and by state.
 
-    `waiting` and `hopeless` (placed only when no other waits) are in the placement's order, which must not change while
-    a transfer is in them. `moving` are those with a decode instance whose KV has not arrived there.
+    `lines`: those that wait for a decode instance, by model and in the placement's order, which must not change while a
+    transfer waits. `moving`: those with a decode instance whose KV has not arrived there. What is due by time alone is
+    known without looking at all of them (`due`).
     """
 
-    def __init__(self, order: Callable[[Prefilled], Order]) -> None:
+    def __init__(self, order: Callable[[Prefilled], Order], config: MigratorConfig) -> None:
         self._order = order
+        self._config = config
         self._all: dict[str, DecodeTransfer] = {}
-        self.waiting: list[Entry] = []
-        self.hopeless: list[Entry] = []
+        self._turns: list[tuple[float, int, DecodeTransfer]] = []  # heap by `turn_at`; old entries leave at its top
+        self._serial = 0
+        self.lines: dict[str, Line] = {}
         self.moving: dict[str, DecodeTransfer] = {}
 
     def __len__(self) -> int:
@@ -185,6 +191,11 @@ class TransferQueue:
 
     def get(self, request_id: str) -> DecodeTransfer | None:
         return self._all.get(request_id)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a decode instance."""
+        return sum(len(line) for line in self.lines.values())
 
     def under_way(self, transfer: DecodeTransfer) -> bool:
         """Has it neither ended nor started over nor landed?"""
@@ -206,44 +217,157 @@ class TransferQueue:
             return False
         self._leave(transfer)
         transfer.state, transfer.since = state, now
-        self._enter(transfer)
+        self._enter(transfer, now)
         return True
 
-    def starts_at(self, transfer: DecodeTransfer, first_at: float) -> None:
-        """Its first token came, or is expected, at `first_at`."""
+    def prefill_ended(self, transfer: DecodeTransfer, now: float) -> None:
+        """Of one that was placed, or waits, since before: from now on the time-outs of the transfer count."""
         self._leave(transfer)
-        transfer.stage = Prefilled(transfer.request, first_at)
-        self._enter(transfer)
+        transfer.early, transfer.since = False, max(transfer.since, now)
+        transfer.stage = Prefilled(transfer.request, now)
+        self._enter(transfer, now)
 
-    def turn_hopeless(self, transfer: DecodeTransfer) -> None:
+    def turn_hopeless(self, transfer: DecodeTransfer, now: float) -> None:
         self._leave(transfer)
         transfer.hopeless = True
-        self._enter(transfer)
+        self._enter(transfer, now)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait, those included that are late, and the largest of their waits since the prefill over
         what it left of their TTFT targets."""
-        found: dict[str, tuple[int, float]] = {}
-        for _, transfer in chain(self.waiting, self.hopeless):
-            count, longest = found.get(transfer.request.model, (0, 0.0))
-            found[transfer.request.model] = (count + 1, max(longest, transfer.stage.wait_over_slo(now)))
-        return found
+        return {model: (waiting, line.pressure(now)) for model, line in self.lines.items() if (waiting := len(line))}
 
-    def _enter(self, transfer: DecodeTransfer) -> None:
+    # ---- whom to look at -------------------------------------------------------------------------------------------
+
+    def changed(self, model: str) -> None:
+        """Something happened that may make room for its waiting stages, or open a way to it."""
+        line = self.lines.get(model)
+        if line is not None:
+            line.changed = True
+
+    def context_lengths(self, model: str, lengths: Iterable[int], now: float) -> None:
+        """The contexts of its instances changed, and so may the kinds of what waits."""
+        ordered = sorted(set(lengths))
+        line = self._line(model)
+        line.changed = True
+        if ordered == line.lengths:
+            return
+        waiting = list(line)
+        for transfer in waiting:
+            line.remove(transfer)
+        line.lengths = ordered
+        for transfer in sorted(waiting, key=lambda each: each.since):
+            self._wait(transfer, now)
+
+    def to_look_at(self, now: float) -> list[tuple[str, Line]]:
+        """Models for which something changed, and those that were not looked at for a while."""
+        for_s = self._config.retry_s
+        lines = [item for item in self.lines.items() if item[1].ready.groups or item[1].late.groups]
+        return [(model, line) for model, line in lines if line.changed or now >= line.looked_at + for_s]
+
+    def found_incompatible(self, transfer: DecodeTransfer, now: float) -> None:
+        """What was found out about one holds for all of its kind, and says how long they wait."""
+        group = transfer.group
+        if group is None or group.incompatible is transfer.incompatible:
+            return
+        group.incompatible = transfer.incompatible
+        for each in group.since.values():
+            each.incompatible = group.incompatible
+            self._schedule(each, now)
+
+    # ---- what is due by time alone ---------------------------------------------------------------------------------
+
+    def due(self, now: float) -> Iterator[DecodeTransfer]:
+        """Those for which a time-out, a retry or the end of a wait is due, each once."""
+        while self.next_turn() <= now:
+            transfer = heapq.heappop(self._turns)[2]
+            transfer.turn_at = math.inf
+            yield transfer
+            if transfer.state is State.WAITING and self.under_way(transfer) and transfer.turn_at == math.inf:
+                self._wake(transfer, now)
+
+    def next_turn(self) -> float:
+        while self._turns:
+            at, _, transfer = self._turns[0]
+            if transfer.turn_at == at and self._all.get(transfer.request.id) is transfer:
+                return at
+            heapq.heappop(self._turns)
+        return math.inf
+
+    def limit_s(self, transfer: DecodeTransfer) -> float:
+        """How long its present state may last once it is placed."""
+        if transfer.state is State.PLACED:
+            return self._config.placed_timeout_s
+        if transfer.state is State.RESERVED:
+            return self._config.reserved_timeout_s
+        return math.inf if transfer.early else self._config.moving_timeout_s  # early: its prefill's time-out counts
+
+    def waits_until(self, transfer: DecodeTransfer) -> float:
+        """Counted from its first token, however often it found no room since."""
+        return transfer.stage.first_at + self._config.waiting_timeout_s
+
+    def most_s(self, transfer: DecodeTransfer) -> float:
+        """Seconds until a request that waits for an instance is given up: fewer with incompatible peers only."""
+        config = self._config
+        return min(config.strangers_hold_s, config.hold_s) if transfer.incompatible else config.hold_s
+
+    def hold_s(self, transfer: DecodeTransfer) -> float:
+        """The same for this request: no longer than it would have waited for a prefill instance."""
+        return min(self.most_s(transfer), transfer.request.targets.waiting_time_s)
+
+    def _wake(self, transfer: DecodeTransfer, now: float) -> None:
+        line = self._line(transfer.request.model)
+        line.changed = True
+        if transfer.group is None and transfer.not_before <= now:
+            line.resting.pop(transfer.request.id, None)
+            self._wait(transfer, now)
+            return
+        self._schedule(transfer, now)
+
+    def _schedule(self, transfer: DecodeTransfer, now: float) -> None:
+        transfer.turn_at = at = self._turn(transfer, now)
+        if at < math.inf:
+            self._serial += 1
+            heapq.heappush(self._turns, (at, self._serial, transfer))
+        if len(self._turns) > 2 * len(self._all) + 64:
+            self._turns = [item for item in self._turns if item[2].turn_at == item[0] and self.under_way(item[2])]
+            heapq.heapify(self._turns)
+
+    def _turn(self, transfer: DecodeTransfer, now: float) -> float:
+        if transfer.state is not State.WAITING:
+            return transfer.since + self.limit_s(transfer)
+        group, may_wait_until = transfer.group, transfer.since + self.hold_s(transfer)
+        if group is not None and may_wait_until <= now:
+            group.due[transfer.request.id] = transfer
+        turns = (transfer.not_before, may_wait_until, transfer.since + self.most_s(transfer))
+        return min((self.waits_until(transfer), *(turn for turn in turns if turn > now)))
+
+    # ---- states ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, transfer: DecodeTransfer, now: float) -> None:
         if transfer.state is State.WAITING:
-            insort(self._queue(transfer), (self._order(transfer.stage), transfer), key=_order)
+            self._wait(transfer, now)
         elif transfer.state in UNDER_WAY:
             self.moving[transfer.request.id] = transfer
+            self._schedule(transfer, now)
+
+    def _wait(self, transfer: DecodeTransfer, now: float) -> None:
+        line = self._line(transfer.request.model)
+        line.changed = True
+        if transfer.not_before > now:
+            line.resting[transfer.request.id] = transfer
+        else:
+            line.add(transfer, self._order(transfer.stage))
+        self._schedule(transfer, now)
 
     def _leave(self, transfer: DecodeTransfer) -> None:
+        transfer.turn_at = math.inf
         self.moving.pop(transfer.request.id, None)
         if transfer.state is State.WAITING:
-            queue = self._queue(transfer)
-            del queue[bisect_left(queue, self._order(transfer.stage), key=_order)]
+            self._line(transfer.request.model).remove(transfer)
 
-    def _queue(self, transfer: DecodeTransfer) -> list[Entry]:
-        return self.hopeless if transfer.hopeless else self.waiting
-
-
-def _order(entry: Entry) -> Order:
-    return entry[0]
+    def _line(self, model: str) -> Line:
+        line = self.lines.get(model)
+        if line is None:
+            line = self.lines[model] = Line()
+        return line
