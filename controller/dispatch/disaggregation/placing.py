@@ -26,6 +26,8 @@ from controller.dispatch.disaggregation.waiting import Kind, Stuck, Tier
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster, Worker
 
+StuckKinds = dict[Kind, Stuck]  # of one model, in one pass
+
 
 class Placing:
     """Shares its parts with its migrator, whose `name` stands in its decisions."""
@@ -58,13 +60,13 @@ class Placing:
         model waits."""
         for model, line in self._queue.to_look_at(now):
             line.changed, line.looked_at = False, now
-            stuck: dict[Kind, Stuck] = {}
+            stuck: StuckKinds = {}
             behind = self._scan(line.ready, stuck, now, actions)
             if line.late.groups and not behind and not any(each.competes for each in stuck.values()):
                 self._scan(line.late, stuck, now, actions)
             line.polls_at = now + max(self.config.retry_s, self._next_step_s(model)) if len(line) else math.inf
 
-    def _scan(self, tier: Tier, stuck: dict[Kind, Stuck], now: float, actions: list[ev.Action]) -> bool:
+    def _scan(self, tier: Tier, stuck: StuckKinds, now: float, actions: list[ev.Action]) -> bool:
         """Place what finds an instance, until `scan_limit` requests found no room; those that room would not help are
         not counted. Is there one without room?"""
         roomless, scan = 0, tier.scan()
@@ -84,9 +86,7 @@ class Placing:
             scan.on(group, order)
         return roomless > 0
 
-    def _finds_no_room(
-        self, transfer: DecodeTransfer, stuck: dict[Kind, Stuck], now: float, actions: list[ev.Action]
-    ) -> bool:
+    def _finds_no_room(self, transfer: DecodeTransfer, stuck: StuckKinds, now: float, actions: list[ev.Action]) -> bool:
         """Place it, unless it has to wait for room (True)."""
         able = self._reach.decoders(transfer, now)
         transfer.incompatible = not able and self._reach.only_incompatible(transfer, now)
@@ -123,7 +123,7 @@ class Placing:
         self,
         transfer: DecodeTransfer,
         able: Sequence[Worker],
-        stuck: dict[Kind, Stuck],
+        stuck: StuckKinds,
         now: float,
         actions: list[ev.Action],
     ) -> bool:
@@ -141,16 +141,14 @@ class Placing:
             self._sticks(transfer, Stuck(self._queue.most_s(transfer), competes=False), stuck)
         return False
 
-    def _cut_off(
-        self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: dict[Kind, Stuck]
-    ) -> bool:
+    def _cut_off(self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: StuckKinds) -> bool:
         """It waits for a link; for room too (True) if one leads to an instance that is `full`."""
         if full:
             return True
         self._sticks(transfer, Stuck(for_s, competes=True), stuck)
         return False
 
-    def _sticks(self, transfer: DecodeTransfer, how: Stuck, stuck: dict[Kind, Stuck]) -> None:
+    def _sticks(self, transfer: DecodeTransfer, how: Stuck, stuck: StuckKinds) -> None:
         if transfer.group is not None:
             stuck[transfer.group.kind] = how
 

@@ -1,7 +1,7 @@
 """KV transfers: one decode stage each, from the sending of its prefill to its end, and all of them by state.
 
-`DecodeTransfer` is what the migrator remembers of one, `TransferQueue` says who waits, in which order, and whose KV is under
-way, and `MigratorConfig` bounds how long each state may last.
+`DecodeTransfer` is what the migrator remembers of one, `TransferQueue` says who waits, in which order, and whose KV is
+under way, and `MigratorConfig` bounds how long each state may last.
 """
 
 from __future__ import annotations

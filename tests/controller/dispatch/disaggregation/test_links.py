@@ -251,7 +251,7 @@ def test_the_time_on_the_way_counts_against_its_ttft():
     """Half a second on the way is more than its TTFT of 0.3 s; 10 ms and a decode step are not."""
     made = linked(d0=2e6, d1=2e6, d2=1e8)
     made.handle([done("busy", prompt=10, tpot=0.022, output=100)], 1.0)
-    assert places(made.handle([done("a", prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
+    assert places(made.handle([done("a", 1.0, ttft=0.3, prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
 
 
 def test_an_unmeasured_link_is_as_good_as_the_mean():
