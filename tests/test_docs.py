@@ -41,6 +41,7 @@ READERS = {"text", "choice", "flag", "number", "whole", "names", "mapping", "url
 OF_DJANGO = {"migrate", "check", "createsuperuser", "shell"}
 NOT_METRICS = {"slackline_session_8000"}  # a cookie
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
+EXAMPLE_FILES = {"least_waiting.py"}  # CONTRIBUTING adds it
 GATEWAY_GAUGES = ("api/openai/state/status.py", "api/openai/service.py")
 CONSOLE_GAUGES = "console/views/metrics.py"
 
@@ -195,6 +196,15 @@ def test_paths_that_are_named_exist(document):
     """Files and folders in backquotes; NAME and MACHINE stand for many."""
     named = [name for name in PATH.findall(document.read_text()) if not re.search("NAME|MACHINE|results", name)]
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_files_that_are_named_without_a_folder_exist(document):
+    """Such as `driver.py`, or `fleet/monitor.py` in the README of a package: anywhere in the tree."""
+    named = re.findall(r"`((?:[\w-]+/)*\w+\.py)`", document.read_text())
+    real = {f"/{relative(path)}" for path in source_files()}
+    missing = {name for name in named if not any(path.endswith(f"/{name}") for path in real)}
+    assert {name for name in missing if "NAME" not in name} - EXAMPLE_FILES == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

@@ -11,7 +11,9 @@ from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import OPEN, STEPS, TWO_STAGES, OpenRequest, State, after
 from tests.controller.dispatch.fleet import request
 
-PAGE = Path(__file__).parents[3] / "docs/reference/request-lifecycle.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "reference/request-lifecycle.md"
+OVERVIEW = DOCS / "concepts/disaggregation.md"
 ARROW = re.compile(r"^ +(\w+) --> (\w+): (.+)$", re.M)
 ROW = re.compile(r"^\| `([^`]+)` \| ([\w, ]+) \| (\w+) \|", re.M)
 
@@ -21,6 +23,12 @@ def test_the_page_shows_the_table() -> None:
     shown = [(before, on, to) for before, to, ons in ARROW.findall(page) for on in ons.split(", ")]
     shown += [(before, on, to) for on, befores, to in ROW.findall(page) for before in befores.split(", ")]
     assert sorted(shown) == sorted((step.state.value, step.on, step.to.value) for step in STEPS)
+
+
+def test_the_simpler_diagram_has_no_arrow_of_its_own() -> None:
+    shown = {(before, to) for before, to, _ in ARROW.findall(OVERVIEW.read_text())}
+    assert shown <= {(step.state.value, step.to.value) for step in STEPS}
+    assert {before for before, _ in shown} == {State.QUEUED, *TWO_STAGES}
 
 
 def test_nothing_leads_to_two_states() -> None:
