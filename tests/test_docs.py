@@ -202,7 +202,7 @@ def test_paths_that_are_named_exist(document):
 def test_files_that_are_named_without_a_folder_exist(document):
     """Such as `driver.py`, or `fleet/monitor.py` in the README of a package: anywhere in the tree."""
     named = re.findall(r"`((?:[\w-]+/)*\w+\.py)`", document.read_text())
-    real = {f"/{relative(path)}" for path in source_files()}
+    real = {f"/{relative(path)}" for path in (*source_files(), *ROOT.glob("*.py"))}
     missing = {name for name in named if not any(path.endswith(f"/{name}") for path in real)}
     assert {name for name in missing if "NAME" not in name} - EXAMPLE_FILES == set()
 

@@ -91,7 +91,7 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{subject} was still busy after draining for {drained_for_s:.0f} s and is being stopped"
     ),
     ("instance_drained", "ended_while_draining"): "{subject} exited after draining for {drained_for_s:.1f} s",
-    ("role_switch", "switched"): "{subject} switched from {from} to {to} in {switch_s:.1f} s",
+    ("role_switch", "switched"): "{subject} changed its role from {from} to {to} in {switch_s:.1f} s",
     # weights and sleep
     ("weights_load", "from_engine"): "{subject} loaded its weights from the memory of {from} in {load_s:.1f} s",
     ("weights_load", "from_host"): "{subject} loaded its weights from host memory in {load_s:.1f} s",
@@ -128,9 +128,9 @@ PREDICATES: dict[str, str] = {
     "instance_sleep_ordered": "requested sleep for instance {subject}",
     "instance_sleep_failed": "could not put instance {subject} to sleep",
     "instance_wake_failed": "could not wake instance {subject}",
-    "instance_role_switch_ordered": "requested a role switch for instance {subject}",
+    "instance_role_switch_ordered": "requested a role change for instance {subject}",
     "instance_role_set": "changed instance {subject}",
-    "role_switch_failed": "could not switch the role of instance {subject}",
+    "role_switch_failed": "could not change the role of instance {subject}",
     "weights_load_failed": "could not load the weights of instance {subject}",
     "audit_trimmed": "deleted old {subject}",
     "launch_unserved": "found that {subject} served no request after its launch",

@@ -130,7 +130,7 @@ def test_one_refusal_is_one_request():
         ("instance_role_set", {"before": {"role": "collocated"}, "after": {"role": "decode"}},
          "changed instance d2: role decode (was collocated)"),
         ("instance_role_switch_ordered", {"before": {"role": "prefill"}, "after": {"role": "decode"}},
-         "requested a role switch for instance d2: role decode (was prefill)"),
+         "requested a role change for instance d2: role decode (was prefill)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("actor", "by"), [("olga", "person"), ("scaler", "job")])
