@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.db import connections
+from django.db.models.signals import post_migrate
+from django.dispatch import receiver
 
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -90,6 +94,18 @@ def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
     """pytest-django asks this before it makes the test database."""
     for where in (settings.DATABASES["default"], connections["default"].settings_dict):
         where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+@receiver(post_migrate, dispatch_uid="rows that migrations made")
+def rows_that_migrations_made(sender: AppConfig, **signal: object) -> None:
+    """Create the roles and the configuration's version where they are missing.
+
+    A transactional test ends with Django's `flush`, which also empties what migrations filled and then sends this
+    signal. Without it, tests that run after a transactional one would start with another database than the first test.
+    """
+    if sender.label == "controller":
+        import_module("controller.migrations.0002_partitions_triggers_roles").create_roles(apps, None)
+        apps.get_model("controller", "ConfigVersion").objects.get_or_create(pk=1, defaults={"version": 1})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.types import Outcome
-from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, settled, snapshot, until
 from workers.backends.fake import Script
 
 
@@ -40,6 +40,24 @@ class Ear:
         return [type(event).__name__ for event in self.heard]
 
 
+def prefill_expected_in(
+    prefill_s: float, bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> list[asyncio.TimerHandle | None]:
+    """Every prefill is expected to take this long. Returns the timers of assumed first tokens, one for each send.
+
+    The runtime looks up what performs an action in its table, so that is where it is replaced.
+    """
+    runtime, timers = bed.gateway.runtime, list[asyncio.TimerHandle | None]()
+    send = runtime._performs[ev.Send]
+
+    def timed(action: ev.Send) -> None:
+        send(action._replace(prefill_s=prefill_s))
+        timers.append(runtime.requests[action.request.id].assumes_first_token)
+
+    monkeypatch.setitem(runtime._performs, ev.Send, timed)
+    return timers
+
+
 def _waiting(bed: TestBed, instance: str) -> int:
     return sum(
         state.waiting for state in bed.gateway.scheduler.dispatcher.fleet(bed.gateway.clock()) if state.id == instance
@@ -61,24 +79,26 @@ async def test_a_whole_answers_prompt_stops_waiting_when_its_prefill_should_be_o
 
 async def test_a_streamed_answers_first_token_is_never_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(snapshot(("e1",))) as bed:
+        timers = prefill_expected_in(0.0, bed, monkeypatch)
         bed.every(Script(hang_after=0))
         ear = Ear(bed, monkeypatch)
         client = bed.send(completion(stream=True))
         await until(lambda: bed.backend("e1").running == 1)
-        await asyncio.sleep(0.1)
+        await settled()
+        assert timers == [None]
         assert "FirstToken" not in ear.kinds()
         await client.hang_up()
 
 
 async def test_no_first_token_is_assumed_for_a_request_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(snapshot(("e1",))) as bed:
-        send = bed.gateway.runtime._send
-        slow = lambda in_flight, action, now: send(in_flight, action._replace(prefill_s=0.05), now)  # noqa: E731
-        monkeypatch.setattr(bed.gateway.runtime, "_send", slow)
+        timers = prefill_expected_in(3600.0, bed, monkeypatch)
         ear = Ear(bed, monkeypatch)
         assert (await bed.ask(completion())).status == 200
-        await asyncio.sleep(0.1)
-        assert "Finished" in ear.kinds()
+        await until(lambda: "Finished" in ear.kinds())
+        (timer,) = timers
+        assert timer is not None
+        assert timer.cancelled()
         assert "FirstToken" not in ear.kinds()
 
 

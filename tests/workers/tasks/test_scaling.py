@@ -17,11 +17,11 @@ from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_upda
 pytestmark = pytest.mark.django_db
 
 
-def fleet(utilisation, *ids, age_s=0.2, **other):
+def fleet(utilisation, *ids, age_s=0.2, now=None, **other):
     instances = [{"id": id, "utilisation": utilisation, "running": 1, "waiting": 0} for id in ids]
     traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
     traffic |= {"migrating": 0, "migrate_wait_over_slo": 0.0, **other}
-    message = {"at": time.time() - age_s, "period_s": 1.0, "instances": instances}
+    message = {"at": (now or time.time()) - age_s, "period_s": 1.0, "instances": instances}
     return [{**message, "models": {"mid": traffic}}]
 
 
@@ -65,10 +65,22 @@ def test_a_steady_fleet_leaves_no_decision_but_remembers(policy, two):
     assert (state.tick, state.state["load"]) == (1, 0.5)
 
 
-def test_a_second_tick_within_the_interval_does_nothing(policy, two):
-    assert tick(policy, fleet(0.95, *two)) is not None
-    assert scaler_tick(policy_id=policy.pk, fleet=fleet(0.95, *two), now=time.time()) is None
-    assert Instance.objects.count() == 3
+def test_a_second_tick_within_the_interval_does_nothing(policy, two, monkeypatch):
+    first = timezone.now()
+    clock = [first]
+    monkeypatch.setattr(timezone, "now", lambda: clock[0])
+
+    def ticked():
+        now = clock[0].timestamp()
+        return scaler_tick(policy_id=policy.pk, fleet=fleet(0.95, *two, now=now), now=now)
+
+    assert ticked() is not None
+    clock[0] = first + timedelta(seconds=0.5 * policy.interval_s)
+    assert ticked() is None
+    assert (Instance.objects.count(), ScalerState.objects.get(policy=policy).tick) == (3, 1)
+    clock[0] = first + timedelta(seconds=policy.interval_s)
+    ticked()
+    assert ScalerState.objects.get(policy=policy).tick == 2
 
 
 def test_while_another_worker_ticks_nothing_happens(policy, two):
