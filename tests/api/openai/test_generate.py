@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from api.openai.state.status import fleet_message, gauges, windows
+from controller.core import events as ev
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot, until
@@ -65,9 +67,23 @@ async def test_the_rank_and_our_id_go_upstream_and_slo_fields_do_not() -> None:
 
 
 async def test_an_arrival_is_sent_at_once_when_the_fleet_has_room() -> None:
+    """In the pass that is told of it, which runs in the next turn of the loop: no timer fires that fast."""
     async with TestBed() as bed:
-        answer = await bed.ask(completion())
-        assert float(answer.headers["x-slackline-queue-ms"]) < 5.0
+        handle, passes, turns = bed.gateway.runtime._handle, [], 0
+
+        def noted(events: Sequence[ev.Event], now: float) -> ev.Reply:
+            reply = handle(events, now)
+            passes.append(({type(event) for event in events}, {type(action) for action in reply.actions}))
+            return reply
+
+        bed.gateway.runtime._handle = noted
+        client = bed.send(completion())
+        while not bed.backend("e1").calls + bed.backend("e2").calls:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns <= 5
+        assert passes == [({ev.Arrived}, {ev.Send})]
+        assert float((await client.done()).headers["x-slackline-queue-ms"]) >= 0.0
 
 
 @pytest.mark.parametrize(

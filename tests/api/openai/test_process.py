@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -84,10 +85,12 @@ class GatewayProcess:
         except requests.ConnectionError:
             return False
 
-    def ask(self, **changes: Any) -> requests.Response:
+    def ask(self, whole: bool = True, **changes: Any) -> requests.Response:
+        """`whole`: returns when the answer has been read."""
         body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, **changes}
         headers = {"authorization": f"Bearer {self.secret}"}
-        return requests.post(self.url + "/v1/completions", json=body, headers=headers, timeout=30)
+        url = self.url + "/v1/completions"
+        return requests.post(url, json=body, headers=headers, timeout=30, stream=not whole)
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -153,14 +156,34 @@ def test_a_revoked_key_stops_within_a_second(gateway: GatewayProcess) -> None:
 
 
 def test_an_engine_killed_under_load_loses_no_request(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    begun: set[int] = set()  # answers of engine 0 that have a first token and no end
+    ended_by: Counter[str] = Counter()
+
     def one(index: int) -> tuple[str, str]:
-        answer = gateway.ask(stream=True, max_tokens=40)
-        assert answer.status_code == 200
-        return answer.headers["x-slackline-request-id"], answer.text.rstrip().split("\n\n")[-1]
+        with gateway.ask(stream=True, max_tokens=40, whole=False) as answer:
+            assert answer.status_code == 200
+            instance, last = answer.headers["x-slackline-instance"], ""
+            for line in filter(None, answer.iter_lines(decode_unicode=True)):
+                last = line
+                if instance == "e0":
+                    begun.add(index)
+        begun.discard(index)
+        ended_by[instance] += 1
+        return answer.headers["x-slackline-request-id"], last
+
+    def stopped_within_an_answer() -> bool:
+        """What engine 0 wrote before it was stopped has been read when another answer of engine 1 has ended."""
+        before = ended_by["e1"]
+        engines[0].process.send_signal(signal.SIGSTOP)
+        eventually(lambda: ended_by["e1"] > before)
+        if not begun:
+            engines[0].process.send_signal(signal.SIGCONT)
+        return bool(begun)
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(one, index) for index in range(64)]
         eventually(lambda: sum(answer.done() for answer in answers) >= 8)
+        eventually(stopped_within_an_answer)
         engines[0].process.kill()
         ended = dict(answer.result() for answer in answers)
     cut = {name for name, last in ended.items() if last != "data: [DONE]"}
