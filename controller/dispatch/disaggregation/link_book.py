@@ -112,15 +112,17 @@ class LinkBook:
         else:
             link.trial, link.tried_by, link.tried_at = trial, by, now
 
-    def moved(self, pair: Pair, moved: KvMoved | None) -> None:
-        """A transfer arrived; `moved` is None if it was not measured."""
+    def moved(self, pair: Pair, moved: KvMoved | None) -> bool:
+        """A transfer arrived; `moved` is None if it was not measured. Was the link closed until now?"""
         link = self._link(pair)
+        was_closed = link.opens_at > -math.inf
         link.failures, link.closed_for = 0, 0.0
         link.opens_to_all()
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
             if not moved.early_bytes:  # else they waited for the prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
+        return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:
         """The transfer `by` failed. When many are cut at once the first few close the link; the rest, however late they

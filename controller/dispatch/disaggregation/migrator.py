@@ -198,7 +198,6 @@ class Migrator:
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
             worker.first_token(event.request_id, now, elsewhere=True)
-        self._queue.changed(transfer.request.model)
 
     def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
         self.rollback.kv_releases.over(event.request_id, event.instance_id)
@@ -260,7 +259,8 @@ class Migrator:
 
     def _arrived(self, transfer: DecodeTransfer, moved: KvMoved | None, now: float) -> None:
         """Its KV arrived, for certain: the link is good and the two instances are compatible."""
-        self.links.moved((transfer.source, transfer.target), moved)
+        if self.links.moved((transfer.source, transfer.target), moved) or self._incompatible:
+            self._queue.changed(transfer.request.model)  # there may be a way now that others wait for
         self._incompatible.read(transfer.source, transfer.target, now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:

@@ -127,11 +127,11 @@ class TpotBudget:
 
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
         request = stage.request
+        roomy = [w for w in workers if w.free_slots > 0 and (stage.kv_tokens < w.free_tokens() or not w.outstanding)]
+        if not roomy:
+            return None
         hopeless = self.hopeless(stage, workers, now)
-        for worker in self.rank(stage, workers):
-            roomy = worker.free_slots > 0 and (stage.kv_tokens < worker.free_tokens() or not worker.outstanding)
-            if not roomy:
-                continue
+        for worker in self.rank(stage, roomy):
             grown = self.config.growth * (worker.expected_tokens + request.output_tokens)
             step = worker.decode_with(request.prompt_tokens + 1 + round(grown))
             allowed = self.config.share * worker.tightest_tpot()
