@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role
 from controller.services.instances import ONE_SIDED
-from controller.services.role_switches import SWITCHED
+from controller.services.role_switches import CANNOT_DO_BOTH, must_be_told
 
 STAGES = {
     Role.COLLOCATED: "It prefills and decodes: requests stay on it from prompt to last token.",
@@ -20,8 +20,8 @@ STAGES = {
 
 ROUTED = "Running requests finish on it. Gateways use the new role within a second. You can change it back."
 TOLD = (
-    "It receives no new requests until its running requests finish and the engine has switched; its prefix cache is "
-    "lost. If the engine cannot switch, it keeps its current role."
+    "It receives no new requests until its running requests finish and the engine has switched. If the engine cannot "
+    "switch, it keeps its current role."
 )
 NOT_KNOWN = (
     "A vLLM server must be started with a KV connector for both roles (kv_both). The spec of this instance does not "
@@ -55,7 +55,7 @@ def _prospect(
     refused = _refused(row, role, counts, disaggregates)
     if refused:
         return Prospect(role, refused=refused)
-    effects = [STAGES[role], TOLD if row.backend in SWITCHED else ROUTED]
+    effects = [STAGES[role], TOLD if must_be_told(row) else ROUTED]
     if role == Role.PREFILL:
         effects.append(f"{counted_instances(counts[Role.DECODE])} of {row.model.name} can decode what it prefills.")
     if role == Role.DECODE:
@@ -82,7 +82,7 @@ def _engine_cannot(row: Instance, role: Role, disaggregates: bool) -> str:
         return f"The {row.backend} backend does not support disaggregation."
     if ONE_SIDED.get(row.kv_role) == role:
         return f"It was started with kv_role {row.kv_role}, so it cannot {role}."
-    if row.backend in SWITCHED and Role.COLLOCATED in (row.role, role):
+    if row.backend in CANNOT_DO_BOTH and Role.COLLOCATED in (row.role, role):
         return f"SGLang cannot switch from {row.role} to {role} while running, only between prefill and decode."
     return ""
 

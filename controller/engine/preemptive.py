@@ -57,9 +57,13 @@ class PreemptivePrefill(EngineScheduler):
     """FlowPrefill's scheduler. `rounds` counts what sec. 6.4 of the paper measures."""
 
     def __init__(
-        self, config: EngineConfig, batching: SloAwareBatching, preemption: PreemptionConfig | None = None
+        self,
+        config: EngineConfig,
+        batching: SloAwareBatching,
+        preemption: PreemptionConfig | None = None,
+        former: EngineScheduler | None = None,
     ) -> None:
-        super().__init__(config, batching)
+        super().__init__(config, batching, former)
         self.preemption = preemption or PreemptionConfig()
         self.whole_prompts = self.preemption.chunk_tokens is None
         self.rounds = RoundTotals()

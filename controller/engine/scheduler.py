@@ -54,13 +54,18 @@ class EngineScheduler:
 
     whole_prompts = False  # True: a prompt is one step however long it is, and may be suspended in the middle
 
-    def __init__(self, config: EngineConfig, batching: Batching) -> None:
+    def __init__(self, config: EngineConfig, batching: Batching, former: EngineScheduler | None = None) -> None:
+        """`former`: an idle scheduler of the same configuration that this one takes the place of. Its blocks, with the
+        prefixes that they cache, and its counts go on."""
         self.config = config
         self.batching = batching
         self._steady = bool(getattr(batching, "steady", False))
         self._pausing: Pausing | None = batching if isinstance(batching, Pausing) else None
-        self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
-        self.totals = Totals()
+        if former is None:
+            self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
+            self.totals = Totals()
+        else:
+            self.blocks, self.totals = former.blocks, former.totals
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
         self._seats = Seats(config, self.blocks, self.totals, key, self._pausing)
         self._waiting, self._running = self._seats.waiting, self._seats.running

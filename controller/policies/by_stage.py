@@ -1,7 +1,9 @@
 """The engines' part of the combined policy set `slackline`: scheduler, batching and options by role.
 
-The gateway runs the dispatcher and migrator of that name. Results with these options on each paper's workload are in
-docs/reproduction/combined.md. Both the reference engine and the simulator build their scheduler from here.
+It is the default of reference engines that are started to prefill or to decode, and an engine whose role changes
+exchanges one part for the other. The gateway runs the dispatcher and migrator of that name. Results with these options
+on each paper's workload are in docs/reproduction/combined.md. Both the reference engine and the simulator build their
+scheduler from here.
 """
 
 from __future__ import annotations
@@ -86,12 +88,28 @@ def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
     return _WITH_DEADLINES if deadlines else _COLLOCATED
 
 
-def batching_of(options: Mapping[str, Any], role: Role) -> str | None:
-    """How an engine with these start options (`scheduler`, `deadlines`, `batching`) batches; None if they do not tell.
+# Start options that say how an engine batches: with any of them an engine that is started in a role keeps to it.
+SAYING = ("batching", "batching_options", "long_prefill_token_threshold", "boundary", "chunk_tokens")
 
-    `role`: at its start. A later change of role does not change the scheduler.
+
+def scheduler_of(options: Mapping[str, Any], role: Role) -> str:
+    """The scheduler's name (SCHEDULERS) of a reference engine with these start options.
+
+    It is the one that they name, else the combined set's if the engine is started to prefill or to decode and no option
+    says how it batches."""
+    named = options.get("scheduler")
+    if isinstance(named, str) and named:
+        return named
+    said = any(options.get(name) not in (None, "", {}) for name in SAYING)
+    return "continuous" if said or role is Role.COLLOCATED else BY_STAGE
+
+
+def batching_of(options: Mapping[str, Any], role: Role) -> str | None:
+    """How a reference engine with these start options batches; None if they do not tell.
+
+    `role`: the one that its scheduler is of, at its start or after an exchange.
     """
-    if options.get("scheduler") == BY_STAGE:
+    if scheduler_of(options, role) == BY_STAGE:
         return engine_part(role, options.get("deadlines") is True).batching
     named = options.get("batching")
     name = named if isinstance(named, str) and named else None  # the `spec` of a static instance may hold any value

@@ -9,7 +9,7 @@ from controller.core.errors import ConfigError
 from controller.core.process_spec import BLOCK_SIZE, PREEMPTIVE_BATCHING, whole_number
 from controller.core.types import LatencyCoefficients, Role
 from controller.models import Instance, ServedModel
-from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
+from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part, scheduler_of
 from controller.selectors.latency_fits import Fits, active_fits
 
 # How each kind of engine batches by default (workers.engine.config; vLLM's V1 scheduler).
@@ -116,7 +116,7 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
         **({"batching_settings": told["batching_options"]} if told.get("batching_options") else {}),
     }
     found |= _scheduler(row, told, field)
-    if told.get("scheduler") == BY_STAGE and row.role_at_start != row.role:
+    if _scheduler_name(row, told) == BY_STAGE and row.role_at_start != row.role:
         found |= _of_its_start(row, told, found, field)
     if kv_tokens:
         found["kv_tokens"] = kv_tokens
@@ -135,9 +135,13 @@ def _kv_tokens(spec: Mapping[str, Any]) -> int | None:
     return whole_number(spec, "kv_capacity_tokens")
 
 
+def _scheduler_name(row: Instance, told: Mapping[str, Any]) -> str:
+    return scheduler_of(told, Role(row.role_at_start)) if row.backend == "reference" else "continuous"
+
+
 def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, Any]:
     """The engine's scheduler by its name in the simulator. Raises ConfigError if the simulator has no such engine."""
-    name = told.get("scheduler") or "continuous"
+    name = _scheduler_name(row, told)
     if name not in SCHEDULERS:
         raise ConfigError(
             f"instance {row.id} runs scheduler {name!r}, which the simulator does not know; known: "

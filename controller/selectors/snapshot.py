@@ -149,7 +149,10 @@ def _model(row: ServedModel) -> ModelConfig:
 
 
 def _instance(row: Instance, fits: Fits) -> InstanceSpec:
-    fit, batching = fits.of(row), batching_of(row.spec, Role(row.role_at_start))
+    fit = fits.of(row)
+    # Of other engines nothing follows from a role, and what is noted of one may name no batching policy of ours.
+    started = Role(row.role_at_start) if row.backend == "reference" else Role.COLLOCATED
+    batching = batching_of(row.spec, started)
     return InstanceSpec(
         id=row.id,
         model=row.model.name,

@@ -1,8 +1,9 @@
 """Role switches of instances: at once if the role only changes routing, by an order if the engine must be told.
 
-SGLang must be told (its P/D switch). The order is stored here and carried out by `workers.actions.role_switches`. While
-it is open, gateways send nothing new there. It ends with the new role, or with the old one and the reason on the
-Decision. An engine that broke during the switch is out of the fleet until a person restarts it.
+SGLang must be told (its P/D switch), and so must a reference engine whose role chose its scheduler. The order is stored
+here and carried out by `workers.actions.role_switches`. While it is open, gateways send nothing new there. It ends with
+the new role, or with the old one and the reason on the Decision. An engine that broke during the switch is out of the
+fleet until a person restarts it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from controller.core.types import Role as CoreRole
 from controller.models import Action, Decision, Instance, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
+from controller.policies.by_stage import BY_STAGE, scheduler_of
 from controller.services import change
 from controller.services.actions import Kind, State, action_end, action_order
 from controller.services.actors import Actor
@@ -23,6 +26,7 @@ from controller.services.instances import instance_locked, instance_observe, ins
 
 SWITCHED = ("sglang",)  # backends whose engines must be told
 ROUTED = ("reference",)  # backends whose engines serve either stage of a request at any time
+CANNOT_DO_BOTH = ("sglang",)  # backends whose engines cannot be collocated and switch
 
 
 def role_order(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
@@ -34,7 +38,7 @@ def role_order(*, actor: Actor, instance_id: str, role: str, version: int | None
     """
     with transaction.atomic():
         row = instance_locked(instance_id, version)
-        if row.backend not in SWITCHED or row.role == role or role not in Role.values:
+        if not must_be_told(row) or row.role == role or role not in Role.values:
             instance_set_role(actor=actor, instance_id=instance_id, role=role, version=version)
             return None
         there = Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).first()
@@ -48,6 +52,14 @@ def role_order(*, actor: Actor, instance_id: str, role: str, version: int | None
         change.audit(actor, "instance", "role_switch_ordered", row, inputs)
         config_version_raise()
     return action
+
+
+def must_be_told(row: Instance) -> bool:
+    """Whether its engine changes with its role. Not one whose options say how it batches, or that was started
+    collocated; one that was not started yet starts in the new role."""
+    if row.backend == "reference":
+        return bool(row.started_role) and scheduler_of(row.spec, CoreRole(row.role_at_start)) == BY_STAGE
+    return row.backend in SWITCHED
 
 
 def takes_both(row: Instance) -> bool:
@@ -71,6 +83,8 @@ def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping
         decision = _end(action, State.DONE, "switched", inputs, outcome)
         if decision is not None:
             instance_set_role(actor=Actor(action.actor, action.actor_type), instance_id=action.instance_id, role=role)
+            # The engine runs this role's scheduler from now on.
+            Instance.objects.filter(pk=action.instance_id).exclude(started_role="").update(started_role=role)
             config_version_raise()
     return decision
 
@@ -108,7 +122,7 @@ def _end(
 
 
 def _check(row: Instance, role: str) -> None:
-    if Role.COLLOCATED in (row.role, role):
+    if row.backend in CANNOT_DO_BOTH and Role.COLLOCATED in (row.role, role):
         raise ValidationError(
             {
                 "role": f"SGLang cannot switch from {row.role} to {role} while running, only between prefill and "

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
 
 import orjson
 
 from controller.core.kv_links import LinkReport, report_from_json
-from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, UpstreamCall
+from controller.core.types import Role
+from workers.backends.base import (
+    BACKENDS,
+    CallTargets,
+    Capabilities,
+    EngineError,
+    RoleRefused,
+    RoleSwitch,
+    UpstreamCall,
+)
 from workers.backends.vllm import VllmBackend
 from workers.environment import read_variable
 
@@ -41,6 +52,26 @@ class ReferenceBackend(VllmBackend):
             return [report_from_json(each) for each in orjson.loads(await self._get("/links"))["peers"]]
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise EngineError(f"instance {self.spec.id} sent unreadable links: {error!r}") from error
+
+    async def role(self) -> Role:
+        try:
+            return Role(orjson.loads(await self._get("/server_info"))["role"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"instance {self.spec.id} did not say its role: {error!r}") from error
+
+    async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
+        """The engine exchanges its scheduler, if its role chose it. At an engine of an older release, which has no such
+        call, a role is routing alone."""
+        try:
+            await self._control("/role", {"role": role.value, **_fleet()})
+        except EngineError as error:
+            if error.status == HTTPStatus.CONFLICT:
+                raise RoleRefused("not_idle", str(error), again=True) from error
+            if error.status == HTTPStatus.BAD_REQUEST:
+                raise RoleRefused("engine_refused", str(error)) from error
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+        return RoleSwitch(self.spec.role, role, "")
 
     def body_of(self, call: UpstreamCall) -> bytes:
         head = call.head

@@ -79,6 +79,8 @@ class ServerConfig:
     shutdown_timeout: float
     kv: KvConfig
     weights: WeightConfig
+    by_stage: bool = False  # the role chose the scheduler, and another role exchanges it
+    deadlines: bool = False
     batching_options: Mapping[str, Any] = field(default_factory=dict)  # set explicitly, so no measurement changes them
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
@@ -123,6 +125,8 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         batching=_batching(args, part, profile, engine, options),
         batching_options=options,
         preemption=preemption,
+        by_stage=part is not None,
+        deadlines=args.deadlines,
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
         kv=_kv_config(args),

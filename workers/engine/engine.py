@@ -97,6 +97,12 @@ class Engine:
         self._serial += 1
         return f"{name}-{self._serial}"
 
+    def exchange(self, scheduler: EngineScheduler) -> None:
+        """Another scheduler, with the blocks and counts of the present one, which must be idle."""
+        self.scheduler = scheduler
+        self.metrics.follow(scheduler)
+        self._wake(None)
+
     # ---- called by the HTTP side ----------------------------------------------------------------------------------
 
     def submit(self, stream: Stream) -> None:

@@ -12,19 +12,22 @@ from controller.core.steps import BOUNDARIES
 from controller.core.types import LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import Batching
+from controller.policies.batching.options import build
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
-from controller.policies.by_stage import BY_STAGE, NOTHING, SCHEDULERS, EnginePart, engine_part
+from controller.policies.by_stage import BY_STAGE, NOTHING, SCHEDULERS, EnginePart, engine_part, scheduler_of
 
+CALM = "calm"  # batching by end-to-end deadlines
 BATCHING = SloAwareBatching.name
+NO_OPTIONS = "{}"  # of `--batching-options`
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--scheduler",
-        default="continuous",
         choices=list(SCHEDULERS),
-        help=f"{BY_STAGE}: the best one for --role (%(default)s)",
+        help=f"{BY_STAGE}: the best one for --role (its default, unless another option says how to batch; "
+        "collocated: continuous)",
     )
     add("--deadlines", action="store_true", help=f"{BY_STAGE}: requests have end-to-end deadlines or workflows")
     add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be suspended (operator)")
@@ -44,8 +47,10 @@ def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
 
 
 def choose_by_stage(args: argparse.Namespace) -> EnginePart | None:
-    """The part of the combined set for this role; `args` then name its scheduler and batching. None: `--scheduler` does
-    not name the combined set."""
+    """The part of the combined set for this role; `args` then name its scheduler and batching. None: another scheduler
+    runs."""
+    given = {**vars(args), "batching_options": None if args.batching_options == NO_OPTIONS else args.batching_options}
+    args.scheduler = scheduler_of(given, Role(args.role))
     if args.scheduler != BY_STAGE:
         if args.deadlines:
             raise ConfigError(f"requires --scheduler {BY_STAGE}", "deadlines")
@@ -58,17 +63,33 @@ def choose_by_stage(args: argparse.Namespace) -> EnginePart | None:
     return part
 
 
+def deadlines_missing(batching: str, deadlines: bool) -> str:
+    """What to warn of if deadlines should order requests here and no gateway sends any; "" otherwise."""
+    if batching != CALM and not deadlines:
+        return ""
+    from workers.backends.base import CallTargets  # rarely needed, and it imports an HTTP client
+
+    if "deadline_s" in CallTargets._fields:
+        return ""
+    option = "--deadlines" if deadlines else f"--batching {batching}"
+    return (
+        f"{option} has little effect: gateways send no end-to-end deadlines and no workflows, so {CALM} batching knows "
+        "the targets of each token alone and takes max_tokens for the length of an answer"
+    )
+
+
 def build_scheduler(
     config: EngineConfig,
     batching: Batching,
     preemption: PreemptionConfig | None,
     latency: LatencyCoefficients | None,
     given: Mapping[str, Any] = NOTHING,
+    former: EngineScheduler | None = None,
 ) -> EngineScheduler:
     """The scheduler. `latency`: predicts the steps of the preemptive scheduler, except for options in `given`, which
     were set explicitly; the continuous scheduler does not need it."""
     if preemption is None:
-        return EngineScheduler(config, batching)
+        return EngineScheduler(config, batching, former)
     if latency is None:
         raise ConfigError("the preemptive scheduler requires a latency profile", "profile")
     if not isinstance(batching, SloAwareBatching):
@@ -85,4 +106,17 @@ def build_scheduler(
         preemption.chunk_tokens,
         *(latency.decode_a, latency.decode_b, latency.decode_c, preemption.decode_margin_s),
     )
-    return PreemptivePrefill(config, SloAwareBatching(rules), margins)
+    return PreemptivePrefill(config, SloAwareBatching(rules), margins, former)
+
+
+def scheduler_for(
+    role: Role, former: EngineScheduler, latency: LatencyCoefficients | None, deadlines: bool
+) -> EngineScheduler:
+    """What the combined set runs in this role, in the place of `former`, which is idle.
+
+    Raises ConfigError if it needs a latency profile and there is none.
+    """
+    part, config = engine_part(role, deadlines), former.config
+    batching = build(part.batching, part.options_for(latency, config.max_num_batched_tokens), "batching_options")
+    preemption = PreemptionConfig(boundary="operator") if part.engine_kind == "preemptive_prefill" else None
+    return build_scheduler(config, batching, preemption, latency, former=former)

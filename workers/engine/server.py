@@ -29,7 +29,7 @@ from workers.engine.http.requests import RequestRules
 from workers.engine.http.weights import WeightEndpoints
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.store import EmulatedKv, KvStore
-from workers.engine.scheduler_choice import build_scheduler
+from workers.engine.scheduler_choice import build_scheduler, deadlines_missing
 from workers.engine.text.model_tokenizer import model_tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
@@ -135,7 +135,10 @@ def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loo
 
 
 def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
-    """Where a running step may be suspended; None: nowhere."""
+    """Where a running step may be suspended; None: nowhere. An emulated engine whose role chose its scheduler may get one
+    that suspends steps."""
+    if config.by_stage and config.torch is None:
+        return "operator"
     boundary = config.preemption.boundary if config.preemption else "none"
     return "operator" if boundary == "operator" else "layer" if boundary == "layer" else None
 
@@ -217,6 +220,8 @@ def run(config: ServerConfig) -> None:
         *(config.model, config.profile.id if config.profile else "none"),
         *(config.engine.kv_blocks, config.engine.block_size, config.batching.name),
     )
+    if problem := deadlines_missing(config.batching.name, config.deadlines):
+        logger.warning("%s", problem)
     sys.exit(uvloop.run(serve(config)))
 
 

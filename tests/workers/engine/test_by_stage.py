@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.workers.engine.process import EngineProcess
 from workers.engine.config import parse
 
 pytestmark = pytest.mark.usefixtures("fleet_token")
@@ -23,6 +24,25 @@ def test_the_role_chooses(options, batching, preemptive):
     assert (config.preemption is not None) == preemptive
     if preemptive:
         assert config.preemption.boundary == "operator"
+
+
+@pytest.mark.parametrize(
+    ("options", "batching", "preemptive"),
+    [
+        ([], "chunked_prefill", False),
+        (["--role", "prefill"], "slo_aware_batching", True),
+        (["--role", "decode"], "kairos_decode", False),
+        (["--role", "decode", "--scheduling-policy", "fcfs"], "kairos_decode", False),
+        (["--role", "prefill", "--scheduler", "continuous"], "chunked_prefill", False),
+        (["--role", "prefill", "--batching", "vllm_v1"], "vllm_v1", False),
+        (["--role", "decode", "--batching-options", '{"long_prefill_tokens": 512}'], "chunked_prefill", False),
+        (["--role", "prefill", "--long-prefill-token-threshold", "512"], "chunked_prefill", False),
+        (["--role", "decode", "--scheduler", "preemptive"], "slo_aware_batching", True),
+    ],
+)
+def test_in_a_role_it_is_the_default_and_what_is_said_wins(options, batching, preemptive):
+    config = parse(["--port", "1", *options])
+    assert (config.batching.name, config.preemption is not None) == (batching, preemptive)
 
 
 def test_the_profile_gives_what_the_policies_predict_by():
@@ -51,3 +71,20 @@ def test_what_cannot_go_together(options, complaint, capsys):
     with pytest.raises(SystemExit):
         parse(["--port", "1", *options])
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--batching", "calm"], "--batching calm has little effect: gateways send no end-to-end deadlines"),
+        (["--scheduler", "slackline", "--deadlines"], "--deadlines has little effect"),
+        (["--role", "decode", "--deadlines"], "--deadlines has little effect"),
+        ([], ""),
+        (["--role", "decode"], ""),
+    ],
+)
+def test_an_engine_says_at_its_start_that_nobody_sends_deadlines(options, warned):
+    with EngineProcess("--profile", "constant:2ms", *options) as engine:
+        warnings = [line for line in engine.log if " WARNING " in line]
+    assert len(warnings) == bool(warned)
+    assert warned in "".join(warnings)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import asdict
 from typing import Any
 
+from controller.core.errors import ConfigError
+from controller.core.types import Role
 from controller.engine import PreemptivePrefill
 from workers.engine import fields
 from workers.engine.config import ServerConfig
@@ -17,8 +20,10 @@ from workers.engine.http.generate import Generator
 from workers.engine.http.guard import guarded
 from workers.engine.http.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.http.requests import RequestRules, messages_of, token_ids
+from workers.engine.scheduler_choice import scheduler_for
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
 
+logger = logging.getLogger("workers.engine")
 VERSION = "0.1.0+slackline"
 PAUSE_MODES = ("abort", "wait", "keep")
 WAKE_TAGS = ("weights", "kv_cache", "scheduling")
@@ -36,6 +41,7 @@ class Management:
         self._tokenizer = served.tokenizer
         self._generator = generator
         self._created = int(time.time())
+        self._role = config.role
         self._moving = asyncio.Lock()  # one sleep or wake-up at a time
         self._absent: set[str] = set()  # what a sleeping engine released; "scheduling" at level 0
 
@@ -48,6 +54,7 @@ class Management:
             "/version": {"GET": self.version},
             "/server_info": {"GET": self.server_info},
             "/load": {"GET": self.load},
+            "/role": {"POST": guarded(token, self.set_role)},
             "/metrics": {"GET": self.metrics},
             "/v1/models": {"GET": self.models},
             "/tokenize": {"POST": self.tokenize},
@@ -77,16 +84,42 @@ class Management:
             {
                 "version": VERSION,
                 "model": config.model,
-                "role": config.role,
+                "role": self._role,
                 "executor": "torch" if config.torch else "emulated",
                 "tensor_parallel": config.torch.ranks if config.torch else 1,
                 "tokenizer": self._tokenizer.name,
-                "batching": config.batching.name,
+                "batching": self._engine.scheduler.batching.name,
                 "engine": asdict(config.engine),
                 "preemption": self._preemption(),
                 "profile": known,
             }
         )
+
+    async def set_role(self, exchange: Exchange, body: fields.Body) -> None:
+        """Run the scheduler of another role, if the role chose the present one. Idempotent.
+
+        409 unless the engine is idle: it has no requests and keeps no KV for others."""
+        role = fields.string(body, "role")
+        if role not in list(Role):
+            raise HttpError(f"role must be one of {', '.join(Role)}", "role")
+        if role != self._role:
+            self._take_role(Role(role))
+        await exchange.reply({"role": self._role, "batching": self._engine.scheduler.batching.name})
+
+    def _take_role(self, role: Role) -> None:
+        engine, config = self._engine, self._config
+        if config.by_stage:
+            if not engine.scheduler.idle or engine.streams:
+                raise HttpError("the engine is not idle", status=409)
+            if engine.scheduler.paused:
+                raise HttpError("the engine is paused or sleeps", status=409)
+            latency = config.profile.coefficients if config.profile else None
+            try:
+                engine.exchange(scheduler_for(role, engine.scheduler, latency, config.deadlines))
+            except ConfigError as error:
+                raise HttpError(f"the engine keeps its scheduler: {error}", "role", status=400) from error
+            logger.info("takes the role %s, %s batching", role, engine.scheduler.batching.name)
+        self._role = role
 
     async def load(self, exchange: Exchange) -> None:
         await exchange.reply({"server_load": self._generator.in_flight})

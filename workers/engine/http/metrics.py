@@ -48,18 +48,21 @@ class Metrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
+    def follow(self, scheduler: EngineScheduler) -> None:
+        """The engine's scheduler from now on; gauges read it."""
+        self._scheduler = scheduler
+
     # ---- definitions --------------------------------------------------------------------------------------------
 
     def _gauges(self) -> None:
-        scheduler = self._scheduler
         running = self._gauge("num_requests_running", "Requests in execution.")
-        running.set_function(lambda: len(scheduler.running))
+        running.set_function(lambda: len(self._scheduler.running))
         waiting = self._gauge("num_requests_waiting", "Requests queued.")
-        waiting.set_function(lambda: scheduler.waiting_count)
+        waiting.set_function(lambda: self._scheduler.waiting_count)
         usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 1 is all.")
-        usage.set_function(lambda: scheduler.blocks.usage)
+        usage.set_function(lambda: self._scheduler.blocks.usage)
         by_reason = self._gauges_by("num_requests_waiting_by_reason", "Requests queued, by reason.", "reason")
-        by_reason.labels(*self._values, "capacity").set_function(lambda: scheduler.waiting_count)
+        by_reason.labels(*self._values, "capacity").set_function(lambda: self._scheduler.waiting_count)
         by_reason.labels(*self._values, "deferred").set(0)
         self._sleep = self._gauges_by("engine_sleep_state", "1 for the state the engine is in.", "sleep_state")
         self.sleep_state("awake")

@@ -295,7 +295,7 @@ class PrefillEndings:
 
     def __init__(self, engine: Engine, layers: int) -> None:
         self._engine = engine
-        self._passed = ceil(NEARLY_COMPUTED * layers) if engine.scheduler.whole_prompts else 0
+        self._nearly = ceil(NEARLY_COMPUTED * layers)
         self._prefills: dict[str, _Prefill] = {}
         self._next_look: asyncio.TimerHandle | None = None  # one step computes at a time
         engine.on_resume = self._watch
@@ -339,7 +339,8 @@ class PrefillEndings:
     def _look(self, step_id: int) -> None:
         if self._engine.computing != step_id:
             return  # it has ended, or is suspended and will be watched again
-        if self._engine.layers_done(step_id) < self._passed:
+        passed = self._nearly if self._engine.scheduler.whole_prompts else 0
+        if self._engine.layers_done(step_id) < passed:
             self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look, step_id)
             return
         for prefill in self._of(step_id):

@@ -14,7 +14,7 @@ from workers.engine.config import parse
 from workers.engine.server import build
 
 GUARDED = {
-    *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests")),
+    *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests", "/role")),
     *(("POST", path) for path in ("/links", "/kv/release", "/weights/load", "/weights/send")),
 }
 OPEN = {
