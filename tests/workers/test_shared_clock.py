@@ -127,7 +127,9 @@ async def test_a_command_from_a_console_behind_is_not_too_late(hosts):
     first, _ = hosts
     with wall_clock(BEHIND_S):
         heard = []
-        with mock.patch.object(live, "_ask", lambda client, gateways, message, wait_s: heard.append(message)):
+        with mock.patch.object(
+            live, "_send_and_wait", lambda _client, _gateways, message, _wait_s: heard.append(message)
+        ):
             live.send_command("ann", "cancel", ["r1"])
     (message,) = heard
     assert 4.0 < message["expires_at"] - first.gateway.shared.now() < 6.0

@@ -135,8 +135,8 @@ def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loo
 
 
 def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
-    """Where a running step may be suspended; None: nowhere. An emulated engine whose role chose its scheduler may get one
-    that suspends steps."""
+    """Where a running step may be suspended; None: nowhere. An emulated engine whose role chose its scheduler may later
+    get one that suspends steps."""
     if config.by_stage and config.torch is None:
         return "operator"
     boundary = config.preemption.boundary if config.preemption else "none"

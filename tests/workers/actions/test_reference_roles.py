@@ -17,7 +17,7 @@ from controller.services.role_switches import role_order
 from tests import factories
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.actions.long_calls import LongCalls
-from workers.actions.runner import look
+from workers.actions.runner import advance_actions
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
 OLGA = Actor.person("olga")
@@ -61,7 +61,7 @@ def prompt_tokens(engine: EngineProcess) -> float:
 def looks() -> list[str]:
     """Reasons of the decisions of a look, gateways having heard of the order."""
     Action.objects.update(created_at=timezone.now() - timedelta(seconds=3))
-    return [decision.reason for decision in look([], calls=LongCalls(threads=False))]
+    return [decision.reason for decision in advance_actions([], calls=LongCalls(threads=False))]
 
 
 def test_an_idle_decode_engine_is_turned_and_prefills_by_the_set_of_prefill() -> None:

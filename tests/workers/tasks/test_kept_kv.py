@@ -66,7 +66,7 @@ def look(fake, monkeypatch, *messages):
     now = time.time()
     monkeypatch.setattr(reconcile, "fleet_or_nothing", lambda: [{**message, "at": now} for message in messages])
     for _ in range(2):
-        reconcile.look_and_act({"process": fake, "static": type(fake)()}, now)
+        reconcile.reconcile_once({"process": fake, "static": type(fake)()}, now)
     return Instance.objects.get(pk="p").desired_state
 
 
