@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+import requests
 
 from tests.faults.load import Load, recorded
 from tests.workers.engine.process import EngineProcess
@@ -61,6 +62,12 @@ def roles(system):
     return dict(system.query("SELECT id, role FROM instance WHERE id = ANY(%s)", list(ROLES)))
 
 
+def batching(system, name):
+    """How the running engine batches."""
+    [(url,)] = system.query("SELECT url FROM instance WHERE id = %s", name)
+    return requests.get(f"{url}/server_info", timeout=10).json()["batching"]
+
+
 def turned(system):
     """What the scaler said of each turn, oldest first: the stage that gave, the reason, the figures."""
     sql = (
@@ -92,7 +99,8 @@ def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, eng
             assert (first["from"], first["to"], first["ready"]) == ("prefill", "decode", 2)
             assert overloaded(first["wanting_load"])
             assert 2 * first["load"] <= POLICY["upper"]
-            assert roles(system) == {**ROLES, first["instance"]: "decode"}
+            system.until(lambda: roles(system) == {**ROLES, first["instance"]: "decode"}, TURNS_S)
+            assert batching(system, first["instance"]) == "kairos_decode"
             system.until(lambda: answers.served(first["instance"]) > 0)
         began = time.monotonic()
         with Load(system, rate=10, body={**BODY, "max_tokens": 2}, words=450) as prompts:
@@ -103,7 +111,8 @@ def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, eng
             assert (second["from"], second["to"], second["ready"]) == ("decode", "prefill", 3)
             assert overloaded(second["wanting_load"])
             before = moved_from(system, second["instance"])
-            system.until(lambda: moved_from(system, second["instance"]) > before)
+            system.until(lambda: moved_from(system, second["instance"]) > before, TURNS_S)
+            assert batching(system, second["instance"]) == "slo_aware_batching"
     sent = [*steady.sent, *answers.sent, *prompts.sent]
     assert {each.ended for each in sent} == {"done"}, (steady.ends(), answers.ends(), prompts.ends())
     recorded(system, sent)

@@ -154,6 +154,7 @@ async def test_through_real_engines_a_prefill_that_sticks_while_it_is_pulled_lea
     """Its only step takes 3 s; the decode engine has reserved, and is told each second that it is still computed."""
     options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching")
     options = (*options, "--kv-layers", "4", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
+    options = (*options, "--scheduler", "continuous")  # offers KV when the step begins
     with (
         EngineProcess(*options, "--profile", "constant:3s", "--role", "prefill") as p,
         EngineProcess(*options, "--profile", "constant:2ms", "--role", "prefill") as q,
