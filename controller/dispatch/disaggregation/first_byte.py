@@ -6,6 +6,7 @@ decode instance, its KV moves, and the decode engine answers. The scheduler tell
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from controller.core import events as ev
@@ -14,10 +15,11 @@ from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
 from controller.dispatch.shadow_state import Worker
 
-NEWEST = 0.2  # weight of the newest sample in a mean
-TELL_EVERY_S = 0.5  # what is told may have the whole queue judged again
-SAME_PART = 0.2  # a change by less than this part of what was told last is not told,
-SAME_S = 0.01  # nor one by less than this
+NEWEST = 0.2  # least weight of the newest sample in a mean
+FORGETS_S = 5.0  # after a pause of about this long the newest sample is what counts
+TELL_EVERY_S = 2.0  # what is told may have the whole queue judged again
+SAME_PART = 0.3  # a change by less than this part of what was told last is not told,
+SAME_S = 0.02  # nor one by less than this
 
 
 class FirstBytes:
@@ -29,7 +31,7 @@ class FirstBytes:
     def __init__(self, workers: Mapping[str, Worker], links: LinkBook) -> None:
         self._workers = workers
         self._links = links
-        self._rest: dict[str, float] = {}  # seconds beyond the expected transfer, by model
+        self._rest: dict[str, tuple[float, float]] = {}  # by model: seconds beyond the expected transfer, and when seen
         self._told: dict[str, tuple[float, float]] = {}
         self._tell_at = 0.0
         self._learned = True  # or there may be measured links
@@ -42,10 +44,11 @@ class FirstBytes:
         tokens = transfer.kv_tokens or request.prompt_tokens
         move_s = self._links.move_s((transfer.source, transfer.target), tokens)
         rest = max(0.0, now - begun) - (move_s or 0.0)
-        before = self._rest.get(request.model)
-        if transfer.hopeless and (before is None or rest > before):
+        before, at = self._rest.get(request.model, (0.0, -math.inf))
+        if transfer.hopeless and rest > before:
             return
-        self._rest[request.model] = rest if before is None else before + NEWEST * (rest - before)
+        weight = max(NEWEST, 1.0 - math.exp((at - now) / FORGETS_S))
+        self._rest[request.model] = (before + weight * (rest - before), now)
         self._learned = True
 
     def news(self, now: float) -> list[ev.Event]:
@@ -72,7 +75,7 @@ class FirstBytes:
         model = source.spec.model
         targets = [w.id for w in self._workers.values() if w.spec.model == model and w.spec.role is Role.DECODE]
         latency_s, s_a_token = self._links.mean_move(source.id, targets)
-        return latency_s + self._rest.get(model, 0.0), s_a_token
+        return latency_s + self._rest.get(model, (0.0, 0.0))[0], s_a_token
 
 
 def _differs(new: tuple[float, float], told: tuple[float, float]) -> bool:

@@ -30,10 +30,10 @@ class MigratorConfig:
     instance is told again to free KV, `release_tries` times in all.
 
     `retry_s`: before a request that found no room at an engine is placed again; doubled with each failure once all
-    instances failed it. `max_failures`: failed transfers of one request before it is given up. `hold_s`: how long a
-    request may wait for a placement. Then it goes wherever there is room, whatever its TPOT; without any decode
-    instance it is given up, after its waiting time if that is less. Less than the lease for which engines keep KV
-    (30 s).
+    instances failed it. A model for which nothing happened is looked at again after it. `max_failures`: failed
+    transfers of one request before it is given up. `hold_s`: how long a request may wait for a placement. Then it goes
+    wherever there is room, whatever its TPOT; without any decode instance it is given up, after its waiting time if
+    that is less. Less than the lease for which engines keep KV (30 s).
 
     `strangers_hold_s`: the same where all decode instances are incompatible peers, which time does not mend: only long
     enough for one that is being started. `strangers_s`: how long two instances count as incompatible before one prefill

@@ -104,6 +104,15 @@ def test_the_dispatcher_learns_the_wait_for_a_decode_instance():
     assert 1.0 < worker.first_byte_s(300) <= max(waited)
 
 
+def test_the_dispatcher_forgets_a_wait_that_is_over():
+    demands = [demand(f"r{i}", i / 12, 300, 60, 5.0) for i in range(120)]
+    demands += [demand(f"calm{i}", 40.0 + i, 300, 60, 5.0) for i in range(4)]
+    settings = SimulationSettings((PREFILL, replace(DECODE, max_num_seqs=6)))
+    simulation = Simulation(settings, build_dispatcher("slackline"), demands)
+    simulation.run()
+    assert simulation.scheduler.dispatcher._fleet.workers["engine-0"].first_byte_s(300) < 0.1
+
+
 # ---- scaling -------------------------------------------------------------------------------------------------------
 
 
