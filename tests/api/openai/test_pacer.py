@@ -2,14 +2,19 @@
 
 import asyncio
 import math
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from api.openai import pacer as pacing
 from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.pacer import Pacer, paced
 from controller.core.types import Targets
-from tests.api.openai.gateways import TestBed, completion
+from tests.api.openai.gateways import Client as ApiClient
+from tests.api.openai.gateways import TestBed, completion, settled, until
 from workers.backends.fake import Script
 
 PACE_S = 0.02
@@ -22,17 +27,58 @@ def token(number: int) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
-class Client:
-    """Takes messages, with the loop's time of each."""
+class Time:
+    """A clock that stands still until it is moved, and the only `sleep` that the pacer knows."""
 
     def __init__(self) -> None:
+        self.now = time.monotonic()
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, woken))
+        await woken
+
+    @property
+    def asleep(self) -> int:
+        return sum(not woken.done() for _, woken in self._sleepers)
+
+    async def pass_by(self, seconds: float) -> None:
+        """Wake who is due on the way, in the order of their times."""
+        end = self.now + seconds
+        await settled()
+        while due := [each for each in self._sleepers if each[0] <= end and not each[1].done()]:
+            self.now, woken = min(due, key=lambda each: each[0])
+            woken.set_result(None)
+            await settled()
+        self.now = end
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    found = Time()
+    there = SimpleNamespace(
+        sleep=found.sleep, get_running_loop=asyncio.get_running_loop, CancelledError=asyncio.CancelledError
+    )
+    monkeypatch.setattr(pacing, "asyncio", there)
+    return found
+
+
+class Client:
+    """Takes messages, with the clock's time of each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.got: list[tuple[float, bytes]] = []
         self.ended = False
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.body":
             if message["body"]:
-                self.got.append((asyncio.get_running_loop().time(), message["body"]))
+                self.got.append((self.clock(), message["body"]))
             self.ended |= not message["more_body"]
 
     @property
@@ -49,54 +95,56 @@ def carries(event: bytes) -> bool:
 
 
 def pacer(client: Client) -> Pacer:
-    return Pacer(client, PACE_S, asyncio.get_running_loop().time, carries)
+    return Pacer(client, PACE_S, client.clock, carries)
 
 
 def part(body: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def test_a_burst_becomes_even():
-    client = Client()
-    send = pacer(client)
-    await send(part(b"".join(token(i) for i in range(6)) + DONE, more=False))
+async def test_a_burst_becomes_even(clock):
+    client = Client(clock)
+    began = clock.now
+    last = asyncio.create_task(pacer(client)(part(b"".join(token(i) for i in range(6)) + DONE, more=False)))
+    await clock.pass_by(5.5 * PACE_S)
+    await last
     assert client.bytes == b"".join(token(i) for i in range(6)) + DONE
     assert client.ended
-    first, *others = client.token_times
-    assert all(at - first >= (k + 1) * PACE_S - 0.002 for k, at in enumerate(others))
+    assert client.token_times == pytest.approx([began + k * PACE_S for k in range(6)])
 
 
-async def test_the_relay_is_not_held_up():
-    client = Client()
-    send, loop = pacer(client), asyncio.get_running_loop()
-    began = loop.time()
+async def test_the_relay_is_not_held_up(clock):
+    client = Client(clock)
+    send = pacer(client)
     for i in range(10):
-        await send(part(token(i)))
-    assert loop.time() - began < 5 * PACE_S
-    await send(part(DONE, more=False))
+        await send(part(token(i)))  # returns although no time passes
+    await settled()
+    assert (client.bytes, clock.asleep) == (token(0), 1)
+    last = asyncio.create_task(send(part(DONE, more=False)))
+    await clock.pass_by(9.5 * PACE_S)
+    await last
     assert client.bytes == b"".join(token(i) for i in range(10)) + DONE
 
 
-async def test_late_tokens_leave_at_once_and_do_not_delay_those_after_them():
-    client = Client()
-    send, loop = pacer(client), asyncio.get_running_loop()
+async def test_late_tokens_leave_at_once_and_do_not_delay_those_after_them(clock):
+    client = Client(clock)
+    send = pacer(client)
     await send(part(token(0)))
-    await asyncio.sleep(6 * PACE_S)
-    began = loop.time()
-    await send(part(token(1) + token(2) + token(3), more=False))
-    assert loop.time() - began < 3 * PACE_S  # all three are overdue already
+    await clock.pass_by(6 * PACE_S)
+    await send(part(token(1) + token(2) + token(3), more=False))  # all three are overdue already
+    assert client.token_times[1:] == [clock.now] * 3
 
 
-async def test_a_client_that_hangs_up_ends_the_waiting():
-    client = Client()
+async def test_a_client_that_hangs_up_ends_the_waiting(clock):
+    client = Client(clock)
     last = asyncio.create_task(pacer(client)(part(b"".join(token(i) for i in range(1000)), more=False)))
-    await asyncio.sleep(2.5 * PACE_S)
+    await clock.pass_by(2.5 * PACE_S)
+    assert (len(client.got), clock.asleep) == (3, 1)
     last.cancel()
     with pytest.raises(asyncio.CancelledError):
         await last
-    left = len(client.got)
-    await asyncio.sleep(3 * PACE_S)
-    assert len(client.got) <= left + 1
+    await clock.pass_by(3 * PACE_S)
+    assert (len(client.got), clock.asleep) == (3, 0)
     assert not client.ended
 
 
@@ -110,39 +158,47 @@ async def test_a_client_that_hangs_up_ends_the_waiting():
     ],
 )
 def test_what_is_not_paced(targets, share):
-    client = Client()
+    client = Client(lambda: 0.0)
     assert paced(client, targets, share, lambda: 0.0, carries) is client
     assert paced(client, Targets(1.0, 0.05), 0.9, lambda: 0.0, carries) is not client
 
 
-@pytest.mark.parametrize(("share", "least_s"), [(0.0, 0.0), (0.5, 5 * 0.5 * 0.04)])
-async def test_the_setting_paces_a_whole_gateways_streams(share, least_s):
-    """Six tokens that come at once, a TPOT of 40 ms: with half of it as pace the last one leaves 100 ms later."""
+def paced_bed(share: float, clock: Time) -> TestBed:
     bed, session = TestBed(), None
     bed.gateway = Gateway(GatewayOptions("test", token_pacing=share), session, bed.sink)  # type: ignore[arg-type]
-    async with bed:
+    bed.gateway.clock = bed.gateway.runtime.clock = clock
+    return bed
+
+
+async def ended_after(asked: ApiClient, clock: Time) -> float:
+    """Seconds until the whole answer has left, to 5 ms."""
+    began = clock.now
+    await until(lambda: clock.asleep or asked.answer.ended.is_set())
+    while not asked.answer.ended.is_set():
+        assert clock.asleep, "nothing but the pacer keeps it"
+        await clock.pass_by(0.005)
+    return clock.now - began
+
+
+@pytest.mark.parametrize(("share", "took_s"), [(0.0, 0.0), (0.5, 5 * 0.5 * 0.04)])
+async def test_the_setting_paces_a_whole_gateways_streams(clock, share, took_s):
+    """Six tokens that come at once, a TPOT of 40 ms: with half of it as pace the last one leaves 100 ms later."""
+    async with paced_bed(share, clock) as bed:
         bed.every(Script(tokens=6))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        answer = await bed.ask(completion(max_tokens=6, stream=True, target_ttft=2.0, target_tbt=0.04))
-        took = loop.time() - began
+        asked = bed.send(completion(max_tokens=6, stream=True, target_ttft=2.0, target_tbt=0.04))
+        assert await ended_after(asked, clock) == pytest.approx(took_s, abs=0.0051)
+        answer = await asked.done()
     assert answer.events[-1] == "[DONE]"
     assert len(answer.events) == 7
-    assert took >= least_s
     assert len(bed.sink.records) == 1
-    if not share:
-        assert took < 5 * 0.5 * 0.04 + 0.5
 
 
-async def test_a_response_is_paced_by_its_deltas():
-    bed, session = TestBed(), None
-    bed.gateway = Gateway(GatewayOptions("test", token_pacing=0.5), session, bed.sink)  # type: ignore[arg-type]
-    async with bed:
+async def test_a_response_is_paced_by_its_deltas(clock):
+    async with paced_bed(0.5, clock) as bed:
         bed.every(Script(tokens=6))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         body = {"model": "demo", "input": "hello", "stream": True, "target_ttft": 2.0, "target_tbt": 0.04}
-        answer = await bed.ask(body, "/v1/responses")
+        asked = bed.send(body, "/v1/responses")
+        assert await ended_after(asked, clock) == pytest.approx(5 * 0.5 * 0.04, abs=0.0051)
+        answer = await asked.done()
         assert answer.body.count(b"event: response.output_text.delta") == 6
         assert answer.body.endswith(b"\n\n")
-        assert loop.time() - began >= 5 * 0.5 * 0.04 - 0.005

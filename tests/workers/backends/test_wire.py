@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from workers.backends import wire
-from workers.backends.wire import BadAnswer, Patience, Unanswered, Wire
+from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 
 PATIENT = Patience(5.0, 5.0, 5.0, 30.0)
 OK = b"HTTP/1.1 200 OK\r\nX-Name: Value\r\ncontent-length: 2\r\n\r\nhi"
@@ -53,6 +53,12 @@ class Server:
             await reader.read()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 async def close(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,11 +117,11 @@ async def test_pieces_come_as_they_are_sent() -> None:
 async def test_an_answer_that_we_gave_up_is_not_whole_because_it_would_end_with_its_connection() -> None:
     async def stalls(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf")
-        await asyncio.sleep(1)
+        await reader.read()
 
     async with Server(stalls) as server:
         answer = await Wire(server.url).post("/", b"", PATIENT._replace(between_s=0.05))
-        await asyncio.sleep(0.2)  # its reader is busy with a slow client
+        await until(lambda: not answer.open)  # meanwhile its reader is busy with a slow client
         assert await answer.readany() == b"half"
         with pytest.raises(TimeoutError):
             await answer.readany()
@@ -127,7 +133,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_taken() -> Non
         client = Wire(server.url)
         await ask(client)
         server.writers[0].close()
-        await asyncio.sleep(0.05)
+        await until(lambda: not client._idle[0].open)
         assert await ask(client) == b"hi"
         assert server.connections == 2
 
@@ -152,9 +158,7 @@ async def test_idle_connections_are_closed_before_their_server_does(monkeypatch:
         client = Wire(server.url)
         await ask(client)
         assert len(client._idle) == 1
-        async with asyncio.timeout(5):
-            while client._idle:
-                await asyncio.sleep(0.01)
+        await until(lambda: not client._idle)
         assert await ask(client) == b"hi"
         assert server.connections == 2
 
@@ -231,15 +235,25 @@ async def test_patience_ends(start: bytes, patience: Patience) -> None:
             await asyncio.wait_for(ask(Wire(server.url), patience), 10)
 
 
-async def test_a_slow_reader_holds_the_server_back_and_is_not_taken_for_silence() -> None:
-    size = 8 << 20
+async def test_a_slow_reader_holds_the_server_back_and_is_not_taken_for_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, looks = 8 << 20, 0
+    watch = Connection._watch
+
+    def counted(connection: Connection) -> None:
+        nonlocal looks
+        looks += connection._paused
+        watch(connection)
+
+    monkeypatch.setattr(Connection, "_watch", counted)
 
     async def flood(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
 
     async with Server(flood) as server:
         answer = await Wire(server.url).post("/", b"", Patience(5.0, 5.0, 0.1, 60.0))
-        await asyncio.sleep(0.4)
+        await until(lambda: looks == 3)  # two of them a whole patience after the reader stopped
         assert len(await answer.readany()) < size
         assert len(await answer.read()) > 0
         assert answer.at_eof()
@@ -269,6 +283,4 @@ async def test_closing_ends_the_call_at_the_server() -> None:
         answer.close()
         with pytest.raises(ConnectionAbortedError):
             await waiting
-        async with asyncio.timeout(5):
-            while not gone:
-                await asyncio.sleep(0.01)
+        await until(lambda: gone != [])

@@ -38,11 +38,10 @@ async def test_kv_whose_lease_ended_while_it_waited_is_computed_again(
         InstanceSpec("d", "demo", url=engines["d"].url, backend="reference", role=Role.DECODE),
     ]
     async with aiohttp.ClientSession(auto_decompress=False) as session, ServerBed(specs, session) as bed:
-        clients = []
-        for number in (1, 2):
-            asked = completion(prompt=[number] * 100, max_tokens=TOKENS, stream=True, ignore_eos=True)
-            clients.append(bed.send(asked))
-            await asyncio.sleep(0.3)
+        asked = completion(max_tokens=TOKENS, stream=True, ignore_eos=True)
+        clients = [bed.send({**asked, "prompt": [1] * 100})]
+        await asyncio.wait_for(clients[0].answer.changed.wait(), 30)  # it has the room of the decode engine
+        clients.append(bed.send({**asked, "prompt": [2] * 100}))
         answers = [await asyncio.wait_for(client.done(), 30) for client in clients]
         assert [answer.status for answer in answers] == [200, 200]
         steps = [[(step["kind"], step["reason"]) for step in record.decisions] for record in bed.sink.records]

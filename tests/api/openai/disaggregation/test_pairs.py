@@ -132,7 +132,8 @@ async def test_a_decode_engine_that_dies_with_the_kv_has_it_computed_again() -> 
         client = bed.send(STREAMED)
         await until(lambda: any(job.stage == "running" for name in "de" for job in bed.servers[name].jobs.values()))
         await idle(bed.servers["p"])
-        await asyncio.sleep(0.05)
+        (in_flight,) = bed.gateway.runtime.requests.values()
+        await until(lambda: in_flight.prefill is None or in_flight.prefill.done())
         dead, other = ("d", "e") if bed.servers["d"].jobs else ("e", "d")
         for name in "de":
             bed.servers[name].hold.set() if name == other else None

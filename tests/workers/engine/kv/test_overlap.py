@@ -28,7 +28,7 @@ from workers.engine.kv.links import Links
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import KvTraffic, Listener, Offer
+from workers.engine.kv.transfer import NOBODY, KvTraffic, Listener, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 
@@ -219,13 +219,16 @@ class Source:
 STORE = EmulatedKv(layers=4, token_bytes=64)
 
 
-async def begin(source: Source, timeout_s: float = 5.0) -> tuple[asyncio.Task[Any], KvServer, Links, list[Seq]]:
+async def begin(
+    source: Source, timeout_s: float = 5.0, listener: Listener = NOBODY
+) -> tuple[asyncio.Task[Any], KvServer, Links, list[Seq]]:
     taken: list[Seq] = []
     server = KvServer(STORE, "t", {"s": source.seq}.get, taken.append, source.progress)
     await server.start("127.0.0.1", 0)
     links = Links(STORE, "t", KvTraffic(), timeout_s)
     target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
-    return asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target)), server, links, taken
+    pulling = asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target, listener))
+    return pulling, server, links, taken
 
 
 async def settled(source: Source, server: KvServer) -> int:
@@ -267,10 +270,21 @@ async def test_a_sequence_that_gave_its_blocks_back_is_waited_for():
 
 
 async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
-    monkeypatch.setattr(kv_server, "STILL_S", 0.02)
+    """Three times most of the patience with a silent source passes, and each time the source reports in between."""
+    loop, skipped_s, reports = asyncio.get_running_loop(), 0.0, 0
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + skipped_s)
+
+    def reported() -> None:
+        nonlocal reports
+        reports += 1
+
     source = Source()
-    pulling, server, links, _ = await begin(source, timeout_s=0.4)
-    await asyncio.sleep(0.9)  # more than twice the time that a silent source is given
+    pulling, server, links, _ = await begin(source, timeout_s=8.0, listener=Listener(still=reported))
+    await settled(source, server)
+    for count in (1, 2, 3):
+        skipped_s += 6.0
+        await until_true(lambda count=count: reports >= count)
     assert not pulling.done()
     source.end()
     assert (await pulling)[1] == 9
