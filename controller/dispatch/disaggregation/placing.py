@@ -244,7 +244,7 @@ class Placing:
     def next_at(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
         # What is left of their TTFT falls while they wait, so a request becomes hopeless by time alone.
-        polls = (line.polls_at for line in self._queue.lines.values() if len(line))
+        polls = (line.polls_at for line in self._queue.lines.values() if line.tries)
         return min((self._rollback.next_at(), *polls))
 
     def _next_step_s(self, model: str) -> float:

@@ -262,7 +262,7 @@ class TransferQueue:
     def to_look_at(self, now: float) -> list[tuple[str, Line]]:
         """Models for which something changed, and those that were not looked at for a while."""
         for_s = self._config.retry_s
-        lines = [item for item in self.lines.items() if item[1].ready.groups or item[1].late.groups]
+        lines = [item for item in self.lines.items() if item[1].tries]
         return [(model, line) for model, line in lines if line.changed or now >= line.looked_at + for_s]
 
     def found_incompatible(self, transfer: DecodeTransfer, now: float) -> None:

@@ -164,6 +164,11 @@ class Line:
     def __len__(self) -> int:
         return len(self.ready) + len(self.late) + len(self.resting)
 
+    @property
+    def tries(self) -> bool:
+        """Does one wait that is not tried later?"""
+        return bool(self.ready.groups or self.late.groups)
+
     def __iter__(self) -> Iterator[DecodeTransfer]:
         for group in (*self.ready.groups.values(), *self.late.groups.values()):
             yield from [transfer for _, transfer in group.entries]
