@@ -15,25 +15,30 @@ from benchmarks.reproduce.claims import Claim, Plot, Section, Table, Value
 
 HEAD = """# Reproduction
 
-Figures of four papers, measured again under each paper's own workload, and the policy set `slackline` in each of these
-settings (*Combined*). A figure compares policies; it says nothing about a machine.
+We measured figures of four papers again, each under the paper's own workload. *Combined* runs the policy set
+`slackline` in each of these settings. The figures compare policies; they say nothing about a machine.
 
-Written by `make reproduce`; do not edit by hand. One paper: `python -m benchmarks.reproduce --paper NAME`; one figure
-of HyperFlexis: `--paper hyperflexis --part fig7`; the pages alone, from the stored results: `--page-only`.
+`make reproduce` writes these pages; do not edit them by hand. To run one paper, use
+`.venv/bin/python -m benchmarks.reproduce --paper NAME`; for one figure of HyperFlexis add `--part fig7`. `--page-only`
+writes the pages from the stored results and runs nothing.
 
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
 (`benchmarks/reproduce/kairos/stages.py`), because its decode step takes as long as its longest sequence needs.
 
-*Reached* counts the claims that could be judged. A claim is not judged if a baseline could only be built from another
-paper's description, or if the paper gives nothing to compare with.
+Each figure of a paper makes one or more claims. The table shows how many of them we reached, and the first one with
+the paper's value and ours. The unit of a claim stands in brackets; *factor* means one system's value divided by the
+other's. A claim is not judged if its baseline could only be built from another paper's description, or if the paper
+gives nothing to compare with. The pages of the papers list all claims.
 
 """
 MARKS = {True: "yes", False: "no", None: "not judged"}
-SUMMARY = ("paper", "figure", "reached", "not judged", "first claim", "paper's", "ours")
+SUMMARY = ("paper", "figure", "claims reached", "not judged", "first claim", "in the paper", "here")
 CLAIMS = ("figure", "claim", "paper's", "ours", "reached", "setting", "seeds", "reason")
+DIRTY = "-dirty"  # of `git describe --dirty`: the tree had changes that were not committed
 CLAIMS_NAMED = 2  # claims named per reason
 LONGEST_NAME = 60  # characters of a table's file name
+COMBINED = "Combined"  # its claims name the paper whose setting they are in, not a figure
 TITLES = {"flowprefill": "FlowPrefill", "concord": "Concord"}  # papers that stored results spell differently
 
 
@@ -52,7 +57,7 @@ def _summary(sections: Sequence[Section]) -> str:
     rows = [
         [
             f"[{_title(paper)}]({_name(paper)}.md)",
-            figure,
+            _figure(paper, figure),
             *_counts(found),
             found[0].claim,
             found[0].theirs,
@@ -81,13 +86,13 @@ def _reached(claims: Sequence[Claim]) -> str:
 
 def _page(section: Section, folder: Path) -> str:
     """One paper: setting, run, results by figure, reasons for differences, plots, and links to its tables."""
-    rows = [(figure, *_counts(found)) for (_, figure), found in _by_figure(section.claims)]
+    rows = [(_figure(paper, figure), *_counts(found)) for (paper, figure), found in _by_figure(section.claims)]
     parts = [
         f"# {_title(section.paper)}\n\n",
         f"{section.settings_text.strip()}\n\n",
         _run(section.meta) if section.meta else "",
     ]
-    parts += ["## Results\n\n", _markdown(("figure", "reached", "not judged"), rows), "\n"]
+    parts += ["## Results\n\n", _markdown(("figure", "claims reached", "not judged"), rows), "\n"]
     parts += [f"![{plot.title}]({plot.name}.svg)\n\n" for plot in section.plots]
     parts += _reasons(section.claims)
     parts += ["## Tables\n\n", _tables(section, folder)]
@@ -95,10 +100,21 @@ def _page(section: Section, folder: Path) -> str:
 
 
 def _run(meta: Mapping[str, Any]) -> str:
-    lines = ["Run: " + ", ".join(f"{key} {value}" for key, value in meta.items() if key != "parts") + ".\n"]
-    for name, own in meta.get("parts", {}).items():
-        lines.append(f"- {name} run again: " + ", ".join(f"{key} {value}" for key, value in own.items()) + "\n")
-    return "\n".join([lines[0], "".join(lines[1:])]) + "\n" if len(lines) > 1 else lines[0] + "\n"
+    parts = [f"- {name}: run again {_when(own)}\n" for name, own in meta.get("parts", {}).items()]
+    return f"Run {_when(meta)}.\n\n" + ("".join([*parts, "\n"]) if parts else "")
+
+
+def _when(meta: Mapping[str, Any]) -> str:
+    """Date, duration, commit and machine of a run, as far as they are known."""
+    commit, dirty = str(meta.get("tree", "")).removesuffix(DIRTY), str(meta.get("tree", "")).endswith(DIRTY)
+    told = [
+        f"on {meta['on']}" if "on" in meta else "",
+        f"in {meta['took']}" if "took" in meta else "",
+        (f"from commit {commit}" + (" with changes that were not committed yet" if dirty else "")) if commit else "",
+        f"with Python {meta['Python']}" if "Python" in meta else "",
+        f"on {meta['cores']} cores" if "cores" in meta else "",
+    ]
+    return ", ".join(each for each in told if each)
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
@@ -137,6 +153,10 @@ def _tables(section: Section, folder: Path) -> str:
             writer.writerows([table.columns, *([_plain(value) for value in row] for row in table.rows)])
         lines.append(f"- [{table.title}]({file.relative_to(folder).as_posix()}), {len(table.rows)} rows\n")
     return "".join(lines)
+
+
+def _figure(paper: str, figure: str) -> str:
+    return f"setting of {figure}" if paper == COMBINED else figure
 
 
 def _title(paper: str) -> str:

@@ -139,7 +139,7 @@ def test_a_gain_is_judged_at_the_normalised_load_and_not_where_it_is_largest():
     assert "still at 90.0 %: 10.0 points are all that can be gained" in judged.reason
     assert (largest.ours, largest.reached, largest.setting.endswith("QPS 4")) == (80.0, None, True)
     speed = claims(curves, at, (1,))[6]
-    assert (speed.figure, speed.ours, speed.reached) == ("Figure 6", 50.0, True)
+    assert (speed.figure, speed.ours, speed.reached) == ("Fig. 6", 50.0, True)
     assert table_of_gains(curves, at).rows[0][-5:] == [2.6, 8.0, None, 80.0, 4.0]
     assert all(claim.reached is None for claim in claims(curves, {}, (1,)))
 
@@ -147,7 +147,7 @@ def test_a_gain_is_judged_at_the_normalised_load_and_not_where_it_is_largest():
 @pytest.mark.slow
 def test_a_quick_reproduction_has_every_claim():
     section = reproduce(lambda line: None, True)
-    figures = ["Figure 4", "Figure 5", "Figure 3", "Figure 6"]
+    figures = ["Fig. 4", "Fig. 5", "Fig. 3", "Fig. 6"]
     assert [claim.figure for claim in section.claims] == [each for each in figures for _ in ("judged", "largest")]
     assert all(math.isfinite(claim.ours) for claim in section.claims if claim.ours is not None)
     assert {claim.reached for claim in section.claims[1::2]} == {None}

@@ -33,11 +33,17 @@ def test_summary_counts_claims_by_figure(tmp_path):
     assert "| Fig. 3 | - | 1 | over one only described | 2 | - |" in summary
 
 
+def test_a_run_of_a_tree_with_changes_says_so(tmp_path):
+    write([replace(SECTION, meta={"on": "2026-11-22", "tree": "aaa-dirty", "cores": 2})], tmp_path)
+    page = (tmp_path / "paper.md").read_text()
+    assert "Run on 2026-11-22, from commit aaa with changes that were not committed yet, on 2 cores.\n" in page
+
+
 def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
     write([SECTION], tmp_path)
     page = (tmp_path / "paper.md").read_text()
     assert "Two workers." in page
-    assert "Run: took 1 s." in page
+    assert "Run in 1 s." in page
     assert "| Fig. 2 | 0 of 1 | 0 |" in page
     assert '- **Fig. 2**, "over a | rival": the rival is at its best' in page
     assert "- [All claims](tables/paper/all-claims.csv), 3 rows" in page
@@ -106,7 +112,7 @@ def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
     assert [table.title for table in again.tables] == ["One b"]
     write([again], tmp_path)
     page = (tmp_path / "paper.md").read_text()
-    assert "Run: tree aaa.\n\n- fig1 run again: tree bbb\n- fig2 run again: tree ccc\n" in page
+    assert "Run from commit aaa.\n\n- fig1: run again from commit bbb\n- fig2: run again from commit ccc\n" in page
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def kairos(progress: Progress, quick: bool) -> Iterator[Claim]:
         ours = [attained(simulation(SET, each, believed).run()) for each in calls]
         name = max(theirs, key=lambda each: sum(theirs[each]))
         setting = f"4P+4D, long tail, QPS {rate:g}; {name}"
-        yield compare("Kairos", "attainment of both, per cent", setting, theirs[name], ours, seeds, MIGRATOR)
+        yield compare("Kairos", "attainment of both (%)", setting, theirs[name], ours, seeds, MIGRATOR)
         progress(f"Kairos QPS {rate:g} done")
 
 

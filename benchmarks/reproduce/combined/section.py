@@ -170,7 +170,7 @@ def _flowprefill(progress: Progress, quick: bool) -> Iterable[Claim]:
         theirs = [bench.goodput(own, load, 4.0) for load in loads]
         ours = [lab.highest(lambda rate, load=load: _in_time(load, rate), 4.0) for load in loads]  # type: ignore[misc]
         setting = f"{model.name}, one prefill engine"
-        yield compare("FlowPrefill", "goodput, requests/s at 90 %", setting, theirs, ours, seeds)
+        yield compare("FlowPrefill", "goodput (requests/s at 90 %)", setting, theirs, ours, seeds)
         progress(f"FlowPrefill {model.name} done")
 
 
@@ -210,8 +210,8 @@ def _concord(progress: Progress, quick: bool) -> Iterable[Claim]:
         theirs = {system.name: [lab.run(system, case) for case in cases] for system in own}
         combined = [lab.run(lab.CONCORD.variant(policy="slackline"), case, collocated()) for case in cases]
         measures: tuple[tuple[str, Callable[[lab.LabFigures], float]], ...] = (
-            ("token goodput, tokens/s", lambda figures: figures.tokens_per_s),
-            ("request goodput, programs/s", lambda figures: figures.requests_per_s),
+            ("token goodput (tokens/s)", lambda figures: figures.tokens_per_s),
+            ("request goodput (programs/s)", lambda figures: figures.requests_per_s),
         )
         for what, value in measures:
             name = max(theirs, key=lambda each: sum(map(value, theirs[each])))

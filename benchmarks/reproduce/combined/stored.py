@@ -43,7 +43,9 @@ def from_the_report(progress: Progress, reason: str, folder: Path = STORE) -> It
     if len(shares) == len(OURS):
         ours, theirs = shares[0], shares[1]
         why = COUNTED.format(ours=totals[OURS[0]], theirs=totals[OURS[1]])
-        yield _beside("share of seconds P0 to P2 keep TTFT", f"Fig. 6: {ours.setting}", theirs.ours, ours.ours, why)
+        yield _beside(
+            "share of seconds in which P0 to P2 keep their TTFT", f"Fig. 6: {ours.setting}", theirs.ours, ours.ours, why
+        )
 
 
 def _sixth(claim: Claim, name: str) -> bool:
@@ -72,7 +74,7 @@ def _mapped(table: Table, reason: str) -> Iterator[Claim]:
 def _alone(table: Table, reason: str) -> Claim:
     column = table.columns.index(KNEE)
     found = {row[0]: row[column] for row in table.rows}
-    return _beside("rate at 90 %, requests/s", table.title.partition(";")[0], found[OURS[1]], found[OURS[0]], reason)
+    return _beside("rate at 90 % (requests/s)", table.title.partition(";")[0], found[OURS[1]], found[OURS[0]], reason)
 
 
 def _beside(what: str, setting: str, theirs: Any, ours: Any, reason: str) -> Claim:

@@ -33,8 +33,8 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
             for place, quantile in enumerate(("median", "p95")):
                 theirs, ours = (getattr(runs[each][0], key)[place] for each in (name, CONCORD.name))
                 ratio, reached, reason = over(theirs, ours, least)
-                text = f"{what}, {quantile}: {name}'s over Concord's, times"
-                made.append(Claim("concord", "Figure 6.6", text, None, ratio, reached, setting, list(seeds), reason))
+                text = f"{what}, {quantile}: {name}'s over Concord's (factor)"
+                made.append(Claim("concord", "Fig. 6.6", text, None, ratio, reached, setting, list(seeds), reason))
     return made
 
 

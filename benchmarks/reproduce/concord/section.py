@@ -35,6 +35,7 @@ SEEDS = (1, 2, 3)
 HOUR_S = 3600.0
 DESCRIBED = (AUTELLIX.name,)
 BUILT = "not judged: Autellix is built from its description in Concord's text and from excerpts of its paper"
+NOT_IN_PAPER = "not in the paper"
 HEAD = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests) a seed"
 ONE_SEED = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests), one seed"
 HOUR = f"{HEADLINE:g} programs/s on one engine, one hour, one seed"
@@ -104,7 +105,7 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     alike = 100 * head[CONCORD.name][0].throughput / extra[SAME_SLOTS][0].throughput
     both = 100 * head[CONCORD.name][0].processed / extra[SAME_SLOTS][0].processed
     claims.append(
-        _claim("6.4", "throughput, per cent of Sarathi-Serve's with as many slots (theirs 96)", 96.0, alike,
+        _claim("6.4", "throughput against Sarathi-Serve's with as many slots (%; the paper: 96)", 96.0, alike,
                alike >= 96.0, seeds[:1],
                f"with prompt tokens counted too {both:.1f} per cent: {MOST_GOODPUT}", ONE_SEED)
     )  # fmt: skip
@@ -136,7 +137,8 @@ def light_share_rate(of: Mapping[float, Sequence[LabFigures]], level: float = 0.
 def _claim(figure: str, claim: str, theirs: float | None, ours: float | None, reached: bool | None,
            seeds: Sequence[int], reason: str = "", setting: str = HEAD) -> Claim:  # fmt: skip
     value = None if ours is None else round(ours, 3)
-    return Claim("concord", f"Figure {figure}", claim, theirs, value, reached, setting, list(seeds), reason)
+    where = figure if figure == NOT_IN_PAPER else f"Fig. {figure}"
+    return Claim("concord", where, claim, theirs, value, reached, setting, list(seeds), reason)
 
 
 def _headline(head: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) -> list[Claim]:
@@ -144,10 +146,10 @@ def _headline(head: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) ->
     ltr, autellix = (statistics.fmean(ratio(concord, head[name])) for name in (LTR.name, AUTELLIX.name))
     oracle = 100 * (1 - mean(concord, "tokens_per_s") / mean(head[ORACLE.name], "tokens_per_s"))
     return [
-        _claim("6.1", "token goodput over LTR, times (theirs 1.3 to 1.7)", 1.3, ltr, ltr >= 1.3, seeds),
-        _claim("6.1", "token goodput over Autellix, times (theirs 5.3 to 6.1)", 5.3, autellix, None, seeds,
+        _claim("6.1", "token goodput over LTR (factor; the paper: 1.3 to 1.7)", 1.3, ltr, ltr >= 1.3, seeds),
+        _claim("6.1", "token goodput over Autellix (factor; the paper: 5.3 to 6.1)", 5.3, autellix, None, seeds,
                f"{BUILT}. {STARVES}"),
-        _claim("6.3", "per cent below the oracle (theirs 3 to 9)", 9.0, oracle, oracle <= 9.0, seeds,
+        _claim("6.3", "token goodput below the oracle's (%; the paper: 3 to 9)", 9.0, oracle, oracle <= 9.0, seeds,
                "" if oracle <= 9.0 else FORESIGHT),
     ]  # fmt: skip
 
@@ -179,7 +181,7 @@ def _hour(lab: Lab) -> tuple[list[Claim], Plot]:
             mine / max(1e-9, other) for (_, mine), (_, other) in zip(series[CONCORD.name], series[name], strict=True)
         )
         found.append(
-            _claim("6.1", f"lowest factor over {name} in any five minutes of the hour", theirs, least,
+            _claim("6.1", f"token goodput over {name}, lowest of any five minutes of the hour (factor)", theirs, least,
                    None if name in DESCRIBED else least >= theirs, [7],
                    BUILT if name in DESCRIBED else "" if least >= theirs else QUIET, HOUR)
         )  # fmt: skip
@@ -203,8 +205,8 @@ def _requests(lab: Lab, seeds: Sequence[int]) -> list[Claim]:
         f"of these in time, and all requests that arrive would be {most:.2f} times what it serves. The paper "
         "does not explain why its LTR loses them"
     )
-    return [_claim("6.2", "request goodput over LTR, times (theirs 2.3 to 4.5)", 2.3, times, times >= 2.3, seeds[:2],
-                   "" if times >= 2.3 else reason)]  # fmt: skip
+    return [_claim("6.2", "request goodput over LTR (factor; the paper: 2.3 to 4.5)", 2.3, times, times >= 2.3,
+                   seeds[:2], "" if times >= 2.3 else reason)]  # fmt: skip
 
 
 def _grid_claims(grid: Runs) -> list[Claim]:
@@ -215,14 +217,18 @@ def _grid_claims(grid: Runs) -> list[Claim]:
         100 * (1 - grid[CONCORD.name][rate][0].tokens_per_s / grid[ORACLE.name][rate][0].tokens_per_s) for rate in rates
     ]
     found = [
-        _claim("6.4", "throughput, per cent of Sarathi-Serve's: lowest over the rates (theirs 96)", 96.0, min(share),
+        _claim("6.4", "throughput against Sarathi-Serve's, lowest over the rates (%; the paper: 96)", 96.0, min(share),
                min(share) >= 96.0, [6], "" if min(share) >= 96 else PROMPTS.format(done), GRID),
-        _claim("6.3", "per cent below the oracle: most over the rates (theirs 9)", 9.0, max(below), max(below) <= 9.0,
-               [6], "" if max(below) <= 9.0 else FORESIGHT, GRID),
+        _claim("6.3", "token goodput below the oracle's, most over the rates (%; the paper: 9)", 9.0, max(below),
+               max(below) <= 9.0, [6], "" if max(below) <= 9.0 else FORESIGHT, GRID),
     ]  # fmt: skip
     for claim, left_out, why in (
-        ("rates at which goodput is the highest of those built from their papers or code, per cent", DESCRIBED, ""),
-        ("rates at which goodput is the highest of all, including Autellix, per cent", (), BUILT),
+        (
+            "share of the rates at which goodput is the highest of those built from their papers or code (%)",
+            DESCRIBED,
+            "",
+        ),
+        ("share of the rates at which goodput is the highest of all, including Autellix (%)", (), BUILT),
     ):
         others = [of for name, of in grid.items() if name not in (ORACLE.name, *left_out)]
         wins = sum(
@@ -238,7 +244,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
         for which, theirs, at in (("least", 28.5, 0), ("most", 83.2, -1)):
             if engines:
                 value = engines[at]
-                claim = f"resources saved over {' and '.join(names)}, per cent, {which} (theirs 28.5 to 83.2)"
+                claim = f"resources saved over {' and '.join(names)}, {which} (%; the paper: 28.5 to 83.2)"
                 reason = ". ".join(part for part in (why, SAVED) if part)
                 found.append(_claim("6.5", claim, theirs, value, None if why else value >= theirs, [6], reason, GRID))
     return found
@@ -280,11 +286,11 @@ def savings(grid: Runs, name: str) -> list[float]:
 def _ablation(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) -> list[Claim]:
     own = runs[CONCORD.name][0].tokens_per_s
     found = []
-    for name, figure in ((BLIND.name, "6.7"), (SJF.name, "6.7"), (EDF.name, "6.11"), (BY_CLASS.name, "baseline")):
+    for name, figure in ((BLIND.name, "6.7"), (SJF.name, "6.7"), (EDF.name, "6.11"), (BY_CLASS.name, NOT_IN_PAPER)):
         times = own / max(1e-9, runs[name][0].tokens_per_s)
-        theirs = "above 1, shown as bars" if figure != "baseline" else "not in the paper"
+        theirs = "the paper: above 1, shown as bars" if figure != NOT_IN_PAPER else NOT_IN_PAPER
         found.append(
-            _claim(figure, f"token goodput over {name}, times (theirs {theirs})", None, times, times > 1.0, seeds[:1],
+            _claim(figure, f"token goodput over {name} (factor; {theirs})", None, times, times > 1.0, seeds[:1],
                    setting=ONE_SEED)
         )  # fmt: skip
     return found

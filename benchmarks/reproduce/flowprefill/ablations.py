@@ -45,8 +45,17 @@ def orders(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     claims = []
     for other in ("D-EDF", "EDF"):
         claims += [
-            claimed("10", f"rate of S-EDF over {other}, x", None, rates[FLOW.label] / rates[other], size, setting),
-            claimed("10", f"tighter SLO than {other}, x", None, scales[other] / scales[FLOW.label], size, setting),
+            claimed(
+                "Fig. 10",
+                f"goodput of S-EDF over {other} (factor)",
+                None,
+                rates[FLOW.label] / rates[other],
+                size,
+                setting,
+            ),
+            claimed(
+                "Fig. 10", f"tighter SLO than {other} (factor)", None, scales[other] / scales[FLOW.label], size, setting
+            ),
         ]
     rows: Rows = [
         [label, rates[label], rates[FLOW.label] / rates[label], scales[label], scales[label] / scales[FLOW.label]]
@@ -88,16 +97,16 @@ def batching(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart
     )
     claims = [
         claimed(
-            "11",
-            "throughput with batching (4K) over none, x",
+            "Fig. 11",
+            "throughput with batching (4K) over none (factor)",
             None,
             tokens["budget 4096"] / tokens["no batching"],
             size,
             setting,
             reason,
         ),
-        claimed("11", "attainment of the worst budget over none, x", None, min(others) / reached["no batching"], size,
-                setting, reason),
+        claimed("Fig. 11", "attainment of the worst budget over none (factor)", None,
+                min(others) / reached["no batching"], size, setting, reason),
     ]  # fmt: skip
     titles = ["batch token budget", "attainment", "prompt tokens/s"]
     return SectionPart(claims, [Table("Fig. 11: SLO-aware batching, Llama3-8B", titles, rows)], [])
@@ -148,16 +157,18 @@ def blocking(size: Size, progress: Progress) -> SectionPart:
         "rotary embedding, which make operators more alike, are not separated, and the paper's figure includes "
         "what its runtime adds"
     )
-    text = "layer over operator blocking time, {} of the models, x"
+    text = "blocking time at layers over that at operators, {} of the models (factor)"
     claims = [
-        claimed("12", text.format("least"), 3.5, min(ratios), size, setting, reason),
-        claimed("12", text.format("most"), 4.2, max(ratios), size, setting, reason),
+        claimed("Fig. 12", text.format("least"), 3.5, min(ratios), size, setting, reason),
+        claimed("Fig. 12", text.format("most"), 4.2, max(ratios), size, setting, reason),
         replace(
-            claimed("12", "mean blocking time at operators, most of the models, ms", 4.5, max(means), size, setting),
+            claimed(
+                "Fig. 12", "mean blocking time at operators, highest of the models (ms)", 4.5, max(means), size, setting
+            ),
             reached=max(means) <= 4.5,
         ),
         replace(
-            claimed("6.4", "scheduling rounds a request", 2.0, max(row[2] for row in rounds), size, setting),
+            claimed("Sec. 6.4", "scheduling rounds per request", 2.0, max(row[2] for row in rounds), size, setting),
             reached=all(1.5 <= row[2] <= 2.0 for row in rounds),
         ),
     ]
@@ -188,9 +199,9 @@ def prediction(bench: PrefillBench, size: Size, progress: Progress) -> SectionPa
     table = Table("Sec. 6.4: goodput with a wrong prediction, Llama3-8B", titles, rows)
     setting = "Llama3-8B; every prediction 20 % too short or 25 % too long; the paper shows that its are close"
     kept = min(value for factor, value in shares.items() if factor in (0.8, 1.25))
-    claim = claimed("13", "goodput kept with predictions off by a fifth, share", None, kept, size, setting)
+    claim = claimed("Fig. 13", "goodput kept with predictions off by a fifth (share)", None, kept, size, setting)
     shown = Claim(
-        PAPER, "13", "real against predicted TTFT, three models (the paper: a plot, most are close)", None, None,
+        PAPER, "Fig. 13", "real against predicted TTFT, three models (the paper: a plot; most are close)", None, None,
         None, "not reproduced", [], UNCOMPARED,
     )  # fmt: skip
     return SectionPart([shown, replace(claim, reached=None, reason=UNCOMPARED)], [table], [])

@@ -68,15 +68,16 @@ def single_slo(size: Size, progress: Progress) -> SectionPart:
     progress(f"Fig. 14: throughput ratios {ratios}, attainment {pairs}")
     setting = "Llama3-8B, 500 prompts of ShareGPT's mean and deviation below 2K, TTFT 0.25 s"
     leads = past_knee(pairs)
-    past = "attainment above DistServe-CP2K where it is below 90 %, {} over rates, points"
+    past = "attainment above DistServe-CP2K where it is below 90 %, {} over the rates (points)"
     claims = [
         replace(
-            claimed("14", "throughput over DistServe-CP2K, least over rates, x", 1.0, min(ratios), size, setting),
+            claimed("Fig. 14", "throughput over DistServe-CP2K, lowest over the rates (factor)", 1.0, min(ratios), size,
+                    setting),
             reached=min(ratios) >= 0.97,
             reason=SAME,
         ),
         *(
-            Claim(PAPER, "14", past.format(word), None, pick(leads) if leads else None,
+            Claim(PAPER, "Fig. 14", past.format(word), None, pick(leads) if leads else None,
                   pick(leads) > 0 if leads else None, setting, list(size.seeds), "" if leads else NO_KNEE)
             for word, pick in (("least", min), ("most", max))
         ),
@@ -104,8 +105,16 @@ def with_chunks(bench: PrefillBench, size: Size, progress: Progress) -> SectionP
         "paper's largest chunks lose because of attention kernels that take long on its device"
     )
     claims = [
-        claimed("15", "best of 4K and 8K chunks over 2K chunks, x", None, middle / rates[1], size, setting),
-        claimed("15", "best of 4K and 8K chunks over 16K chunks, x", None, middle / rates[4], size, setting, reason),
+        claimed("Fig. 15", "best of 4K and 8K chunks over 2K chunks (factor)", None, middle / rates[1], size, setting),
+        claimed(
+            "Fig. 15",
+            "best of 4K and 8K chunks over 16K chunks (factor)",
+            None,
+            middle / rates[4],
+            size,
+            setting,
+            reason,
+        ),
     ]
     return SectionPart(claims, [Table("Fig. 15: with chunked prefill", ["system", "goodput, requests/s"], rows)], [])
 
@@ -139,10 +148,11 @@ def collocated(size: Size, progress: Progress) -> SectionPart:
         "token, not each gap"
     )
     claims = [
-        claimed("16", "TTFT attainment over vLLM-CP2K, most over rates, x", None, max(ttft), size, setting, reason),
-        claimed("16", "TBT attainment over vLLM-CP2K, up to, x", 1.6, max(tbt), size, setting, reason),
-        claimed("16", "TTFT attainment over vLLM-CP2K with class priorities (not in the paper), most over rates, x",
-                None, max(over_today), size, setting, reason),
+        claimed("Fig. 16", "TTFT attainment over vLLM-CP2K, highest over the rates (factor)", None, max(ttft), size,
+                setting, reason),
+        claimed("Fig. 16", "TBT attainment over vLLM-CP2K, up to (factor)", 1.6, max(tbt), size, setting, reason),
+        claimed("Fig. 16", "TTFT attainment over vLLM-CP2K with class priorities, highest over the rates "
+                "(factor; not in the paper)", None, max(over_today), size, setting, reason),
     ]  # fmt: skip
     titles = ["requests/s", "system", "TTFT attainment", "TBT attainment"]
     plot = Plot("flowprefill-16", "One device for both phases", "requests/s", "attainment", series, LEVEL)

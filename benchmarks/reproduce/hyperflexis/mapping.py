@@ -123,11 +123,11 @@ def _claims_of_5(label: str, found: Sequence[Mapped], setting: str, seeds: Seque
         f"{tabled:.2f} times"
     )
     paper, figure = "HyperFlexis", "Fig. 5"
-    text = f"{label}: attainment over round robin, priorities mapped, times"
+    text = f"{label}: attainment over round robin, priorities mapped (factor)"
     first = Claim(paper, figure, text, 7.02, round(ratio, 3), ratio >= 7.02, best.where + setting, seeds, reason)
-    text = f"{label}: attainment over engine priority by class, priorities mapped, times (not in the paper)"
+    text = f"{label}: attainment over engine priority by class, priorities mapped (factor; not in the paper)"
     second = Claim(paper, figure, text, None, round(over_class, 3), None, today.where + setting, seeds)
-    text = f"{label}, 2-task: largest slowdown against round robin, s"
+    text = f"{label}, 2-task: largest slowdown against round robin (s)"
     third = Claim(paper, figure, text, 1.35, slower, slower <= 1.35, "2-task, all loads" + setting, seeds)
     return [first, second, third]
 
@@ -163,7 +163,7 @@ def figure_6(
         plots.append(_plot(label, results[0], tasks))
         progress(f"Fig. 6: {label}")
     setting = f"{model}, 1 worker, 15 to 60 requests/s in steps of {gap:g} s"
-    text = "{}: seconds of the last phase in which P0 to P2 keep their mean TTFT, share"
+    text = "{}: share of seconds of the last phase in which P0 to P2 keep their mean TTFT"
     shown = "the paper shows curves without numbers and states that all targets are met"
     short = (
         "on this profile the load of the last phase is about 1.3 times the capacity of one worker. Policies "

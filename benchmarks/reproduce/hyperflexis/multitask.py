@@ -136,7 +136,7 @@ def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[i
         for (ours, against), values in HEADLINES.items():
             for mix, theirs in values.items():
                 ratio, model, factor = best_ratio(by_mix[mix], ours.format(label), against, lambda p: p.attainment)
-                what = f"attainment over {against}, times"
+                what = f"attainment over {against} (factor)"
                 where = f"{model}, {factor:g} x the 90 % point; "
                 add(what, mix, theirs, ratio, ours.format(label), where, REASONS[against])
         for name, table, value in (
@@ -150,12 +150,12 @@ def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[i
                     if name == "cost below":
                         reason = SAME_WORK if against == ROUND_ROBIN else PROVISIONED
                     where = f"{model}, {factor:g} x the 90 % point; "
-                    add(f"{name} {against}, %", mix, theirs, 100 * (1 - 1 / ratio), ours.format(label), where, reason)
+                    add(f"{name} {against} (%)", mix, theirs, 100 * (1 - 1 / ratio), ours.format(label), where, reason)
         small = {name: each for name, each in by_mix["2-task"].items() if name == "Qwen7B"}
         for against, theirs in QWEN7B_LATENCY.items() if small else ():
             ratio, model, factor = best_ratio(small, against, label, lambda p: p.e2e_s)
             where = f"{model}, {factor:g} x the 90 % point; "
-            what = f"mean latency below {against}, Qwen7B alone, %"
+            what = f"mean latency below {against}, Qwen7B alone (%)"
             add(what, "2-task", theirs, 100 * (1 - 1 / ratio), label, where, REASONS[against])
         made += _dearer(by_mix["4-task"], label, setting, seeds)
         made += _over_today(by_mix, label, setting, seeds)
@@ -169,7 +169,7 @@ def _dearer(found: Mapping[str, Curves], label: str, setting: str, seeds: Sequen
         return []
     ratio, model, factor = best_ratio(large, label, ROUND_ROBIN, lambda p: p.cost)
     more = round(100 * (ratio - 1), 2)
-    text = f"{label}, 4-task: most cost above round robin's, larger models, %; the paper: comparable"
+    text = f"{label}, 4-task: most cost above round robin's, larger models (%; the paper: comparable)"
     where = f"{model}, {factor:g} x the 90 % point; {setting}"
     reason = f"{ALIKE:g} % counts as comparable; " + SAME_WORK
     return [Claim("HyperFlexis", "Fig. 3", text, ALIKE, more, more <= ALIKE, where, seeds, reason)]
@@ -182,7 +182,7 @@ def _over_today(
     made = []
     for mix, found in by_mix.items():
         ratio, model, factor = best_ratio(found, label, BY_CLASS, lambda p: p.attainment)
-        text = f"{label}, {mix}: attainment over engine priority by class, times (not in the paper)"
+        text = f"{label}, {mix}: attainment over engine priority by class (factor; not in the paper)"
         where = f"{model}, {factor:g} x the 90 % point; {setting}"
         made.append(Claim("HyperFlexis", "Fig. 3", text, None, round(ratio, 4), None, where, seeds))
     return made

@@ -50,7 +50,7 @@ def figure_8(
                 rows += [[what, label, ours, factor, p.attainment, p.e2e_s, p.cost] for label, p in points.items()]
                 met = [point.attainment for point in points.values()]
                 spreads.append(100 * (max(met) - min(met)))
-            text = f"{ours}: {what} interval, largest difference in attainment, points; the paper: minimal"
+            text = f"{ours}: {what} interval, largest difference in attainment (points; the paper: minimal)"
             worst = round(max(spreads), 2)
             reason = "the paper gives no number; 5 points count as its 'minimal'"
             setting = f"{name}, 4-task, {', '.join(label for label, _ in settings)}"
@@ -105,7 +105,8 @@ def table_2(
     claims = []
     for source, what, theirs in (("disk", "disk", 19.39), ("host", "CPU offloading", 9.88)):
         ratio = round(load_s[source] / load_s["device"], 2)
-        text = f"device-to-device over {what}, times (its Llama70B: {load_s[source]:g} s / {load_s['device']:g} s)"
+        seconds = f"{load_s[source]:g} s / {load_s['device']:g} s"
+        text = f"weight load from {what} over device to device (factor; the paper's Llama70B: {seconds})"
         claims.append(Claim("HyperFlexis", "Table 2", text, theirs, ratio, None, setting, seeds, reason))
     columns = ["model", "weights from", "time to scale, s", "attainment", "mean latency, s", "cost, units"]
     return claims, [Table("Table 2: scaling with weights from each source", columns, rows)], []

@@ -145,14 +145,14 @@ def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Clai
     made = []
     for label in labels:
         ratio, where = max((run.times, run.where) for run in runs if run.label == label)
-        text = f"{label}: P/D attainment over round robin, times"
+        text = f"{label}: P/D attainment over round robin (factor)"
         why = "" if ratio >= 2.54 else REASON
         made.append(
             Claim("HyperFlexis", "Fig. 4", text, 2.54, round(ratio, 3), ratio >= 2.54, where + setting, seeds, why)
         )
     for label in labels:
         percent, where = max((run.faster, run.where) for run in runs if run.label == label)
-        text = f"{label}: P/D mean latency below round robin, %"
+        text = f"{label}: P/D mean latency below round robin (%)"
         reached, why = percent >= 31.82, "" if percent >= 31.82 else REASON
         made.append(
             Claim("HyperFlexis", "Fig. 4", text, 31.82, round(percent, 2), reached, where + setting, seeds, why)
@@ -170,7 +170,7 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
             if not found:
                 continue
             (ratio, where), (least, _) = max(found), min(found)
-            text = f"{label}: P/D cost over round robin's, {name}, most over loads, times; the paper: {words}"
+            text = f"{label}: P/D cost over round robin's, {name}, highest over the loads (factor; the paper: {words})"
             reason = f"{most:g} is our reading of its words; least over loads {least:.2f}. " + DEARER
             claims.append(
                 Claim(
@@ -190,6 +190,6 @@ def _today_claims(runs: Sequence[Run], labels: Sequence[str], setting: str, seed
             for run in runs
             if run.label == label
         )
-        text = f"{label}: P/D attainment over engine priority by class, times (not in the paper)"
+        text = f"{label}: P/D attainment over engine priority by class (factor; not in the paper)"
         claims.append(Claim("HyperFlexis", "Fig. 4", text, None, round(ratio, 3), None, where + setting, seeds))
     return claims

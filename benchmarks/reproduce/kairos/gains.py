@@ -17,7 +17,7 @@ PAPER = {
     "e2e": {DISTSERVE: {3.0: 55.8, 4.0: 29.0}, KAIROS: {3.0: 89.6, 4.0: 47.2}},
     "throughput": {DISTSERVE: {2.0: 23.6, 5.0: 20.9}, KAIROS: {2.0: 28.1, 5.0: 22.6}},
 }
-FIGURES = {"ttft": "Figure 4", "tpot": "Figure 5", "e2e": "Figure 3", "throughput": "Figure 6"}
+FIGURES = {"ttft": "Fig. 4", "tpot": "Fig. 5", "e2e": "Fig. 3", "throughput": "Fig. 6"}
 # The largest gains over DistServe, and the paper's QPS for them. Figure 6's is in per cent.
 GAINS = {"ttft": (23.9, 3.0), "tpot": (27.1, 3.0), "e2e": (33.8, 3.0), "throughput": (19.3, 2.0)}
 NAMES = {
@@ -79,22 +79,24 @@ def claims(curves: Curves, at: Mapping[str, float], seeds: Sequence[int]) -> lis
     made = []
     for key, (theirs, qps) in GAINS.items():
         by_rate = gains(curves, key)
-        unit = "per cent" if key == "throughput" else "points"
-        what = f"gain over DistServe in {NAMES[key].removesuffix(', per cent')}, {unit}"
-        where = f"{times_knee(qps):.2f} x DistServe's 90 % TTFT point"
+        unit = "%" if key == "throughput" else "points"
+        what = f"gain over DistServe in {NAMES[key].removesuffix(', per cent')}"
+        where = f"{times_knee(qps):.2f} times DistServe's 90 % TTFT point"
         ours = by_rate[at[key]] if key in at else None
         setting = "4P+4D, long tail, TTFT 8 s, TPOT 50 ms"
         reached = None if ours is None else ours >= theirs
         load = f"{setting}; the paper's QPS {qps:g}" + (f", ours {at[key]:.2f}" if key in at else "")
         why = "" if reached else _missed(curves, key, at)
         made.append(
-            Claim("Kairos", FIGURES[key], f"{what}, at {where}", theirs, _rounded(ours), reached, load, seeds, why)
+            Claim(
+                "Kairos", FIGURES[key], f"{what} at {where} ({unit})", theirs, _rounded(ours), reached, load, seeds, why
+            )
         )
         best = max(by_rate, key=lambda rate: by_rate[rate])
         same = f"at the paper's QPS {qps:g} itself {by_rate[qps]:.1f}. " if qps in by_rate else ""
         made.append(
             Claim(
-                "Kairos", FIGURES[key], f"largest {what}, at any load", None, _rounded(by_rate[best]), None,
+                "Kairos", FIGURES[key], f"largest {what} at any load ({unit})", None, _rounded(by_rate[best]), None,
                 f"{setting}; QPS {best:g}", seeds, same + _LARGEST[key],
             )
         )  # fmt: skip
