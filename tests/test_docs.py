@@ -25,6 +25,8 @@ from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS
+from controller.simulator.fleet.network import LinkSettings
+from controller.simulator.settings import ElasticSettings, InstanceSettings, SimulationSettings
 from workers.engine.config import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +35,7 @@ SETTINGS = DOCS / "reference/settings.md"
 METRICS = DOCS / "reference/metrics.md"
 EXAMPLES = DOCS / "reference/worked-examples.md"
 CATALOGUE = ROOT / "controller/policies/README.md"
+SIMULATOR = ROOT / "controller/simulator/README.md"
 READMES = ("README.md", "CONTRIBUTING.md", "controller/simulator/README.md", "benchmarks/data/README.md")
 DOCUMENTS = (*(ROOT / name for name in READMES), CATALOGUE, *sorted(DOCS.rglob("*.md")))
 CODE = ("api", "benchmarks", "console", "controller", "tests", "workers")
@@ -280,6 +283,21 @@ def test_code_reads_no_data_outside_the_tree():
     """A clone alone runs everything."""
     outside = re.compile(r"""shared["']? ?/ ?["']?data""")
     assert [relative(path) for path in source_files() if outside.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "elsewhere"),
+    [
+        # `latency` is `profile` in a file; `left` is of replays, which no file names
+        (InstanceSettings, {"latency", "left"}),
+        (SimulationSettings, {"instances"}),
+        (LinkSettings, set()),
+        (ElasticSettings, {"scaling"}),
+    ],
+)
+def test_every_field_of_an_experiment_is_in_the_page_of_the_simulator(settings, elsewhere):
+    listed = first_cells(SIMULATOR, "[a-z0-9_]+")
+    assert {field.name for field in fields(settings)} - elsewhere - listed == set()
 
 
 def test_what_a_spec_may_say_is_listed():

@@ -105,8 +105,8 @@ def table_2(
     claims = []
     for source, what, theirs in (("disk", "disk", 19.39), ("host", "CPU offloading", 9.88)):
         ratio = round(load_s[source] / load_s["device"], 2)
-        seconds = f"{load_s[source]:g} s / {load_s['device']:g} s"
-        text = f"weight load from {what} over device to device (factor; the paper's Llama70B: {seconds})"
+        both = f"{load_s[source]:g} s / {load_s['device']:g} s"
+        text = f"weight load from {what} over device to device (factor; the paper's Llama70B: {both})"
         claims.append(Claim("HyperFlexis", "Table 2", text, theirs, ratio, None, setting, seeds, reason))
     columns = ["model", "weights from", "time to scale, s", "attainment", "mean latency, s", "cost, units"]
     return claims, [Table("Table 2: scaling with weights from each source", columns, rows)], []
