@@ -15,23 +15,26 @@ order of preference: what can serve soonest comes first.
 An instance that the stage can do without is put to sleep (`PutToSleep`) where the policy has a sleep level and the
 engine can sleep, so that it is third in this order at the next rise; otherwise it is drained and stopped (`Drain`).
 
-The service (`controller.services.scaling`) and the simulator carry out these plans. Neither has an order of its own, so
-what is simulated is what serves. The warm pool is refilled between scale-outs (`controller.scale.warm_pool`).
+The service (`controller.services.scaling`) and the simulator carry out these plans and store the scaler memory that the
+plan returns for a stage that gave an instance. Neither has an order or a bound of its own, so what is simulated is what
+serves. The warm pool is refilled between scale-outs (`controller.scale.warm_pool`).
 Cost: O(spares log spares + instances).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from controller.core.decisions import Decision
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation
 from controller.scale.role_changes import SwitchRole, role_change
-from controller.scale.scaler import Drain, ScaleAction, ScaleOut, Undrain
+from controller.scale.scaler import Drain, ScaleAction, ScaleOut, ScalerMemory, Undrain
 from controller.scale.warm_pool import Spare
+
+NO_DEVICE, NOTHING_TO_START = "no_device", "nothing_to_start"  # why nothing can be added
 
 
 class WakeUp(NamedTuple):
@@ -62,12 +65,12 @@ Step = Undrain | SwitchRole | WakeUp | LoadWeights | StartNew | PutToSleep | Dra
 
 
 class OtherStage(NamedTuple):
-    """The decode stage beside a prefill stage, or the other way round: its bounds, what was seen of it, and since when
-    it could have given an instance (`role_changes.spare_since`)."""
+    """The decode stage beside a prefill stage, or the other way round: its bounds, what was seen of it, and the memory
+    of its scaler."""
 
     config: ScalingConfig
     seen: FleetObservation
-    spare_since: float | None
+    memory: ScalerMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,9 @@ class StageCapacity:
     """One stage of a model, and everything that its next instances can come from.
 
     `seen`: its instances that serve, start or drain. `spares`: its sleepers and warm spares. `other`: None where the
-    model is collocated, or the other stage has no policy. `room`: how many new processes can be started now, by
-    template and free devices; None: nothing bounds them. `sleepable`: ids of its instances that can be put to sleep.
+    model is collocated, or the other stage has no policy. `pattern`: whether there is an instance whose settings a new
+    one can get. `room`: how many processes the free devices allow; None: any number. `sleepable`: ids of its instances
+    that can be put to sleep.
     `sleep_level`: level at which the policy puts to sleep what it can do without; 0: it stops them.
     """
 
@@ -84,6 +88,7 @@ class StageCapacity:
     seen: FleetObservation
     spares: tuple[Spare, ...] = ()
     other: OtherStage | None = None
+    pattern: bool = True
     room: int | None = 0
     sleepable: frozenset[str] = frozenset()
     sleep_level: int = 0
@@ -92,20 +97,28 @@ class StageCapacity:
         """The instance that the other stage can give now, with its Decision."""
         if self.other is None:
             return None
-        config, seen, since = self.other
-        return role_change(config, seen, since, self.config, self.seen.load, now)
+        config, seen, memory = self.other
+        return role_change(config, seen, memory.spare_since, self.config, self.seen.load, now)
 
     def can_add(self, now: float) -> bool:
         """Whether any source could give an instance now. Where none can, the Scaler holds."""
-        return self.room != 0 or any(spare.ready for spare in self.spares) or self.role_change(now) is not None
+        starts = self.pattern and self.room != 0
+        return starts or any(spare.ready for spare in self.spares) or self.role_change(now) is not None
+
+    def observation(self, now: float) -> FleetObservation:
+        """What the Scaler judges: what was seen, with whether an instance could be added and, if not, why."""
+        held_by = NO_DEVICE if self.pattern else NOTHING_TO_START
+        return replace(self.seen, startable=self.can_add(now), held_by=held_by)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """Steps in the order in which they are carried out. `role_change`: the Decision of its `SwitchRole`, if any."""
+    """Steps in the order in which they are carried out. `role_change`: the Decision of its `SwitchRole`, if any;
+    `giving`: the memory that the other stage's scaler has from then on."""
 
     steps: tuple[Step, ...] = ()
     role_change: Decision | None = None
+    giving: ScalerMemory | None = None
 
     @property
     def new(self) -> int:
@@ -143,7 +156,10 @@ def plan_capacity(stage: StageCapacity, verdict: Iterable[ScaleAction], now: flo
     spares = _spares(stage, asked - len(switched))
     new = _new_processes(stage, asked - len(switched) - len(spares))
     leaving = [_leave(stage, action) for action in actions if isinstance(action, Drain)]
-    return CapacityPlan((*kept, *switched, *spares, *new, *leaving), None if change is None else change[1])
+    steps = (*kept, *switched, *spares, *new, *leaving)
+    if change is None or stage.other is None:
+        return CapacityPlan(steps)
+    return CapacityPlan(steps, change[1], stage.other.memory.after_giving(now))
 
 
 def nearest_spares(spares: Iterable[Spare], instances: int) -> list[Spare]:
@@ -160,7 +176,8 @@ def _spares(stage: StageCapacity, wanted: int) -> list[Step]:
 
 
 def _new_processes(stage: StageCapacity, wanted: int) -> list[Step]:
-    return [StartNew()] * (wanted if stage.room is None else min(wanted, stage.room))
+    room = stage.room if stage.pattern else 0
+    return [StartNew()] * (wanted if room is None else min(wanted, room))
 
 
 def _leave(stage: StageCapacity, action: Drain) -> Step:

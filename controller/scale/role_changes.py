@@ -59,8 +59,8 @@ def role_change(
 ) -> tuple[SwitchRole, Decision] | None:
     """The instance that `wanting` gets from `giving`, with its Decision; None if `giving` can spare none.
 
-    `since`: what `spare_since` returned at the last look. `wanting_load` is recorded, not judged: the Scaler has
-    decided already that the stage needs an instance.
+    `since`: what `spare_since` returned at the giving stage's last tick. `wanting_load` is recorded, not judged: the
+    Scaler has decided already that the stage needs an instance.
     """
     member = instance_to_give(giving, giving_seen)
     if member is None or since is None or now - since + giving.interval_s < giving.sustain_s:

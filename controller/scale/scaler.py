@@ -30,6 +30,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.staleness import STALE_PERIODS
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member
+from controller.scale.role_changes import spare_since
 
 STEADY = "steady"
 MOST_BELIEVED = 2.0  # bounds growth: at most this over `upper` times what serves, until the first of it serves too
@@ -68,6 +69,12 @@ class ScalerMemory:
     mind: str = STEADY
     calm_since: float | None = None  # since when it has been steady again, while `mind` is still the old one
     load: float | None = None
+    spare_since: float | None = None  # since when it could have given an instance to the other stage
+
+    def after_giving(self, now: float) -> ScalerMemory:
+        """The memory of a stage that has just given an instance to the other: its hold and its cool-down start over, as
+        after a change of its own, so that what remains is judged before it gives or removes another."""
+        return replace(self, low_since=None, changed_at=now, spare_since=None)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,6 +98,7 @@ class Scaler:
         self, config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float
     ) -> tuple[ScalerMemory, list[ScaleAction], Decision | None]:
         state = _without_future(replace(state, ticks=state.ticks + 1), now)
+        state = replace(state, spare_since=spare_since(state.spare_since, config, seen, now))
         if not seen.stale:
             state = _watched(config, state, seen, now)
         verdict = _judge(config, state, seen, now)

@@ -13,6 +13,7 @@ from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, 
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
+from controller.scale.capacity_plan import NO_DEVICE, NOTHING_TO_START
 from controller.selectors.topology import rooms_for
 from controller.selectors.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
@@ -21,7 +22,6 @@ SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
 OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
-NO_DEVICE, NOTHING_TO_START = "no_device", "nothing_to_start"  # why a pool is too small
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used for a moment
 
 

@@ -19,13 +19,14 @@ from django.utils import timezone
 from controller.core.process_spec import SAYABLE, start_after, start_refused, values_refused
 from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
+from controller.scale.capacity_plan import NO_DEVICE
 from controller.scale.lifecycle import FoundAwake, Mark, Replace, StopWanted, Wanted, pause_before_start
 from controller.selectors.topology import free_among, usable_devices
 from controller.services.actions import Kind, sleep_ended, weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_create, instance_observe, instance_stop
-from controller.services.scaling_stages import NO_DEVICE, STARTABLE, like
+from controller.services.scaling_stages import STARTABLE, like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)

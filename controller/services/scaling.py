@@ -31,7 +31,7 @@ from controller.scale.capacity_plan import (
     plan_capacity,
 )
 from controller.scale.load import FleetObservation
-from controller.scale.role_changes import SwitchRole, spare_since
+from controller.scale.role_changes import SwitchRole
 from controller.scale.warm_pool import refill
 from controller.selectors.weights import weight_plan
 from controller.services.actions import first_served_watch, weights_load_order
@@ -69,14 +69,13 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         if policy is None or not _due(policy):
             return None
         view = stage_of(policy, fleet, now)
-        if not view.seen.startable:
+        if not view.capacity.can_add(now):
             view = _beside_other_stage(view, fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
-        before = row.state if row else {}
-        config = view.capacity.config
-        memory, actions, decided = Scaler().decide(config, ScalerMemory.from_json(before), view.seen, now)
-        spare = spare_since(before.get("spare_since"), config, view.seen, now)
-        scaler_state_save(policy=policy, state={**memory.to_json(), "spare_since": spare})
+        before = ScalerMemory.from_json(row.state if row else {})
+        capacity = view.capacity
+        memory, actions, decided = Scaler().decide(capacity.config, before, capacity.observation(now), now)
+        scaler_state_save(policy=policy, state=memory.to_json())
         if decided or memory.ticks % _ticks_a_sample(policy) == 0:
             _sample(policy, memory, view.seen, now)
         if decided:
@@ -178,7 +177,7 @@ def _carry_out(view: StageView, plan: CapacityPlan, new_ids: Sequence[str], deci
     for step in plan.steps:
         match step:
             case SwitchRole():
-                _switch_role(view, step, plan.role_change)
+                _switch_role(view, step, plan)
             case WakeUp() | LoadWeights() | StartNew():
                 _bring_up(view, step, ids, because)
             case Undrain():
@@ -205,9 +204,10 @@ def _bring_up(view: StageView, step: Step, new_ids: Iterator[str], because: Mapp
     first_served_watch(actor=SCALER, instance=Instance.objects.get(pk=instance_id), scale_out=scale_out)
 
 
-def _switch_role(view: StageView, step: SwitchRole, decided: Decided | None) -> None:
-    """Give the other stage's instance its new role, without a restart. That stage's hold and cool-down start over."""
-    if decided is None or view.giving is None:
+def _switch_role(view: StageView, step: SwitchRole, plan: CapacityPlan) -> None:
+    """Give the other stage's instance its new role, without a restart, and its scaler the memory that the plan says."""
+    decided = plan.role_change
+    if decided is None or plan.giving is None or view.giving is None:
         raise ValueError("a plan with a role switch must name the stage that gives the instance")
     decision_record(
         actor=SCALER,
@@ -219,10 +219,8 @@ def _switch_role(view: StageView, step: SwitchRole, decided: Decided | None) -> 
         outcome={"instance": step.instance_id, "role": step.role},
     )
     role_order(actor=SCALER, instance_id=step.instance_id, role=step.role)
-    row = ScalerState.objects.filter(policy=view.giving).first()
-    if row is not None:
-        restarted = {"changed_at": decided.at, "low_since": None, "spare_since": None}
-        ScalerState.objects.filter(policy=view.giving).update(state={**row.state, **restarted})
+    # Not `scaler_state_save`: that would count as a tick of the other policy, which then skips its own.
+    ScalerState.objects.filter(policy=view.giving).update(state=plan.giving.to_json())
 
 
 # ---- the warm pool --------------------------------------------------------------------------------------------------

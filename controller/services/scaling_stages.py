@@ -14,6 +14,7 @@ from controller.core.messages import FleetMessage
 from controller.core.process_spec import SAYABLE
 from controller.models import Instance, ScalerState, ScalingPolicy
 from controller.models.fleet import Role, Weights
+from controller.scale import ScalerMemory
 from controller.scale.capacity_plan import OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
@@ -25,7 +26,6 @@ from controller.services.scaling_policies import scaler_lock, scaling_config
 from controller.services.sleeping import failed_lately, sleepable
 
 STARTABLE = ("process",)  # provisioners that can start another instance
-NO_DEVICE = "no_device"
 NOT_COPIED = ("start_after", "weights")
 COMING = (Weights.LOADING, Weights.WAKING)
 SERVING = (Weights.PRESENT, *COMING)
@@ -73,17 +73,15 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     seen = observe(known, fleet, now, policy.model.name, role=policy.role)
     engine_ready = bool(seen.having("ready"))
     spares = tuple(spare_of(row, engine_ready=engine_ready) for row in (*pool, *sleepers))
-    if pattern is not None and room == 0:
-        seen = replace(seen, held_by=NO_DEVICE)
     capacity = StageCapacity(
         config=scaling_config(policy),
         seen=seen,
         spares=spares,
+        pattern=pattern is not None,
         room=room,
         sleepable=frozenset(able),
         sleep_level=policy.sleep_level,
     )
-    capacity = replace(capacity, seen=replace(seen, startable=capacity.can_add(now)))
     loading = any(row.weights in COMING for row in serving)
     return StageView(policy, capacity, pool, sleepers, loading, pattern)
 
@@ -98,10 +96,8 @@ def with_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float)
         return view
     row = ScalerState.objects.filter(policy=giving).first()
     theirs = stage_of(giving, fleet, now).capacity
-    other = OtherStage(theirs.config, theirs.seen, row.state.get("spare_since") if row else None)
-    capacity = replace(view.capacity, other=other)
-    capacity = replace(capacity, seen=replace(capacity.seen, startable=capacity.can_add(now)))
-    return view._replace(capacity=capacity, giving=giving)
+    other = OtherStage(theirs.config, theirs.seen, ScalerMemory.from_json(row.state if row else {}))
+    return view._replace(capacity=replace(view.capacity, other=other), giving=giving)
 
 
 def pool_target(view: StageView) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -38,10 +37,11 @@ from controller.scale.capacity_plan import (
     StageCapacity,
     StartNew,
     WakeUp,
+    nearest_spares,
     plan_capacity,
 )
 from controller.scale.load import RATE_WINDOW_S
-from controller.scale.role_changes import SwitchRole, spare_since
+from controller.scale.role_changes import SwitchRole
 from controller.scale.warm_pool import Spare, refill, weight_source
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
 from controller.simulator.fleet.run import FleetRun
@@ -61,7 +61,6 @@ class ScaledStage:
         self.config = config
         self.role = Role(config.role)
         self.state = ScalerMemory()
-        self.spare_since: float | None = None
         self._enters, self._leaves = enters, leaves
         self._entered: deque[float] = deque()
         self._left: deque[float] = deque()
@@ -86,6 +85,7 @@ class Elastic:
         self._run = run
         self._scaler = Scaler()
         self._switching: dict[str, str] = {}  # draining instances that will change their role
+        self._removed: set[str] = set()  # those of them that will be stopped instead
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}
         if settings.decode is None:
@@ -114,19 +114,22 @@ class Elastic:
 
     def tick(self, now: float) -> None:
         self._end_drained(now)
-        looks = {stage.role: self.observe(stage, now) for stage in self.stages}
-        for stage in self.stages:
-            stage.spare_since = spare_since(stage.spare_since, stage.config, looks[stage.role], now)
+        looks = self._looks(now)
         for stage in self.stages:
             capacity = self._capacity(stage, looks, now)
-            config = self._bounded(capacity, now)
-            stage.state, actions, decision = self._scaler.decide(config, stage.state, capacity.seen, now)
-            if decision is not None:
-                plan = plan_capacity(capacity, actions, now)
-                self.decisions.append(_recorded(decision, plan, self._carry_out(stage, plan, now)))
-            if decision is not None and plan.role_change is not None:
+            look = capacity.observation(now)
+            stage.state, actions, decision = self._scaler.decide(stage.config, stage.state, look, now)
+            if decision is None:
+                continue
+            plan = plan_capacity(capacity, actions, now)
+            self.decisions.append(_recorded(decision, plan, self._carry_out(stage, plan, now)))
+            if plan.role_change is not None:
                 self.decisions.append(plan.role_change)
+            looks = self._looks(now)  # the next stage must not count on what this one took
         self._refill_pool(now)
+
+    def _looks(self, now: float) -> Looks:
+        return {stage.role: self.observe(stage, now) for stage in self.stages}
 
     def observe(self, stage: ScaledStage, now: float) -> FleetObservation:
         entered, left = stage.rates(now)
@@ -153,7 +156,8 @@ class Elastic:
     def _members(self, stage: ScaledStage, now: float) -> tuple[Member, ...]:
         cluster, fleet = self._run.cluster, fleet_of(self._run, now)
         members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
-        members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
+        switching = [name for name, role in self._switching.items() if role == stage.role]
+        members += [Member(name, "draining" if name in self._removed else "starting") for name in switching]
         elsewhere = self._switching.keys() | self._falling_asleep.keys()
         for instance in cluster:
             if instance.spec.role is stage.role and instance.id not in elsewhere:
@@ -167,34 +171,25 @@ class Elastic:
     def _capacity(self, stage: ScaledStage, looks: Looks, now: float) -> StageCapacity:
         """The stage, and everything that its next instances can come from."""
         seen = looks[stage.role]
-        others = [OtherStage(other.config, looks[other.role], other.spare_since) for other in self.stages]
+        others = [OtherStage(other.config, looks[other.role], other.state) for other in self.stages]
+        spares, room = self._sources([*self._warm(now, seen), *self._sleepers(stage, seen)])
         return StageCapacity(
             config=stage.config,
             seen=seen,
-            spares=(*self._warm(now, seen), *self._sleepers(stage, seen)),
+            spares=spares,
             other=next((other for other in others if other.config is not stage.config), None),
-            room=self._room(),
+            room=room,
             sleepable=frozenset(member.id for member in seen.having("ready")),
             sleep_level=self.settings.sleep_level,
         )
 
-    def _room(self) -> int | None:
-        """How many more instances `most` allows; None: any number."""
+    def _sources(self, spares: list[Spare]) -> tuple[tuple[Spare, ...], int | None]:
+        """The spares and the number of new processes that can be used so that at most `most` instances serve."""
         if self.settings.most is None:
-            return None
-        return max(0, self.settings.most - len(self._run.cluster) - len(self._run.cluster.starting))
-
-    def _bounded(self, capacity: StageCapacity, now: float) -> ScalingConfig:
-        """The configuration with its maximum lowered to what `most` allows.
-
-        That is what the stage has, what can still be started, and what the other stage can give.
-        """
-        config, seen = capacity.config, capacity.seen
-        if capacity.room is None:
-            return config
-        more = max(capacity.room, int(capacity.role_change(now) is not None))
-        most = min(config.max_instances, len(seen.members) - len(seen.having("draining")) + more)
-        return replace(config, max_instances=max(1, most), min_instances=min(config.min_instances, most))
+            return tuple(spares), None
+        left = max(0, self.settings.most - len(self._run.cluster) - len(self._run.cluster.starting))
+        usable = tuple(nearest_spares(spares, left))
+        return usable, left - len(usable)
 
     def _warm(self, now: float, seen: FleetObservation) -> list[Spare]:
         """The warm spares. They have no role yet, so all stages share one pool."""
@@ -222,8 +217,7 @@ class Elastic:
         for step in plan.steps:
             match step:
                 case SwitchRole():
-                    self._switching[step.instance_id] = step.role
-                    drain(self._run, step.instance_id)
+                    self._switch_role(stage, step, plan)
                 case WakeUp():
                     cluster.wake(step.instance_id, now)
                     self._coming(ScaledOut(step.instance_id, now, now + self._wake_s(step.sleep_level), True, True))
@@ -233,8 +227,12 @@ class Elastic:
                 case StartNew():
                     new.append(cluster.ask_for_one_more(now, stage.role))
                     self._coming(ScaledOut(new[-1], now, now + self.settings.start_s + self._load_s(), warm=False))
+                case Undrain() if step.instance_id in self._switching:
+                    self._removed.discard(step.instance_id)
                 case Undrain():
                     self._undrain(step.instance_id)
+                case Drain() if step.instance_id in self._switching:
+                    self._removed.add(step.instance_id)
                 case Drain() if step.instance_id in cluster.starting:
                     cluster.give_up(step.instance_id, now)
                     self._asked.pop(step.instance_id, None)
@@ -244,6 +242,13 @@ class Elastic:
                 case Drain():
                     drain(self._run, step.instance_id)
         return new
+
+    def _switch_role(self, stage: ScaledStage, step: SwitchRole, plan: CapacityPlan) -> None:
+        self._switching[step.instance_id] = step.role
+        drain(self._run, step.instance_id)
+        for other in self.stages:
+            if other is not stage and plan.giving is not None:
+                other.state = plan.giving
 
     def _coming(self, instance: ScaledOut) -> None:
         self._asked[instance.id] = instance
@@ -270,9 +275,10 @@ class Elastic:
         for name in end_drained(self._run, now, self._run.cluster.draining, self._falling_asleep):
             self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)
-            if role is not None:
+            if role is not None and name not in self._removed:
                 again = self._run.cluster.ask_for_one_more(now, Role(role))
                 self._run.bring_up_later(again, now + self.settings.switch_s)
+            self._removed.discard(name)
 
     def _refill_pool(self, now: float) -> None:
         """Start or stop warm spares until there are `warm`; none is started while an instance starts."""

@@ -30,7 +30,8 @@ def fleet(*utilisations, draining=(), **other):
 
 
 BUSY = fleet(0.95)
-CALM = OtherStage(DECODE, fleet(0.2, 0.1, 0.3), NOW - 60)
+SPARE = ScalerMemory(ticks=9, low_since=NOW - 60, changed_at=NOW - 90, mind="at_max", spare_since=NOW - 60)
+CALM = OtherStage(DECODE, fleet(0.2, 0.1, 0.3), SPARE)
 LIGHT = Spare("light sleeper", True, 3.0, source=SpareSource.HOST_COPY, sleep_level=1)
 WARM = Spare("warm", True, 2.0, source=SpareSource.ENGINE)
 DEEP = Spare("deep sleeper", True, 1.0, source=SpareSource.DISK, sleep_level=2)
@@ -124,7 +125,7 @@ def test_how_near_the_weights_of_a_spare_are(sleep_level, copies, engine_ready, 
 
 
 def test_decode_takes_from_prefill_as_prefill_from_decode():
-    decode = StageCapacity(DECODE, BUSY, other=OtherStage(PREFILL, CALM.seen, NOW - 60), room=1)
+    decode = StageCapacity(DECODE, BUSY, other=OtherStage(PREFILL, CALM.seen, SPARE), room=1)
     plan = plan_capacity(decode, [ScaleOut(1)], NOW)
     assert plan.steps == (SwitchRole("i1", "decode"),)
     assert (plan.role_change.kind, plan.role_change.reason) == ("role_change", "demand_diverged")
@@ -137,11 +138,22 @@ def test_the_other_stage_gives_one_however_many_are_asked_for():
     assert plan.steps == (SwitchRole("i1", "prefill"), StartNew(), StartNew())
 
 
+def test_the_hold_and_cool_down_of_a_stage_that_gave_start_over():
+    """What it thinks and how often it ticked stays; only so does its next tick continue its own."""
+    plan = plan_capacity(ALL, [ScaleOut(1)], NOW)
+    assert plan.giving == ScalerMemory(ticks=9, low_since=None, changed_at=NOW, mind="at_max", spare_since=None)
+    after = OtherStage(DECODE, CALM.seen, plan.giving)
+    assert replace(ALL, other=after).role_change(NOW) is None
+    giving = StageCapacity(DECODE, fleet(0.1, 0.1))
+    memory, actions, _ = Scaler().decide(DECODE, plan.giving, giving.observation(NOW + 1), NOW + 1)
+    assert (actions, memory.low_since, memory.spare_since) == ([], NOW + 1, NOW + 1)
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        CALM._replace(spare_since=None),
-        CALM._replace(spare_since=NOW - 3),  # its hold is 5 s, of ticks of 1 s
+        CALM._replace(memory=ScalerMemory()),
+        CALM._replace(memory=ScalerMemory(spare_since=NOW - 3)),  # its hold is 5 s, of ticks of 1 s
         CALM._replace(seen=fleet(0.7, 0.7)),
         CALM._replace(config=replace(DECODE, min_instances=3)),
         CALM._replace(seen=replace(CALM.seen, age_s=60.0)),
@@ -150,7 +162,7 @@ def test_the_other_stage_gives_one_however_many_are_asked_for():
 def test_a_stage_that_cannot_spare_an_instance_keeps_it(other):
     stage = replace(ALL, other=other, spares=())
     plan = plan_capacity(stage, [ScaleOut(1)], NOW)
-    assert (plan.steps, plan.role_change) == ((StartNew(),), None)
+    assert (plan.steps, plan.role_change, plan.giving) == ((StartNew(),), None, None)
     assert not replace(stage, room=0).can_add(NOW)
 
 
@@ -177,7 +189,7 @@ def test_a_scale_in_uses_no_source():
 
 
 def tick(stage, state=None):
-    _, actions, decision = Scaler().decide(stage.config, state or ScalerMemory(), stage.seen, NOW)
+    _, actions, decision = Scaler().decide(stage.config, state or ScalerMemory(), stage.observation(NOW), NOW)
     return plan_capacity(stage, actions, NOW).steps, decision.reason if decision else ""
 
 
@@ -209,9 +221,22 @@ def test_above_the_upper_bound_one_goes_to_sleep():
     assert tick(stage) == ((PutToSleep("i1", 1),), "above_max")
 
 
-def test_without_any_source_the_scaler_says_why():
-    empty = StageCapacity(ALONE, replace(BUSY, startable=False, held_by="no_device"))
-    assert tick(empty) == ((), "no_device")
+@pytest.mark.parametrize(
+    ("stage", "held_by"),
+    [
+        (StageCapacity(ALONE, BUSY, room=0), "no_device"),
+        (StageCapacity(ALONE, BUSY, pattern=False, room=None), "nothing_to_start"),
+        (StageCapacity(PREFILL, BUSY, other=CALM._replace(memory=ScalerMemory()), room=0), "no_device"),
+    ],
+)
+def test_without_any_source_the_scaler_says_why(stage, held_by):
+    assert tick(stage) == ((), held_by)
+    assert plan_capacity(stage, [ScaleOut(1)], NOW).steps == ()
+
+
+def test_a_drain_is_taken_back_where_no_source_has_anything():
+    stage = StageCapacity(ALONE, fleet(0.95, draining=("leaving",)), room=0)
+    assert tick(stage) == ((Undrain("leaving"),), "load_above_upper")
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_a_row_whose_settings_would_be_refused_is_not_copied(look, fake, one):
 def test_the_scaler_copies_none_whose_settings_were_refused(look, fake, one, policy):
     crash(fake, look, exit_code=2, error="error: no")
     stage = stage_of(policy, [], time.time())
-    assert (stage.pattern, stage.seen.startable) == (None, False)
+    assert (stage.pattern, stage.capacity.can_add(time.time())) == (None, False)
 
 
 def test_a_replacement_waits_out_its_pause(look, fake, one):
