@@ -1,19 +1,21 @@
-"""The service and the simulator make the same capacity plan of the same fleet.
+"""The service and the simulator decide alike about the same fleet.
 
-A simulation runs with its scalers; each plan that it makes is kept with the fleet it was made for. The same fleet is
-then written to the database, and one tick of the service has to plan the same steps for the same reason.
+A simulation runs with its scalers. Each of their ticks is kept: the fleet that it saw, the scaler's memory before and
+after, the Decision, and the plan. The same fleet and memory are then written to the database, and one tick of the
+service has to record the same kind and reason (also where it holds), plan the same steps, and leave the same memory to
+both stages. After a role switch, the service ticks on with the memory that it stored itself.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import pytest
 from django.db import transaction
 
+from controller.core.decisions import Decision as Decided
 from controller.models import Action, Decision, Instance, ScalerState
-from controller.scale import ScalingConfig
+from controller.scale import Scaler, ScalerMemory, ScalingConfig
 from controller.scale.capacity_plan import (
     CapacityPlan,
     LoadWeights,
@@ -28,41 +30,67 @@ from controller.scale.scaler import Drain, Undrain
 from controller.services import scaling
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_create, instance_drain, instance_observe, instance_update
+from controller.services.role_switches import role_order
 from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from controller.services.topology import device_create, host_create
-from controller.simulator import ElasticSettings
+from controller.simulator import Demand, ElasticSettings
 from controller.simulator.fleet import elastic
 from tests.controller.simulator.fleet.test_elastic import wave
 from tests.controller.simulator.fleet.test_elastic_roles import D, P, rush
-from tests.controller.simulator.runs import SMALL, simulate
+from tests.controller.simulator.runs import PATIENT, SMALL, simulate
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
+FRESH, NOTHING = ScalerMemory(), CapacityPlan()
 LOAD = {"device": 0.9, "host": 2.7, "disk": 4.1}
 CONFIG = ScalingConfig("model", min_instances=1, max_instances=6, sustain_s=2.0, cooldown_s=1.0)
 PREFILL, DECODE = (replace(CONFIG, role=role) for role in ("prefill", "decode"))
 
 
-class Planned(NamedTuple):
+@dataclass
+class Tick:
+    """One tick of one stage's scaler, in the simulator or in the service."""
+
     stage: StageCapacity
-    plan: CapacityPlan
     now: float
+    before: ScalerMemory = FRESH
+    after: ScalerMemory = FRESH
+    decision: Decided | None = None
+    plan: CapacityPlan = NOTHING
+
+    @property
+    def said(self):
+        return (self.decision.kind, self.decision.reason) if self.decision else None
+
+    @property
+    def switched(self):
+        return {step.instance_id for step in self.plan.steps if isinstance(step, SwitchRole)}
 
 
 @pytest.fixture
-def planned(monkeypatch):
-    """All plans with steps that the simulator or the service makes, in order."""
+def ticks(monkeypatch):
+    """All ticks of the simulator or the service, in order."""
     made = []
+    observation, decide = StageCapacity.observation, Scaler.decide
 
-    def recording(stage, verdict, now):
-        plan = plan_capacity(stage, verdict, now)
-        if plan.steps:
-            made.append(Planned(stage, plan, now))
-        return plan
+    def observed(stage, now):
+        made.append(Tick(stage, now))
+        return observation(stage, now)
 
-    monkeypatch.setattr(elastic, "plan_capacity", recording)
-    monkeypatch.setattr(scaling, "plan_capacity", recording)
+    def decided(scaler, config, state, seen, now):
+        answer = decide(scaler, config, state, seen, now)
+        made[-1].before, (made[-1].after, _, made[-1].decision) = state, answer
+        return answer
+
+    def planned(stage, actions, now):
+        made[-1].stage, made[-1].plan = stage, plan_capacity(stage, actions, now)
+        return made[-1].plan
+
+    monkeypatch.setattr(StageCapacity, "observation", observed)
+    monkeypatch.setattr(Scaler, "decide", decided)
+    monkeypatch.setattr(elastic, "plan_capacity", planned)
+    monkeypatch.setattr(scaling, "plan_capacity", planned)
     return made
 
 
@@ -70,66 +98,153 @@ def asleep(instance, level):
     return replace(instance, sleep_level=level)
 
 
-def collocated(sleep_level):
+def collocated(sleep_level, most=None, **bounds):
     """A rush, two sleepers and a warm spare; then calm."""
     instances = (SMALL, asleep(SMALL, 2), asleep(SMALL, 1))
-    settings = ElasticSettings(CONFIG, "device", LOAD, start_s=8.0, warm=1, sleep_level=sleep_level)
+    config = replace(CONFIG, **bounds)
+    settings = ElasticSettings(config, "device", LOAD, most=most, start_s=8.0, warm=1, sleep_level=sleep_level)
     return simulate(wave(), "slackline", instances, elastic=settings)
 
 
-def disaggregated(*instances, most=None):
+def disaggregated(*instances, policy="slackline", most=None, others=()):
     settings = ElasticSettings(PREFILL, "device", LOAD, DECODE, most=most, start_s=8.0)
-    return simulate(rush(900, 2, count=400), "slackline", instances, elastic=settings)
+    return simulate([*others, *rush(900, 2, count=400)], policy, instances, elastic=settings)
 
 
 RUNS = {
-    "collocated, stopped when not needed": (lambda: collocated(0), {WakeUp, LoadWeights, StartNew, Drain}),
-    "collocated, put to sleep when not needed": (lambda: collocated(1), {WakeUp, LoadWeights, StartNew, PutToSleep}),
-    "the other stage gives": (lambda: disaggregated(P, D, D, D, most=4), {SwitchRole}),
-    "each stage has a sleeper": (lambda: disaggregated(P, D, asleep(P, 1), asleep(D, 1)), {WakeUp, StartNew}),
+    "collocated, stopped when not needed": (
+        lambda: collocated(0),
+        {WakeUp, LoadWeights, StartNew, Drain},
+        {"settling"},
+    ),
+    "collocated, put to sleep when not needed": (
+        lambda: collocated(1),
+        {WakeUp, LoadWeights, StartNew, PutToSleep},
+        {"settling"},
+    ),
+    "collocated, at its maximum": (lambda: collocated(0, max_instances=2), {WakeUp, Drain}, {"at_max"}),
+    "collocated, no device free": (lambda: collocated(0, most=2), {WakeUp, Drain}, {"no_device"}),
+    "the other stage gives": (lambda: disaggregated(P, D, D, D, most=4), {SwitchRole}, {"no_device"}),
+    "each stage has a sleeper": (
+        lambda: disaggregated(P, D, asleep(P, 1), asleep(D, 1)),
+        {WakeUp, StartNew},
+        {"settling"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_service_plans_what_the_simulator_plans(name, planned):
-    run, kinds = RUNS[name]
-    told = {decision.at: decision for decision in run().decisions if decision.kind in ("scale_out", "scale_in")}
-    simulated = list(planned)
-    assert {type(step) for each in simulated for step in each.plan.steps} >= kinds
-    for each in simulated:
-        planned.clear()
-        with transaction.atomic():
-            decision = _tick_of_the_service(each)
-            transaction.set_rollback(True)
-        assert [again.plan.steps for again in planned] == [each.plan.steps]
-        expected = next(d for at, d in told.items() if at == each.now)
-        if len([d for d in simulated if d.now == each.now]) == 1:
-            assert (decision.kind, decision.reason) == (expected.kind, expected.reason)
+def test_the_service_decides_what_the_simulator_decides(name, ticks):
+    run, kinds, holds = RUNS[name]
+    run()
+    simulated = [tick for tick in ticks if tick.decision]
+    assert {type(step) for tick in simulated for step in tick.plan.steps} >= kinds
+    assert {tick.decision.reason for tick in simulated if tick.decision.kind == "scale_hold"} >= holds
+    for tick in simulated:
+        offset = time.time() - tick.now
+        _assert_alike(tick, ticks, offset, _memories(tick, offset))
 
 
-def _tick_of_the_service(planned):
-    """The fleet of the plan in the database, and the tick that sees it."""
-    stage, now = planned.stage, time.time()
+def test_after_a_role_switch_the_service_ticks_on_like_the_simulator(ticks):
+    """With the memory that it stored itself; what it starts from is written once."""
+    disaggregated(P, D, D, D, most=4)
+    simulated = list(ticks)
+    first = next(index for index, tick in enumerate(simulated) if tick.switched)
+    window = simulated[first : first + 8]
+    offset = time.time() - window[-1].now
+    states = _memories(window[0], offset)
+    giving = [tick for tick in window if tick.stage.config.role == "decode"]
+    assert giving[0].before.changed_at == window[0].now, "its cool-down began when it gave"
+    for tick in window:
+        assert states == {role: _like(state) for role, state in _memories(tick, offset).items()}
+        states = _assert_alike(tick, ticks, offset, states)
+
+
+def test_an_instance_that_is_drained_while_it_switches_its_role_does_not_serve_again(ticks, monkeypatch):
+    """An operator lowers the maximum of the stage that has just been given an instance."""
+    whole = elastic.Elastic.tick
+
+    def lowered(scalers, now):
+        whole(scalers, now)
+        if any(tick.switched for tick in ticks):
+            scalers.stages[0].config = replace(PREFILL, max_instances=1)
+
+    monkeypatch.setattr(elastic.Elastic, "tick", lowered)
+    long = [Demand(f"long{i}", 0.01 * i, 50, 900, PATIENT, max_tokens=900) for i in range(6)]
+    result = disaggregated(P, D, D, D, policy="round_robin", most=4, others=long)
+    simulated = list(ticks)
+    index = next(index for index, tick in enumerate(simulated) if tick.said == ("scale_in", "above_max"))
+    (switched,) = set().union(*(tick.switched for tick in simulated[:index]))
+    drained = simulated[index]
+    assert drained.plan.steps == (Drain(switched),)
+    offset = time.time() - drained.now
+    _assert_alike(drained, ticks, offset, _memories(drained, offset), switching={switched})
+    after = simulated[index + 2].stage.seen
+    assert [member.state for member in after.members if member.id == switched] == ["draining"]
+    assert {use.id for use in result.instances} == {f"engine-{slot}" for slot in range(4)}
+
+
+def _memories(tick, offset):
+    """The memory before the tick, by role, as the service would have stored it."""
+    found = {tick.stage.config.role: tick.before}
+    if tick.stage.other is not None:
+        found[tick.stage.other.config.role] = tick.stage.other.memory
+    return {role: _stored(memory, offset) for role, memory in found.items()}
+
+
+def _stored(memory, offset):
+    times = ("seen_at", "low_since", "changed_at", "calm_since", "spare_since")
+    raw = memory.to_json()
+    return {name: value + offset if name in times and value is not None else value for name, value in raw.items()}
+
+
+def _like(state):
+    return {name: pytest.approx(value) if isinstance(value, float) else value for name, value in state.items()}
+
+
+def _assert_alike(tick, ticks, offset, states, switching=()):
+    """One tick of the service; returns the memory that it leaves, by role. The database is as before afterwards."""
+    ticks.clear()
+    with transaction.atomic():
+        recorded = _tick_of_the_service(tick, offset, states, switching)
+        left = {row.policy.role: row.state for row in ScalerState.objects.select_related("policy")}
+        _carried_out(tick.plan, recorded)
+        transaction.set_rollback(True)
+    (again,) = ticks
+    assert _states(again.stage.seen) == _states(tick.stage.seen)
+    assert (again.said, again.plan.steps) == (tick.said, tick.plan.steps)
+    role = tick.stage.config.role
+    expected = {**states, role: _stored(tick.after, offset)}
+    if tick.plan.giving is not None:
+        expected[tick.stage.other.config.role] = _stored(tick.plan.giving, offset)
+    assert left == {role: _like(state) for role, state in expected.items()}
+    return left
+
+
+def _states(seen):
+    return {member.id: member.state for member in seen.members}
+
+
+def _tick_of_the_service(tick, offset, states, switching):
+    """The fleet of the tick in the database, and the tick that sees it."""
+    stage, now = tick.stage, tick.now + offset
     model = served_model_create(actor=SYSTEM, name=stage.config.model)
     policy = _policy(model, stage.config, sleep_level=stage.sleep_level)
-    low = {"low_since": now - stage.config.sustain_s - 1, "seen_at": now - 0.5}
-    ScalerState.objects.create(policy=policy, state=low)
-    _instances(model, stage.config.role, stage.seen)
+    _instances(model, stage.config.role, stage.seen, switching)
     for spare in stage.spares:
-        _spare(model, stage.config.role, spare, now - planned.now)
+        _spare(model, stage.config.role, spare, offset)
     looks = {stage.config.role: stage.seen}
+    policies = [policy]
     if stage.other is not None:
-        config, seen, since = stage.other
-        since = None if since is None else since - planned.now + now
-        ScalerState.objects.create(policy=_policy(model, config), state={"spare_since": since})
-        _instances(model, config.role, seen)
-        looks[config.role] = seen
+        policies.append(_policy(model, stage.other.config))
+        _instances(model, stage.other.config.role, stage.other.seen)
+        looks[stage.other.config.role] = stage.other.seen
     if stage.room is not None:
         _machine(Instance.objects.count() + stage.room)
+    for each in policies:
+        ScalerState.objects.create(policy=each, state=states[each.role])
     ScalerState.objects.update(updated_at=datetime.fromtimestamp(now - 60, tz=UTC))
-    decision = scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage.config.model, looks)], now=now)
-    _carried_out(planned.plan, decision)
-    return decision
+    return scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage.config.model, looks)], now=now)
 
 
 def _policy(model, config, **other):
@@ -139,9 +254,15 @@ def _policy(model, config, **other):
     )
 
 
-def _instances(model, role, seen):
+def _instances(model, role, seen, switching=()):
+    """`switching`: those whose engine is being told of this role and which have the other one until then."""
     for member in seen.members:
-        _instance(model, role, member.id, "starting" if member.state == "starting" else "ready")
+        if member.id in switching:
+            _instance(model, "decode" if role == "prefill" else "prefill", member.id, "ready")
+            Instance.objects.filter(pk=member.id).update(backend="sglang")
+            role_order(actor=SYSTEM, instance_id=member.id, role=role)
+        else:
+            _instance(model, role, member.id, "starting" if member.state == "starting" else "ready")
         if member.state == "draining":
             instance_drain(actor=SYSTEM, instance_id=member.id)
 
@@ -186,6 +307,9 @@ def _message(now, model, looks):
 
 def _carried_out(plan, decision):
     """The service did what its plan says, and recorded it."""
+    if decision is None:
+        assert plan.steps == ()
+        return
     woken = {step.instance_id for step in plan.steps if isinstance(step, WakeUp)}
     loading = {step.instance_id for step in plan.steps if isinstance(step, LoadWeights)}
     asleep = {step.instance_id for step in plan.steps if isinstance(step, PutToSleep)}
