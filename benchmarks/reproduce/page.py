@@ -100,8 +100,13 @@ def _page(section: Section, folder: Path) -> str:
 
 
 def _run(meta: Mapping[str, Any]) -> str:
-    parts = [f"- {name}: run again {_when(own)}\n" for name, own in meta.get("parts", {}).items()]
+    parts = [f"- {_part(name)}: run again {_when(own)}\n" for name, own in meta.get("parts", {}).items()]
     return f"Run {_when(meta)}.\n\n" + ("".join([*parts, "\n"]) if parts else "")
+
+
+def _part(name: str) -> str:
+    """`Fig. 3` for `fig3` and `Table 2` for `table2`, the names that `--part` takes; others stay."""
+    return re.sub(r"^table(\d+)$", r"Table \1", re.sub(r"^fig(\d+)$", r"Fig. \1", name))
 
 
 def _when(meta: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
     assert [table.title for table in again.tables] == ["One b"]
     write([again], tmp_path)
     page = (tmp_path / "paper.md").read_text()
-    assert "Run from commit aaa.\n\n- fig1: run again from commit bbb\n- fig2: run again from commit ccc\n" in page
+    assert "Run from commit aaa.\n\n- Fig. 1: run again from commit bbb\n- Fig. 2: run again from commit ccc\n" in page
 
 
 @pytest.mark.parametrize(
