@@ -31,7 +31,7 @@ BODY = {"model": MODEL, "slo_class": "batch", "ignore_eos": True}
 
 
 @pytest.fixture
-def engines(system):
+def registered_engines(system):
     """Registered with a policy for each stage; stopped and ended afterwards."""
     session, token = system.sign_in(), (system.folder / "fleet_token").read_text().strip()
 
@@ -87,7 +87,7 @@ def moved_from(system, name):
     return count
 
 
-def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, engines):
+def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, registered_engines):
     with Load(system, rate=2, body={**BODY, "max_tokens": 10}, words=20) as steady:
         system.until(lambda: steady.ends()["done"] > 2)
         began = time.monotonic()

@@ -102,7 +102,7 @@ class GatewayProcess:
 
 
 @pytest.fixture
-def engines() -> Iterator[list[EngineProcess]]:
+def two_engines() -> Iterator[list[EngineProcess]]:
     options = ("--model", "demo", "--profile", "constant:10ms")
     with EngineProcess(*options) as first, EngineProcess(*options) as second:
         yield [first, second]
@@ -121,8 +121,8 @@ def gateway_over(folder: Path, engines: Sequence[EngineProcess], *program: Seque
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, engines: list[EngineProcess], transactional_db: None) -> Iterator[GatewayProcess]:
-    process = gateway_over(tmp_path, engines)
+def gateway(tmp_path: Path, two_engines: list[EngineProcess], transactional_db: None) -> Iterator[GatewayProcess]:
+    process = gateway_over(tmp_path, two_engines)
     yield process
     process.stop()
 
@@ -155,7 +155,9 @@ def test_a_revoked_key_stops_within_a_second(gateway: GatewayProcess) -> None:
     assert gateway.ask().json()["error"]["code"] == "invalid_api_key"
 
 
-def test_an_engine_killed_under_load_loses_no_request(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+def test_an_engine_killed_under_load_loses_no_request(
+    gateway: GatewayProcess, two_engines: list[EngineProcess]
+) -> None:
     begun: set[int] = set()  # answers of engine 0 that have a first token and no end
     ended_by: Counter[str] = Counter()
 
@@ -174,17 +176,17 @@ def test_an_engine_killed_under_load_loses_no_request(gateway: GatewayProcess, e
     def stopped_within_an_answer() -> bool:
         """What engine 0 wrote before it was stopped has been read when another answer of engine 1 has ended."""
         before = ended_by["e1"]
-        engines[0].process.send_signal(signal.SIGSTOP)
+        two_engines[0].process.send_signal(signal.SIGSTOP)
         eventually(lambda: ended_by["e1"] > before)
         if not begun:
-            engines[0].process.send_signal(signal.SIGCONT)
+            two_engines[0].process.send_signal(signal.SIGCONT)
         return bool(begun)
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(one, index) for index in range(64)]
         eventually(lambda: sum(answer.done() for answer in answers) >= 8)
         eventually(stopped_within_an_answer)
-        engines[0].process.kill()
+        two_engines[0].process.kill()
         ended = dict(answer.result() for answer in answers)
     cut = {name for name, last in ended.items() if last != "data: [DONE]"}
     assert 0 < len(cut) <= 16
@@ -202,8 +204,8 @@ def asked_queue() -> list[Any]:
     return [queue for queue in live.read_queue() if queue["rows"]]
 
 
-def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
-    for engine in engines:
+def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, two_engines: list[EngineProcess]) -> None:
+    for engine in two_engines:
         engine.process.send_signal(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(100) as pool:
@@ -212,11 +214,11 @@ def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, eng
             victim = queue["rows"][-1]["id"]
             (done,) = live.send_command("operator", "cancel", [victim, "req-unknown"])
             assert (done["gateway"], done["applied"], done["gone"]) == (gateway.name, [victim], ["req-unknown"])
-            for engine in engines:
+            for engine in two_engines:
                 engine.process.send_signal(signal.SIGCONT)
             ended = [answer.result() for answer in answers]
     finally:
-        for engine in engines:
+        for engine in two_engines:
             engine.process.send_signal(signal.SIGCONT)
     cancelled = [answer for answer in ended if answer.status_code == 499]
     assert [answer.headers["x-slackline-request-id"] for answer in cancelled] == [victim]

@@ -42,7 +42,7 @@ class Engine:
 
 
 @pytest.fixture
-def engines(monkeypatch):
+def stubs_by_url(monkeypatch):
     """By url."""
     found = {}
     monkeypatch.setattr(links, "LinksClient", lambda url, token: found[url])
@@ -50,15 +50,15 @@ def engines(monkeypatch):
 
 
 @pytest.fixture
-def add(engines):
+def add(stubs_by_url):
     model = factories.served_model()
 
     def add(name, role="prefill", ready=True, **fields):
         fields = {"model": model, **fields}
         factories.instance(id=name, role=role, backend=fields.pop("backend", "reference"), **fields)
-        engines[f"http://{name}"] = Engine(len(engines) + 1)
+        stubs_by_url[f"http://{name}"] = Engine(len(stubs_by_url) + 1)
         instance_observe(instance_id=name, observed_state="ready" if ready else "starting", url=f"http://{name}")
-        return engines[f"http://{name}"]
+        return stubs_by_url[f"http://{name}"]
 
     return add
 

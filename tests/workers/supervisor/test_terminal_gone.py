@@ -118,8 +118,10 @@ def test_under_nohup_a_closed_terminal_is_no_reason_to_stop(small):
     code += f"signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.exit(main(Path({str(small.folder)!r})))"
     small.process = subprocess.Popen([sys.executable, "-c", code], cwd=plan.ROOT, stdout=subprocess.DEVNULL)
     small.up()
+    supervisor = psutil.Process(small.process.pid)
+    before = supervisor.num_ctx_switches().voluntary
     small.process.send_signal(signal.SIGHUP)
-    time.sleep(0.6)  # over two turns of the loop
+    small.until(lambda: supervisor.num_ctx_switches().voluntary >= before + 4)  # its loop has slept that often
     assert small.process.poll() is None
     small.process.send_signal(signal.SIGTERM)
     assert small.process.wait(timeout=20) == 0

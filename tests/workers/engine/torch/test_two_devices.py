@@ -253,7 +253,7 @@ def test_room_is_made_where_the_weights_will_lie(device):
 
 
 @pytest.fixture
-async def engines(fleet_token) -> Any:
+async def whole_engines(fleet_token) -> Any:
     """As the server wires them: on the first device, and on the CPU."""
     found = [Whole(configured("--device", device, "--scheduler", "slackline")) for device in ("cuda", "cpu")]
     yield found
@@ -261,8 +261,8 @@ async def engines(fleet_token) -> Any:
         each.close()
 
 
-async def test_an_engine_says_the_same_asleep_and_awake_again(engines):
-    emulated, plain = engines
+async def test_an_engine_says_the_same_asleep_and_awake_again(whole_engines):
+    emulated, plain = whole_engines
     assert isinstance(emulated.config.program.cache.memory, EmulatedTensor)
     wanted, _ = await plain.says()
     for level in (1, 2):
