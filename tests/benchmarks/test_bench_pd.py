@@ -32,7 +32,7 @@ def test_medians_and_what_moved(by_mode):
     assert (found["kv_bytes"], found["kv_gb_per_s"], found["kv_early_share"]) == (5e9, 0.5, 0.8)
 
 
-def test_a_mode_in_which_nobody_got_a_token_is_a_figure_too():
+def test_a_mode_in_which_no_one_got_a_token_is_a_figure_too():
     nobody = Score(0.0, {}, 25.0, 25.0, {"document": math.nan, "story": math.nan}, {}, {"failed": 2}, 0.1)
     found = summary({"scores": [nobody], "dropped": 0})
     assert (found["attainment"], found["ttft_p50_s"], found["kv_bytes"]) == (0.0, None, 0.0)

@@ -37,7 +37,7 @@ def test_what_is_missing_is_measured(tmp_path):
     assert measured == 7
 
 
-def test_without_resume_it_begins_anew(tmp_path):
+def test_without_resume_it_starts_over(tmp_path):
     path = tmp_path / "runs.jsonl"
     run(path, resume=False)
     _, measured = run(path, resume=False)

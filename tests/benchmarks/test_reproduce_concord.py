@@ -74,7 +74,7 @@ def test_latency_is_judged_by_what_came():
     assert over(never, never)[:2] == (None, False)
 
 
-def test_no_verdict_over_what_was_built_from_a_description():
+def test_no_conclusion_over_what_was_built_from_a_description():
     def at(tokens):
         values = {field.name: 1.0 for field in fields(LabFigures)}
         return {rate: [LabFigures(**{**values, "tokens_per_s": each})] for rate, each in tokens.items()}
@@ -110,7 +110,7 @@ class Fixed:
         return earned(earned_by.get(name, 2.0))[0]
 
 
-def test_over_the_best_baseline_there_is_no_verdict_where_that_is_autellix():
+def test_over_the_best_baseline_there_is_no_conclusion_where_that_is_autellix():
     made = {claim.figure: claim for claim in concord_sensitivity._claims(Fixed(), Case(4.0, 600, 8))[:3]}
     assert (made["Fig. 6.8"].ours, made["Fig. 6.8"].reached) == (2.0, None)
     assert (made["Fig. 6.9"].ours, made["Fig. 6.9"].reached) == (2.0, False)

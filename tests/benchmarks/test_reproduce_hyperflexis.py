@@ -108,7 +108,7 @@ def test_single_task_schedulers_run_at_the_best_of_their_sweep():
         assert point.attainment == taken[4]
 
 
-def test_no_verdict_over_baselines_built_from_a_description():
+def test_no_conclusion_over_baselines_built_from_a_description():
     knees = {ROUND_ROBIN: 41.0, "engine priority by class": 41.0, ALADDIN: 40.0, ANNEALING: 44.0}
     made = single_claims("Qwen7B", knees | {"slackline": 48.0, "hyperflexis (as printed)": 39.0}, (1,))
     assert {claim.reached for claim in made} == {None}

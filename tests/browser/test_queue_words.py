@@ -59,7 +59,7 @@ def until(page, after_ms=0):
     return page.locator(ROW).locator('[data-cell="ends"]').inner_text()
 
 
-def test_one_that_is_held_back_says_when_it_gives_up_too(visit, late):
+def test_a_paused_request_shows_when_it_times_out_too(visit, late):
     page = visit("operator", f"/queue/?text=model:{late}")
     row = page.locator(ROW)
     row.get_by_role("checkbox").check()

@@ -36,14 +36,14 @@ def test_what_a_role_may_not_do_is_refused_and_recorded(visit, places, caller, r
     expect(page.locator("#audit-rows tr").first).to_contain_text(role)
 
 
-def test_nobody_does_anything_without_signing_in(visit, places):
+def test_no_one_does_anything_without_signing_in(visit, places):
     page = visit(None, "/login/")
     for action in ACTIONS:
         answer = posted(page, places, action)
         assert (answer.status, answer.headers["location"][:7]) == (302, "/login/"), action.name
 
 
-def test_nobody_sees_anything_without_signing_in(visit, places):
+def test_no_one_sees_anything_without_signing_in(visit, places):
     page = visit(None, "/login/")
     for listed in PAGES:
         if listed.status == 200:

@@ -28,7 +28,7 @@ def frozen(stack):
     os.kill(pid, signal.SIGCONT)
 
 
-def test_with_the_gateway_frozen_the_verdict_is_of_the_past_and_grey(visit, stack, frozen):
+def test_with_the_gateway_frozen_the_headline_is_stale_and_grey(visit, stack, frozen):
     for each in stack.send(2, slo_class="interactive", max_tokens=5):
         each.result()
     pages = [visit("viewer", "/", *look) for look in LOOKS]

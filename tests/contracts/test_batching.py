@@ -63,7 +63,7 @@ def test_grants_are_possible(name, view):
 @ALL
 @settings(deadline=None, max_examples=60)
 @given(view=engines)
-def test_nobody_overtakes_in_the_queue_and_work_is_never_refused(name, view):
+def test_no_request_overtakes_in_the_queue_and_work_is_never_refused(name, view):
     grants = BATCHINGS[name]().compose(view, 0.0)
     admitted = [grant.seq for grant in grants if grant.seq in view.queue]
     if not getattr(BATCHINGS[name], "reorders", False):

@@ -114,7 +114,7 @@ def test_the_build_of_the_image_is_where_it_says():
         assert (context / build["dockerfile"]).is_file()
 
 
-def test_a_gateway_made_anew_finds_its_spool():
+def test_a_gateway_recreated_finds_its_spool():
     """Without a name it takes its host's, which is another in each container."""
     assert OURS["gateway"][1:] == ["--name", "gateway-1"]
     assert any(volume.endswith(":/var/lib/slackline/data") for volume in SERVICES["gateway"]["volumes"])

@@ -199,7 +199,7 @@ async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
         say(requests=len(bed.answers), cut_after_bytes=cut.bytes, moved_again_s=round(tried[-1].seconds, 4))
 
 
-async def test_a_link_that_breaks_under_load_hangs_nobody_and_comes_back(engines, fleet, say):
+async def test_a_link_that_breaks_under_load_hangs_no_request_and_comes_back(engines, fleet, say):
     async with await wire_of(engines) as wire, running(fleet) as bed:
         async with bed.load(rate=8):
             await bed.answered(8)

@@ -20,7 +20,7 @@ def test_each_server_keeps_to_a_core_of_its_own(servers: list[RunningEngine]) ->
         assert {core for member in family for core in member.cpu_affinity() or ()} == {cores[index % len(cores)]}
 
 
-def test_the_model_runs_within_the_engine_and_nobody_waits_for_a_worker(servers: list[RunningEngine]) -> None:
+def test_the_model_runs_within_the_engine_and_no_one_waits_for_a_worker(servers: list[RunningEngine]) -> None:
     for server in servers:
         names = [child.name() for child in psutil.Process(server.pid).children(recursive=True)]
         assert any(name.startswith("VLLM::Engine") for name in names), names

@@ -52,7 +52,7 @@ def test_completion(client: Client):
     assert answer.headers["x-slackline-instance"] in ("engine-0", "engine-1")
 
 
-def test_streamed_completion_hides_the_usage_nobody_asked_for(client: Client):
+def test_streamed_completion_hides_the_usage_no_one_asked_for(client: Client):
     data = events(client.post(COMPLETIONS, prompt=ids(50), max_tokens=9, ignore_eos=True, stream=True))
     assert data[-1] == "[DONE]"
     chunks = [json.loads(item) for item in data[:-1]]

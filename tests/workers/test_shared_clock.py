@@ -86,7 +86,7 @@ async def test_telemetry_of_the_leader_is_not_stale_for_the_other(hosts):
     assert abs(second.gateway.clock() - load.observed_at) < 2.0
 
 
-async def test_workers_and_pages_find_nobody_stale(hosts):
+async def test_workers_and_pages_find_no_one_stale(hosts):
     assert {message["gateway"] for message in fresh(live.read_fleet(), time.time())} == {"a", "b"}
     for behind_s in (BEHIND_S, -BEHIND_S):
         with wall_clock(behind_s):  # of the worker's host

@@ -142,7 +142,7 @@ def test_the_rule_of(method, path, request):
     assert answer["WWW-Authenticate"].startswith("Bearer")
 
 
-def test_nobody_without_a_role_gets_in():
+def test_no_one_without_a_role_gets_in():
     assert Caller(factories.user()).get("/tenants").status_code == 403
 
 

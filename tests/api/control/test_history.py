@@ -75,7 +75,7 @@ def test_a_decision_shows_its_figures(viewer):
 
 
 @pytest.mark.parametrize("method", ["post", "patch", "delete"])
-def test_nobody_changes_the_audit(admin, method):
+def test_no_one_changes_the_audit(admin, method):
     row = decide()
     assert getattr(admin, method)(f"/decisions/{row.pk}").status_code == 405
     assert Decision.objects.filter(pk=row.pk).exists()

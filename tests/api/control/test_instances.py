@@ -20,7 +20,7 @@ def test_what_is_on_offer_is_what_is_registered():
     assert set(BACKENDS) == set(ADAPTERS) - {"fake"}
 
 
-def test_an_operator_wishes_for_an_engine(operator):
+def test_an_operator_creates_an_engine(operator):
     model = factories.served_model()
     body = {"model": model.name, "backend": "reference", "provisioner": "process", "spec": {"profile": "constant:5ms"}}
     answer = operator.post("/instances", body)
@@ -155,14 +155,14 @@ def test_drain_undrain_and_stop_each_leave_a_record(operator):
     assert kinds == ["instance_drained", "instance_undrained", "instance_stopped"]
 
 
-def test_the_same_wish_twice_changes_nothing(operator):
+def test_the_same_desired_state_twice_changes_nothing(operator):
     row = factories.instance()
     for _ in range(2):
         assert operator.post(f"/instances/{row.pk}/drain").data["version"] == 2
     assert Decision.objects.count() == 1
 
 
-def test_a_wish_for_an_older_version_is_a_conflict(operator):
+def test_a_change_of_an_older_version_is_a_conflict(operator):
     row = factories.instance(version=5)
     answer = operator.post(f"/instances/{row.pk}/stop", {"version": 4})
     assert answer.data["error"]["code"] == "version_conflict"

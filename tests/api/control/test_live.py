@@ -254,7 +254,7 @@ def test_a_new_priority_is_part_of_the_record(operator, board):
     assert Decision.objects.get(kind="queue_reprioritise").inputs["priority"] == 2
 
 
-def test_a_command_nobody_answers_is_audited_too(operator, board):
+def test_a_command_no_one_answers_is_audited_too(operator, board):
     answer = operator.post("/queue/cancel", {"request_ids": ["a"]})
     assert answer.status_code == 503
     assert Decision.objects.get(kind="queue_cancel").outcome["gateways"] == 0

@@ -36,7 +36,7 @@ def test_a_viewers_call(viewer):
     assert recorded() == expected(viewer.user.username, "role_too_low")
 
 
-def test_nobodys_call(anonymous):
+def test_a_call_without_a_request(anonymous):
     assert anonymous.post("/slo-classes", CLASS).status_code == 401
     assert recorded() == expected("(nobody signed in)", "not_signed_in")
 
@@ -76,7 +76,7 @@ def test_reads_and_wrong_values_are_no_refusals(viewer, operator, anonymous):
     assert recorded() == []
 
 
-def test_a_stranger_cannot_fill_the_audit(anonymous, viewer):
+def test_anonymous_requests_cannot_fill_the_audit(anonymous, viewer):
     for _ in range(refusals.BURST + 3):
         anonymous.post("/slo-classes", CLASS)
     assert len(recorded()) == refusals.BURST

@@ -97,7 +97,7 @@ def test_a_process_that_ended_is_being_replaced() -> None:
     assert set(told.coming(clock)) == {"demo"}
 
 
-def test_nobody_comes_for_a_registered_endpoint_or_one_that_hangs() -> None:
+def test_no_one_comes_for_a_registered_endpoint_or_one_that_hangs() -> None:
     fleet, told, clock = build(with_instances(spec("e1", "static"), spec("e2")))
     fleet.silent("e1", GONE)
     answers(fleet, clock, "e2")

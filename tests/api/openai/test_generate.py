@@ -169,7 +169,7 @@ async def test_a_queued_request_whose_client_hangs_up_never_reaches_an_engine() 
         assert len(bed.gateway.scheduler.dispatcher.queue()) == 0
 
 
-async def test_an_instance_that_goes_down_loses_nobody() -> None:
+async def test_an_instance_that_goes_down_loses_no_request() -> None:
     async with TestBed(snapshot(("e1",))) as bed:
         bed.backend("e1", Script(hang_after=2), Script(hang_after=0))
         started, waiting = bed.send(completion(stream=True)), bed.send(completion(stream=True))

@@ -69,7 +69,7 @@ async def test_what_cannot_be_used_says_why(tmp_path: Path, monkeypatch: pytest.
         HuggingFace(str(broken))
 
 
-async def test_a_file_is_read_again_when_it_changed_and_forgotten_when_nobody_names_it(tmp_path: Path) -> None:
+async def test_a_file_is_read_again_when_it_changed_and_forgotten_when_no_one_names_it(tmp_path: Path) -> None:
     loads: list[str] = []
 
     def load(path: str) -> HuggingFace:

@@ -97,7 +97,7 @@ def test_instances_have_whole_ticks_a_few_of_them(most, step):
     assert axis["range"][1] > most
 
 
-def test_no_line_is_drawn_over_a_time_in_which_nobody_looked():
+def test_no_line_is_drawn_over_a_time_in_which_no_one_looked():
     load = [(0.0, 0.4), (5.0, 0.5), (600.0, 0.6)]
     spec = scaling_load(load, [(at, 2.0) for at, _ in load], [], (0.8, 0.3), (0.0, 600.0), gap_s=20.0)
     assert spec["traces"][0]["y"] == [0.4, 0.5, None, 0.6]

@@ -89,7 +89,7 @@ def test_a_model_takes_the_first_seed_that_can_and_says_why_others_cannot() -> N
     assert SEEDS in decision.rejected["gpu-1"]
 
 
-def test_nobody_serves_the_model() -> None:
+def test_no_instance_serves_the_model() -> None:
     with pytest.raises(CommandError, match="no ready SGLang instance serves 'other'"):
         call_command("sglang_launch", "--id", "gpu-2", "--model", "other", "--port", "30001")
 

@@ -39,7 +39,7 @@ def is_data(frame):
     return frame["type"] in ("snapshot", "update")
 
 
-async def test_nobody_listens_without_a_login(browser, live_store):
+async def test_no_one_listens_without_a_login(browser, live_store):
     assert not await browser(OverviewConsumer, NOBODY).connect()
     assert live_store.watched == []
 

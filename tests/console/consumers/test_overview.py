@@ -56,7 +56,7 @@ async def test_beside_one_that_speaks_what_hangs_is_soon_no_part_of_the_page(pub
     assert kept(consumer) == ["speaks"]
 
 
-async def test_when_nobody_speaks_what_was_last_stays(published):
+async def test_when_no_one_speaks_what_was_last_stays(published):
     consumer = OverviewConsumer()
     told(consumer, fleet(gateway="a", at=NOON), fleet(gateway="b", at=NOON + 0.2))
     await consumer.refresh()

@@ -115,7 +115,7 @@ async def test_an_outage_of_redis_keeps_the_rows_and_says_that_they_are_old(brow
     assert [each["id"] for each in frame["data"]["rows"]] == ["a"]
 
 
-async def test_a_held_picture_stays_while_the_queue_moves_and_is_let_go(browser, live_store, layer):
+async def test_a_paused_view_stays_while_the_queue_moves_and_can_be_resumed(browser, live_store, layer):
     live_store.queues = [state(row("a"), row("b", 2.0))]
     socket = await opened(browser, "a", "b")
     await socket.say('{"type": "view", "held": true}')
@@ -144,7 +144,7 @@ async def test_a_window_of_nonsense_ends_the_connection(browser, live_store):
     assert await socket.closed() == 1003
 
 
-async def test_the_last_browser_takes_the_picture_with_it(browser, live_store):
+async def test_the_mirror_is_emptied_when_the_last_browser_leaves(browser, live_store):
     live_store.queues = [state(row("a"))]
     first, second = await opened(browser, "a"), await opened(browser, "a")
     await first.leave()

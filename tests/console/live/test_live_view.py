@@ -73,7 +73,7 @@ def test_an_unknown_reason_reads_as_its_own_words():
     assert row_of(attained=90, miss_reason="moon_phase")["why"] == "moon phase"
 
 
-def test_the_verdict_names_the_worst_class_first_and_why():
+def test_the_headline_names_the_worst_class_first_and_why():
     rows = [row_of(slo_class="a", attained=90), row_of(slo_class="b", attained=50, miss_reason="expired"), row_of()]
     said = live_view.summary(rows)
     assert (said["status"], said["headline"]) == ("bad", "2 of 3 classes are missing their SLO")
@@ -130,7 +130,7 @@ def test_an_overview_of_nothing_claims_nothing():
         ([], "there had been no requests for a minute"),
     ],
 )
-def test_a_verdict_has_words_for_when_it_is_not_current_any_more(rows, was):
+def test_a_headline_has_words_for_when_it_is_stale(rows, was):
     said = live_view.summary(rows)
     assert said["was"] == f"At the last update, {was}"
     assert " now" not in " ".join([said["was"], *(line["text"] for line in said["lines"])])

@@ -130,7 +130,7 @@ def test_a_window_is_a_slice_and_stays_within_what_there_is():
     assert (frame["key"], frame["text"]) == ("", "r000"), "what it answers"
 
 
-def test_a_held_picture_keeps_its_order_and_says_what_has_left():
+def test_a_paused_view_keeps_its_order_and_shows_what_has_left():
     mirror = synced(queue_row("a", NOON + 1), queue_row("b", NOON + 2))
     held = list(mirror.ids())
     mirror.take(queue_changes(1, queue_row("new", NOON), gone=("a",), total=2), NOON + 1)
@@ -196,7 +196,7 @@ class Wire:
 
 
 @pytest.mark.parametrize(("seed", "lost"), [(1, 0.0), (2, 0.2), (3, 0.6)])
-async def test_the_picture_is_the_queue_whatever_was_lost(seed, lost):
+async def test_the_mirror_equals_the_queue_whatever_was_lost(seed, lost):
     wire = Wire(seed, lost)
     for _ in range(60):
         wire.happen()

@@ -49,7 +49,7 @@ def test_the_last_one_that_decodes_stays_while_others_only_prefill():
     assert of(instance("a", "decode"), instance("c"))[Role.COLLOCATED].refused == ""
 
 
-def test_a_decode_instance_that_nobody_feeds_is_said():
+def test_a_decode_instance_that_no_one_feeds_is_said():
     assert "it receives no requests until it has one" in " ".join(of(instance("a"), instance("b"))[Role.DECODE].effects)
 
 

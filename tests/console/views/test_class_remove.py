@@ -31,7 +31,7 @@ def test_the_page_names_the_tenants_whose_default_it_is(operator, row):
     assert NOT_AGAIN in html
 
 
-def test_the_page_says_nothing_of_defaults_where_it_is_nobodys(operator, row):
+def test_the_page_says_nothing_of_defaults_where_it_is_no_ones(operator, row):
     assert NOT_AGAIN not in operator.get(address(row)).content.decode()
 
 

@@ -66,7 +66,7 @@ def test_a_form_without_its_token_is_recorded_with_who_was_signed_in(row):
     assert (decision.subject, decision.inputs["method"]) == (reverse("class-edit", args=[row.pk]), "POST")
 
 
-def test_a_stranger_s_post_is_recorded(db, client):
+def test_an_anonymous_post_is_recorded(db, client):
     assert client.post(reverse("instance-act"), {"instance": "x", "action": "stop"}).status_code == 302
     (decision,) = refusals()
     assert (decision.actor, decision.reason) == (refusal_log.NOBODY.name, "not_signed_in")
@@ -78,7 +78,7 @@ def test_looking_at_a_page_without_signing_in_is_not(db, client):
     assert not refusals().exists()
 
 
-def test_a_stranger_cannot_fill_the_audit_and_what_is_left_out_is_counted(db, client, clock):
+def test_anonymous_requests_cannot_fill_the_audit_and_what_is_left_out_is_counted(db, client, clock):
     for _ in range(refusal_log.BURST + 7):
         client.post(reverse("instance-act"))
     assert refusals().count() == refusal_log.BURST
@@ -89,7 +89,7 @@ def test_a_stranger_cannot_fill_the_audit_and_what_is_left_out_is_counted(db, cl
     assert refusals().last().inputs["not_written_before"] == 7
 
 
-def test_what_strangers_do_does_not_hide_what_is_done_by_somebody_signed_in(row, client):
+def test_anonymous_requests_do_not_hide_what_a_signed_in_user_does(row, client):
     for _ in range(refusal_log.BURST + 1):
         client.post(reverse("instance-act"))
     insider = Client(enforce_csrf_checks=True)

@@ -17,7 +17,7 @@ from tests.console.live.live_data import fleet, instance
 from workers.engine.profiles import load_profile
 
 
-def test_hosts_devices_links_and_instances_are_one_picture(viewer, live_store):
+def test_hosts_devices_links_and_instances_are_in_one_diagram(viewer, live_store):
     near, far = factories.host(name="rack-1"), factories.host(name="rack-2")
     Link.objects.create(source=near, target=far, medium="rdma", bandwidth_bytes_s=12.5e9)
     devices = [Device.objects.create(host=near, index=n, kind="gpu", memory_bytes=8 * 2**30) for n in range(2)]
@@ -127,7 +127,7 @@ def test_an_instance_without_a_fit_or_measurements_is_a_page(viewer, live_store)
     assert viewer.get(reverse("instance", args=["nobody"])).status_code == 404
 
 
-def test_actions_are_wishes_and_audited(operator, live_store):
+def test_actions_set_the_desired_state_and_are_audited(operator, live_store):
     row = factories.instance()
     act = {"instance": row.pk, "version": row.version}
     answer = operator.post(reverse("instance-act"), {**act, "action": "drain"}, follow=True)

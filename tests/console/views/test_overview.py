@@ -191,7 +191,7 @@ def test_the_budget_is_told_for_now_the_hour_and_the_day(viewer, live_store):
     assert '<span class="sub" data-cell="hour-budget">exceeded 2.0x</span>' in html
 
 
-def test_a_row_and_the_verdict_lead_to_the_misses_and_the_queue(viewer, live_store):
+def test_a_row_and_the_headline_lead_to_the_misses_and_the_queue(viewer, live_store):
     factories.instance(id="engine-1")
     live_store.fleets = [fleet(at=time.time(), classes=[window(attained=50, slo_class="a b", tenant="acme")])]
     html = viewer.get("/").content.decode()

@@ -72,7 +72,7 @@ def test_charts_come_only_when_they_are_due(viewer, live_store):
 
 
 @pytest.mark.parametrize(("away", "reason"), [(True, "Redis is unavailable"), (False, "No gateway is reporting")])
-def test_loads_that_nobody_reports_are_missing_and_that_is_said(viewer, live_store, away, reason):
+def test_loads_that_no_one_reports_are_missing_and_that_is_said(viewer, live_store, away, reason):
     factories.instance(id="engine-1")
     live_store.away = away
     live_store.fleets = [fleet(at=time.time() - 60, instances=[instance(utilisation=0.42)])]

@@ -75,7 +75,7 @@ def test_a_viewer_cannot_cancel(viewer, live_store):
 
 
 @pytest.mark.parametrize(("kind", "done"), [("pause", "1 paused."), ("resume", "1 resumed.")])
-def test_what_waits_is_held_back_and_let_go(operator, live_store, kind, done):
+def test_waiting_requests_are_paused_and_resumed(operator, live_store, kind, done):
     live_store.answers = [answer(applied=["req-1"])]
     said = operator.post("/queue/command/", {"kind": kind, "request": ["req-1"]})
     assert said.json()["message"] == done

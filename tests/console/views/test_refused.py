@@ -79,7 +79,7 @@ def test_a_session_that_ended_leads_to_the_login_and_changes_nothing(targets):
     unchanged()
 
 
-def test_a_forged_session_cookie_is_nobody(db, settings):
+def test_a_forged_session_cookie_signs_no_one_in(db, settings):
     client = Client()
     client.cookies[settings.SESSION_COOKIE_NAME] = "a" * 32
     assert client.get("/")["location"].startswith("/login/")

@@ -53,7 +53,7 @@ def test_search(viewer, records, query, found):
     assert [part.split("/")[0] for part in html.split('href="/requests/')[1:] if part.startswith("req-")] == found
 
 
-def test_pages_follow_by_key_and_lose_nobody(viewer, db):
+def test_pages_follow_by_key_and_lose_no_request(viewer, db):
     stored([factories.record(id=f"req-{n:03}", arrived_at=factories.NOON + n // 2) for n in range(120)])
     seen, path = [], "/requests/"
     while path:

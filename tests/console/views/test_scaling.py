@@ -189,7 +189,7 @@ def warm_spares(viewer):
     return shown_of(viewer.get(reverse("scaling")).content.decode())["Warm spares"]
 
 
-def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_store):
+def test_the_warm_pool_is_shown_as_observed_and_not_as_desired(viewer, live_store):
     policy, host = factories.scaling_policy(warm=1), factories.host()
     assert warm_spares(viewer) == "0 of 1: there is no managed instance to start a copy of"
     serving = factories.instance(policy.model, host=host, device_kind="gpu")
@@ -221,7 +221,7 @@ def test_a_pool_that_is_not_wanted_or_not_kept_up_says_so(viewer, live_store, fi
     assert warm_spares(viewer) == said
 
 
-def test_of_a_moment_only_the_wish_for_a_pool_is_known(viewer, live_store):
+def test_of_a_moment_only_the_desired_pool_is_known(viewer, live_store):
     factories.scaling_policy(warm=1)
     html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
     assert html.split("<dt>Warm spares</dt><dd>")[1].split("</dd>")[0] == "1 wanted"
@@ -269,7 +269,7 @@ def test_a_second_policy_of_a_role_is_marked_in_the_words_of_the_form(operator, 
     assert operator.post(reverse("scaling-new"), fields(model=model.pk, role="decode")).status_code == 302
 
 
-def test_where_no_field_is_marked_nobody_is_sent_to_one(operator, live_store, monkeypatch):
+def test_where_no_field_is_marked_no_one_is_sent_to_one(operator, live_store, monkeypatch):
     def refuse(**fields):
         raise ValidationError("Two of you at once.")
 

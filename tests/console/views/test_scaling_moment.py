@@ -115,7 +115,7 @@ def test_what_was_asked_about_is_listed_however_much_came_later(viewer, live_sto
     assert rows.index("the chosen time") > rows.index(reverse("decision", args=[before[0].pk]))
 
 
-def test_the_wishes_of_that_time_are_shown_not_those_of_now(viewer, live_store):
+def test_the_desired_state_of_that_time_is_shown_not_that_of_now(viewer, live_store):
     model = factories.scaling_policy().model
     then = timezone.now() - timedelta(hours=3)
     for number in range(30):
@@ -130,7 +130,7 @@ def test_the_wishes_of_that_time_are_shown_not_those_of_now(viewer, live_store):
     assert "No instances started around this time" in empty
 
 
-def test_an_instance_taken_at_that_time_is_a_wish_of_it_though_it_is_older_and_was_taken_again(viewer, live_store):
+def test_an_instance_taken_at_that_time_was_desired_then_though_it_is_older_and_was_taken_again(viewer, live_store):
     row, then = factories.instance(id="warm-1"), timezone.now() - timedelta(hours=3)
     Instance.objects.filter(pk=row.pk).update(created_at=then - timedelta(days=1))
     for at in (then, then + timedelta(hours=2)):

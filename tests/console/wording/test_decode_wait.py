@@ -54,7 +54,7 @@ def test_its_wait_begins_where_the_last_attempt_to_move_its_kv_ended():
     assert shown["Wait for decode"].value_s == pytest.approx(24.0)
 
 
-def test_one_that_began_anew_on_an_instance_that_does_both_has_no_wait():
+def test_one_that_started_over_on_an_instance_that_does_both_has_no_wait():
     again = {"kind": "place", "reason": "no_decode_instance", "at": 3.0, "figures": {"instance": "p-1"}}
     both = {"instance": "both", "outcome": "ok", "queue_s": 3.1, "e2e_s": 4.0, "decisions": [PREFILLED, again]}
     shown = tracks(row(**(NEVER_DECODED | both)))

@@ -46,7 +46,7 @@ def test_a_request_goes_where_its_context_is_long_enough_or_to_the_longest(polic
     assert seen <= where
 
 
-def test_it_waits_for_the_longer_one_and_holds_up_nobody():
+def test_it_waits_for_the_longer_one_and_holds_up_no_other():
     dispatcher = fleet("fcfs_window", pacing={"window": 1})
     assert sent(dispatcher, "long-1", prompt=2000) == {"long-1": "b-long"}
     assert sent(dispatcher, "long-2", 0.1, prompt=2000) == {}
@@ -96,7 +96,7 @@ def test_the_longest_context_is_looked_for_once_however_many_wait_that_are_too_l
     assert (sends(reply), len(walks)) == ([("next", "c-longer")], 2)
 
 
-def test_of_what_finds_no_room_nobody_asks_whether_its_context_would_do(monkeypatch):
+def test_of_what_finds_no_room_no_one_asks_whether_its_context_would_do(monkeypatch):
     """Its KV would not fit beside that of the first."""
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("w", kv_capacity_tokens=4000), ev.Arrived(request("first", ttft=30.0, prompt=3000))], 0.0)
@@ -132,20 +132,20 @@ def begins_new_run(*others, links, prompt=2000):
 
 
 @pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
-def test_it_does_not_begin_anew_for_an_instance_whose_context_is_too_short(prompt, anew):
+def test_it_does_not_start_over_for_an_instance_whose_context_is_too_short(prompt, anew):
     """The dispatcher would send it back to where it was prefilled: nobody else is long enough."""
     others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **SHORT)]
     avoid = begins_new_run(*others, links=[("p", "d")], prompt=prompt)
     assert avoid == ({"p"} if anew else None)
 
 
-def test_what_is_too_long_for_all_begins_anew_where_nobodys_context_is_longer():
+def test_what_is_too_long_for_all_starts_over_where_no_ones_context_is_longer():
     others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **LONG)]
     assert begins_new_run(*others, links=[("p", "d")], prompt=5000) == {"p"}
 
 
 @pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
-def test_it_does_not_begin_anew_where_only_decoders_that_are_too_short_are_reached(prompt, anew):
+def test_it_does_not_start_over_where_only_decoders_that_are_too_short_are_reached(prompt, anew):
     others = [decoders.up("q", Role.PREFILL, **LONG), decoders.up("long", **LONG), decoders.up("brief", **SHORT)]
     links = [("p", "long"), ("q", "long"), ("p", "brief")]
     assert begins_new_run(*others, links=links, prompt=prompt) == ({"p"} if anew else None)

@@ -122,7 +122,7 @@ def test_commands_cancel_pause_resume_and_reprioritise():
     assert sends(dispatcher.handle([ev.Command("c3", "op", "resume", ("c",))], 0.4)) == [("c", "w")]
 
 
-def test_what_an_operator_paused_presses_nobody():
+def test_what_an_operator_paused_adds_no_pressure():
     dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
     dispatcher.handle([up(), ev.Arrived(request("first")), ev.Arrived(request("held", ttft=0.5))], 0.0)
     dispatcher.handle([ev.Command("c1", "op", "pause", ("held",))], 0.0)
@@ -179,7 +179,7 @@ def test_contention_counts_mapped_requests_only():
     assert dispatcher.pending_above(0) is False
 
 
-def test_an_unattainable_tpot_starves_nobody():
+def test_an_unattainable_tpot_starves_no_request():
     """Somebody asks for a token a millisecond: the others must not wait for that."""
 
     def sent(poison):
@@ -253,7 +253,7 @@ def test_learned_latency_follows_the_engine():
 
 
 @pytest.mark.parametrize("assumed", [False, True])
-def test_nothing_is_learned_from_a_first_token_that_nobody_saw(assumed):
+def test_nothing_is_learned_from_a_first_token_that_no_one_saw(assumed):
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up()], 0.0)
     for i in range(100):
@@ -344,7 +344,7 @@ def test_the_journal_names_what_came_left_or_moved_and_rows_tell_their_place():
     assert journal.take() == set()
 
 
-def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
+def test_nothing_waits_in_the_queue_for_an_engine_that_selects_by_value():
     held, told = build_dispatcher("slackline"), build_dispatcher("slackline")
     held.handle([up(slots=4)], 0.0)
     told.handle([ev.InstanceUp(replace(up(slots=4).spec, selects=True))], 0.0)
@@ -354,7 +354,7 @@ def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
 
 
 @pytest.mark.parametrize(("selects", "sent"), [(True, ["a", "b", "c", "d", "e"]), (False, ["a"])])
-def test_what_is_late_already_is_not_held_back_from_an_engine_that_selects(selects, sent):
+def test_a_late_request_does_not_wait_in_the_queue_for_an_engine_that_selects(selects, sent):
     """Its first token is late, what it is part of need not be: two engines that select share all, others take one."""
     told = build_dispatcher("slackline", {"dispatch": {"refuse_infeasible": False}})
     engines = ["w", "v"] if selects else ["w"]

@@ -61,7 +61,7 @@ def test_who_waited_for_an_instance_that_does_not_come_is_refused_then():
     assert reply.wake_at is None
 
 
-def test_nobody_is_refused_while_an_instance_serves():
+def test_no_request_is_refused_while_an_instance_serves():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("w", slots=1), ev.Expected("m", 0.0)], 0.0)
     dispatcher.handle([ev.Arrived(request("a")), ev.Arrived(request("b"))], 0.0)
@@ -69,7 +69,7 @@ def test_nobody_is_refused_while_an_instance_serves():
     assert len(dispatcher.queue()) == 1
 
 
-def test_a_fleet_that_only_drains_serves_nobody_new_and_one_asleep_may_wake():
+def test_a_fleet_that_only_drains_serves_no_new_request_and_one_asleep_may_wake():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("a"), up("b"), ev.InstanceDraining("a"), ev.Telemetry("b", Load(0.0, awake=False))], 0.0)
     assert dispatcher.handle([ev.Arrived(request("held"))], 0.0).actions == []

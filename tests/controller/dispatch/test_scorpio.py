@@ -34,7 +34,7 @@ def test_each_is_predicted_behind_the_tokens_before_it():
     assert screened(waiting, backlog=0.05) == ["a"]
 
 
-def test_what_is_refused_delays_nobody():
+def test_what_is_refused_delays_no_other():
     waiting = [request("huge", ttft=0.3, prompt=5000), request("b", ttft=0.3, prompt=1000)]
     assert screened(waiting) == ["huge"]
 
@@ -54,7 +54,7 @@ def test_in_the_dispatcher_the_unattainable_is_refused_and_the_rest_goes_in_dead
     assert refusal.decision.reason == "unattainable_in_queue"
 
 
-def test_put_off_instead_of_refused_it_is_served_when_nobody_else_waits():
+def test_put_off_instead_of_refused_it_is_served_when_no_one_else_waits():
     dispatcher = build_dispatcher("scorpio", {"admission": {"refuse": False}})
     dispatcher.handle([up()], 0.0)
     reply = dispatcher.handle([ev.Arrived(request("late", ttft=0.05)), ev.Arrived(request("fine", ttft=1.0))], 0.0)

@@ -12,7 +12,7 @@ def worker():
     return Worker(InstanceSpec("w", "m", latency=SPEED, max_num_seqs=8))
 
 
-def test_what_an_engine_prefills_of_ours_is_nobody_elses_load(worker):
+def test_what_an_engine_prefills_of_ours_is_not_counted_as_external_load(worker):
     """An engine counts it as running; here it waits until its first token."""
     for serial in range(4):
         worker.send(request(f"r{serial}"), 0.0, 0, serial)

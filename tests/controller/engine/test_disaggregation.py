@@ -136,7 +136,7 @@ def test_one_that_is_not_wanted_any_more_gives_its_blocks_back(landed):
     assert driver.scheduler.blocks.free == 64
 
 
-def test_kv_nobody_announced_is_an_error():
+def test_kv_no_one_announced_is_an_error():
     driver = Driver()
     with pytest.raises(ProtocolError, match="without a reservation"):
         driver.send(Landed(coming("a")))

@@ -20,7 +20,7 @@ def test_it_is_connecting_until_something_answered():
     assert health.state(0.0) is LinkState.UP
 
 
-def test_nobody_there_from_the_start_is_down():
+def test_no_one_there_from_the_start_is_down():
     health = LinkHealth()
     health.lost("refused", 1.0)
     assert (health.state(1.0), health.down_since, health.last_error) == (LinkState.DOWN, 1.0, "refused")

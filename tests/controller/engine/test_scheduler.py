@@ -108,7 +108,7 @@ def test_fcfs_ignores_priorities():
     assert order_of_first_tokens(driver) == ["0", "1", "2", "3"]
 
 
-def test_who_holds_blocks_goes_on_when_nobody_queued_finds_any():
+def test_who_holds_blocks_goes_on_when_no_one_queued_finds_any():
     """A policy of its own order may want only a queued sequence that does not fit: the engine must not stand still."""
     driver = Driver("slo_aware_batching", kv_blocks=8, max_model_len=32, max_num_batched_tokens=8)
     begun, urgent = make_seq("begun", 24, max_tokens=2, due=50.0), make_seq("urgent", 20, max_tokens=2, due=5.0)

@@ -63,7 +63,7 @@ def refused(match: str):
         ({"ttft_s": 5, "deadline_s": 4}, "slo_class_deadline_after_ttft"),
     ],
 )
-def test_an_slo_class_promises_something_possible(fields, rule):
+def test_the_targets_of_an_slo_class_are_possible(fields, rule):
     with refused(rule), transaction.atomic():
         factories.slo_class(**fields)
     assert not SLOClass.objects.exists()

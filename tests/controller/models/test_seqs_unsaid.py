@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.db, pytest.mark.django_db]
     ("provisioner", "number", "said"),
     [("static", 32, None), ("static", 16, 16), ("process", 32, 32), ("process", 16, 16)],
 )
-def test_the_default_number_of_a_registered_one_was_nobodys(provisioner, number, said):
+def test_the_default_number_of_a_registered_instance_was_not_configured(provisioner, number, said):
     row = factories.instance(provisioner=provisioner, max_num_seqs=number)
     import_module("controller.migrations.0019_seqs_unsaid").of_registered_ones(apps, None)
     assert Instance.objects.get(pk=row.pk).configured_seqs == said

@@ -24,7 +24,7 @@ def test_textbook_orders():
     assert order(ORDERINGS["tpot_then_arrival"](), *items) == ["c", "a", "b"]
 
 
-def test_the_first_promise_that_falls_due_counts():
+def test_the_target_that_falls_due_first_counts():
     assert due(request("a", 1.0, 5.0)) == 6.0
     assert due(request("a", 1.0, 5.0, deadline=3.0)) == 4.0
 

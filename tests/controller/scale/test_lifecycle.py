@@ -17,7 +17,7 @@ def steps(row, seen, now=NOW):
     return converge([row], {} if seen is None else {row.id: seen}, now)
 
 
-def test_a_wish_without_process_is_started():
+def test_a_spec_without_process_is_started():
     assert steps(RUNNING, None) == [CallStart("a")]
 
 

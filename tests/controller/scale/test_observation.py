@@ -81,7 +81,7 @@ def test_another_models_traffic_is_not_this_ones():
     assert observe([READY], messages, NOW, "other").load == pytest.approx(9.0)
 
 
-def test_a_model_nobody_asked_for_has_no_traffic():
+def test_a_model_no_one_asked_for_has_no_traffic():
     look = observe([READY], [message(instance("a", 0.1))], NOW, "unheard")
     assert (look.arrival_rate, look.load) == (0.0, pytest.approx(0.1))
 
@@ -91,7 +91,7 @@ LOST_ONE = InstanceRow("e", "running", "unreachable", True)
 
 
 @pytest.mark.parametrize("rows", [[], [DRAINING], [LOST_ONE]])
-def test_arrivals_with_nobody_there_and_nobody_coming_are_overload(rows):
+def test_arrivals_with_no_one_there_and_no_one_coming_are_overload(rows):
     """H11. A gateway refuses them at once: nothing waits, and nothing is finished."""
     look = look_at(rows, [message(arrival_rate=0.1)])
     assert (look.queued, look.processing_rate, look.load) == (0, 0.0, math.inf)

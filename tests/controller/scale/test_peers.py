@@ -27,5 +27,5 @@ def test_collocated_engines_exchange_nothing_but_with_one_that_has_no_weights():
     assert not need_links(fleet[:2])
 
 
-def test_one_that_does_not_say_where_it_is_reached_is_nobodys_source():
+def test_one_that_does_not_say_where_it_is_reached_is_no_source():
     assert ids(peers([member("d"), member("p", "prefill", host="")])) == {"d": [], "p": ["d"]}

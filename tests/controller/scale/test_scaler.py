@@ -157,7 +157,7 @@ def test_one_missing_snapshot_does_not_restart_the_hold():
     assert run.tick(fleet(0.2)) == [Drain("a")]
 
 
-def test_time_that_nobody_watched_does_not_count_as_low():
+def test_time_that_no_one_watched_does_not_count_as_low():
     run = Run()
     run.tick(fleet(0.2))
     assert run.tick(fleet(0.2), seconds=3600.0) == []  # the system was off for an hour

@@ -49,7 +49,7 @@ def test_the_same_host_goes_before_any_link():
     assert (kinds(plan)[:2], plan.reason) == (["near", "far"], "same_host")
 
 
-def test_then_the_widest_link_and_last_what_nobody_has_described():
+def test_then_the_widest_link_and_last_what_no_one_has_described():
     paths = [Path("b", "a", 10e9), Path("c", "a", 25e9), Path("d", "z", 99e9)]
     holders = [holder("b1", "b"), holder("c1", "c"), holder("d1", "d")]
     plan = plan_sources("new", holders, paths, target_host="a")

@@ -130,7 +130,7 @@ def spans(fleet, role):
     return there(fleet._replace(groups=[each for each in fleet.groups if each.get("role", "collocated") == role]))
 
 
-def test_todays_instances_have_the_roles_of_then_where_nobody_counted(start):
+def test_todays_instances_have_the_roles_of_then_where_no_one_counted(start):
     first, second = data.fleet(instances=2).instances.order_by("id")
     turned(first, start, (-60, "collocated"), (100, "prefill"))
     turned(second, start, (-60, "collocated"), (100, "decode"))
@@ -193,7 +193,7 @@ def test_a_stage_that_is_alone_when_the_first_request_comes_is_replayed(start):
         ("silent", 1805.0),
     ],
 )
-def test_policies_made_or_switched_off_at_a_turn_count_nobody_twice(start, before, first_s):
+def test_policies_made_or_switched_off_at_a_role_change_count_no_instance_twice(start, before, first_s):
     """`before`: what the policy of the role that nobody has any more was after the turn. `first_s`: the first look of
     the others."""
     model = data.fleet(instances=2)
@@ -233,7 +233,7 @@ def test_what_the_scaler_counted_goes_before_what_turned(start):
     assert spans(found, "decode") == [(100.0, None)]
 
 
-def test_a_role_in_which_nobody_turned_is_as_counted(start):
+def test_a_role_in_which_no_one_turned_is_as_counted(start):
     model = data.fleet(instances=3)
     first, second, third = model.instances.order_by("id")
     turned(first, start, (-60, "prefill"))

@@ -61,7 +61,7 @@ def test_gateway_preview_and_page_take_the_same_fit(role):
     assert LatencyCoefficients(**found.coefficients) == expected
 
 
-def test_another_devices_fit_speaks_for_nobody():
+def test_the_fit_of_another_device_kind_is_not_used():
     model = factories.served_model()
     latency_profile_set(actor=factories.ACTOR, model=model, device_kind="a100", coefficients=SPEED)
     row = factories.instance(model, device_kind="l4")

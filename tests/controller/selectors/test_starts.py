@@ -157,7 +157,7 @@ def test_the_first_token_counts_and_not_the_first_arrival():
 
 
 @pytest.mark.django_db
-def test_a_token_from_before_the_wish_is_of_another_life():
+def test_a_token_from_before_the_start_belongs_to_an_earlier_run():
     born("a-cold")
     served("a-cold", -20, ttft_s=0.5)
     served("a-cold", -5, ttft_s=7.0)

@@ -86,7 +86,7 @@ def test_todays_fleet_is_grouped_and_grown():
     assert caught.value.field == "instances.change"
 
 
-def test_an_instance_nobody_measured_is_named():
+def test_an_instance_no_one_measured_is_named():
     row = factories.instance(factories.served_model(name="demo"), device_kind="b200")
     with pytest.raises(ConfigError, match=rf"{row.id} \(b200, tp 1\) has no latency profile"):
         fleet_today("demo")

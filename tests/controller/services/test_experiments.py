@@ -20,7 +20,7 @@ from tests import factories
 pytestmark = pytest.mark.django_db
 
 
-def test_what_nobody_kept_goes_after_thirty_days_and_previews_after_an_hour():
+def test_what_no_one_kept_goes_after_thirty_days_and_previews_after_an_hour():
     old, kept, young, waiting = (data.experiment(name) for name in ("old", "kept", "young", "waiting"))
     preview = service.preview_create(actor=data.OLGA, name="edit", spec=data.spec(), notes=[])
     ago = {old: 31, kept: 31, young: 29, preview: 1}

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
 Observed = Instance.Observed
 
 
-def test_a_wished_instance_serves_once_it_was_seen_ready():
+def test_a_created_instance_serves_once_it_was_seen_ready():
     row = instance_create(actor=ACTOR, model=factories.served_model(), spec={"profile": "constant:5ms"})
     assert (row.desired_state, row.observed_state) == ("running", "pending")
     assert gateway_snapshot().instances == ()
@@ -92,7 +92,7 @@ def test_a_stale_version_is_a_conflict():
     assert Instance.objects.get(pk=row.id).desired_state == "running"
 
 
-def test_devices_are_held_from_the_wish_until_it_is_gone():
+def test_devices_are_held_from_the_creation_until_the_engine_is_gone():
     model = factories.served_model()
     device = Device.objects.create(host=factories.host(), index=0, kind="a100", memory_bytes=80)
     first = instance_create(actor=ACTOR, model=model, devices=[device])

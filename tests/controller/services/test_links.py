@@ -112,7 +112,7 @@ def test_when_either_end_leaves_it_is_closed_and_a_new_one_is_another_row(gone):
     assert (InstanceLink.objects.count(), the_link().created_at) == (2, at(2))
 
 
-def test_a_peer_that_nobody_knows_is_no_row():
+def test_a_peer_that_no_one_knows_is_no_row():
     look(0, report(peer="stranger"))
     assert InstanceLink.objects.count() == 0
 

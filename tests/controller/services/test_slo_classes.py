@@ -55,7 +55,7 @@ def test_the_record_of_a_removal_names_those_tenants_and_comes_after_their_own(r
     assert removal.inputs["before"]["name"] == "chat"
 
 
-def test_a_removal_of_nobodys_default_names_nobody(row):
+def test_the_removal_of_a_class_that_is_no_default_names_no_tenant(row):
     slo_class_remove(actor=ACTOR, slo_class_id=row.pk)
     assert list(Decision.objects.get().inputs) == ["before"]
 

@@ -191,7 +191,7 @@ def test_a_request_refused_in_mid_step_does_not_end_the_step_twice():
     assert set(outcomes.values()) == {Outcome.REFUSED}
 
 
-def test_an_answer_that_ends_as_its_clients_give_up_sends_nobody_after_it():
+def test_an_answer_that_ends_as_its_clients_give_up_sends_no_one_after_it():
     requests = [Demand(name, 1.0, 100, 5, PATIENT) for name in "abc"]
     window = {"pacing": {"window": 1}}
     ends = simulate(requests[:1], "fcfs_window", (SMALL,), window).records[0].e2e_s

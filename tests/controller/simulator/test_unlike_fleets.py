@@ -58,7 +58,7 @@ def test_a_request_waits_for_the_instance_that_can_keep_its_target():
     [(200, 30, Targets(5.0, 0.015, None, 10.0)), (8000, 4, Targets(1.0, 0.2, None, 10.0))],
     ids=["target_tbt", "target_ttft"],
 )
-def test_an_instance_that_nobody_profiled_refuses_nothing_on_a_guess(prompt, output, targets):
+def test_an_instance_that_no_one_profiled_refuses_nothing_on_a_guess(prompt, output, targets):
     """Guessed are 20 ms a decode step and 0.2 ms a prompt token: both targets would be impossible."""
     instance = replace(QUICK, profiled=False, max_model_len=16_384)
     result = simulate(steady(200, 1.5, prompt, output, targets), instances=(instance,))

@@ -43,7 +43,7 @@ def test_without_token_times_the_end_decides():
     assert not whole(2.71).attained
 
 
-def test_a_deadline_is_a_third_promise():
+def test_a_deadline_is_a_third_target():
     targets = Targets(0.7, 0.5, 1.0)
     assert judged(0.6, 0.3, targets=targets).attained
     late = judged(0.6, 0.45, targets=targets)

@@ -99,7 +99,7 @@ def test_one_that_was_late_says_where_the_time_went():
     assert "too late to meet its targets by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
 
 
-def test_each_promise_that_was_broken_is_named():
+def test_each_target_that_was_missed_is_named():
     said = miss(tpot_met=False, tpot_s=0.2, deadline_met=False, target_deadline_s=1.0, e2e_s=4.0)
     assert said == [
         "Its tokens took 200 ms each on engine-1; its TPOT target was 100 ms.",

@@ -100,7 +100,7 @@ def test_every_reason_has_words():
     assert {code: where for code, where in reasons().items() if code not in known} == {}
 
 
-def test_no_word_is_left_of_a_reason_that_nobody_gives():
+def test_no_word_is_left_of_a_reason_that_no_one_gives():
     assert REASONS.keys() - reasons().keys() - ELSEWHERE == set()
 
 

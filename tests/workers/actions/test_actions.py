@@ -231,7 +231,7 @@ def several(holder):
     return [order(row) for row in rows], {row.url: Engine() for row in rows}
 
 
-def test_an_engine_that_hangs_holds_nobody_up(several, monkeypatch):
+def test_an_engine_that_hangs_holds_no_other_up(several, monkeypatch):
     orders, engines = several
     gate = threading.Event()
     first, *others = engines.values()

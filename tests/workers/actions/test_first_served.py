@@ -110,7 +110,7 @@ def test_a_launched_server_is_timed_from_its_command(look_once):
     assert sentence(decision).startswith("gpu-2: first token 62.0 s after its launch command")
 
 
-def test_a_launched_server_that_is_stopped_has_served_nobody(look_once):
+def test_a_launched_server_that_is_stopped_has_served_no_request(look_once):
     launch_record(actor=SYSTEM, instance_id="gpu-2", seed="gpu-1", command="c", inputs={}, rejected={})
     row = instance_join(actor=SYSTEM, id="gpu-2", model=factories.served_model(), url="http://h:1", backend="sglang")
     Instance.objects.filter(pk=row.pk).update(desired_state="stopped")

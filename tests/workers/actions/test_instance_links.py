@@ -137,7 +137,7 @@ def test_a_warm_one_is_linked_from_those_that_have_the_weights(add):
     assert pairs() == {("a", "w")}
 
 
-def test_other_models_and_other_backends_are_nobodys_peers(add):
+def test_other_models_and_other_backends_are_no_peers(add):
     p = add("p")
     add("x", "decode", model=factories.served_model())
     add("v", "decode", backend="vllm").away = True
@@ -156,7 +156,7 @@ def test_a_silent_one_keeps_its_links_to_the_others(add):
     assert dict(InstanceLink.objects.filter(closed_at=None).values_list("target", "state")) == {"p": "up", "d": "down"}
 
 
-def test_a_hundred_that_hang_hold_nobody_up(add, monkeypatch):
+def test_a_hundred_that_hang_hold_no_other_up(add, monkeypatch):
     def hangs():
         time.sleep(0.3)
         raise EngineAway("no answer")

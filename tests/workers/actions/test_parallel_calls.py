@@ -53,7 +53,7 @@ def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threadi
     assert (heard["h"].result(), asked["h"]) == ("late", 1)
 
 
-def test_an_answer_to_an_old_question_is_not_told_but_asked_anew(gate: threading.Event) -> None:
+def test_an_answer_to_an_old_question_is_not_told_but_asked_again(gate: threading.Event) -> None:
     """Its process may have done something else for minutes in between."""
     said = iter(("old", "new"))
 
@@ -110,7 +110,7 @@ def test_the_silent_take_turns(gate: threading.Event) -> None:
     assert set(asked.values()) == {3}
 
 
-def test_what_nobody_asks_for_any_more_is_forgotten(gate: threading.Event) -> None:
+def test_what_no_one_asks_for_any_more_is_forgotten(gate: threading.Event) -> None:
     asker = Asker(patience_s=0.0)
     asker.ask({"h": gate.wait}, 0.05)
     gate.set()

@@ -65,7 +65,7 @@ def test_a_sleep_it_was_not_started_for_fails_and_it_serves_on(options: dict[str
         assert not server.paused
 
 
-def test_weights_that_cannot_be_read_again_are_served_to_nobody() -> None:
+def test_weights_that_cannot_be_read_again_are_served_to_no_one() -> None:
     server = SglangServer(enable_memory_saver=True)
     with serving(server):
         row = row_of(server)

@@ -70,7 +70,7 @@ def test_what_was_sent_since_it_was_asked_is_not_cut(
     assert Instance.objects.get(pk="v1").weights == "asleep"
 
 
-def test_one_that_is_silent_when_it_is_asked_anew_is_not_told(
+def test_one_that_is_silent_when_it_is_asked_again_is_not_told(
     vllm: SleepingVllm, late: type[Late], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factories.instance(id="v1", backend="vllm", provisioner="static", url=vllm.url)

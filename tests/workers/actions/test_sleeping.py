@@ -159,7 +159,7 @@ def test_an_order_that_ends_after_it_was_carried_out_leaves_a_sleeper(vllm, row)
 
 
 @pytest.mark.parametrize(("told", "weights"), [(False, "present"), (True, "asleep")])
-def test_where_nobody_answers_it_sleeps_if_it_was_ever_told_to(vllm, row, told, weights):
+def test_where_no_one_answers_it_sleeps_if_it_was_ever_told_to(vllm, row, told, weights):
     action = sleep_order(actor=OLGA, instance_id="v1")
     Action.objects.filter(pk=action.pk).update(
         tries=int(told), created_at=timezone.now() - sleeping.TIMEOUT - timedelta(seconds=1)

@@ -79,7 +79,7 @@ def test_another_workers_reload_is_left_to_it(vllm, row):
     assert [decision.kind for decision in looks()] == ["instance_awake"]
 
 
-def test_a_reload_that_takes_long_holds_nobody_up(vllm, row):
+def test_a_reload_that_takes_long_holds_no_other_up(vllm, row):
     vllm.reload_s = 0.5
     put_to_sleep(row, 2)
     wake_order(actor=OLGA, instance_id="v1")

@@ -89,7 +89,7 @@ def test_kairos_sees_live_who_is_urgent():
 
 
 @pytest.mark.parametrize(("name", "value"), [("waited", -1), ("waited", "soon"), ("value", -2), ("target_tbt", True)])
-def test_a_bad_promise_is_refused_by_name(name, value):
+def test_a_bad_target_is_refused_by_name(name, value):
     with pytest.raises(HttpError) as caught:
         parse_completion({"prompt": [1], name: value}, {}, SERVED)
     assert caught.value.param == name

@@ -60,7 +60,7 @@ async def test_each_call_has_an_id_of_its_own(session: aiohttp.ClientSession) ->
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_what_is_only_queued_there_is_aborted_by_id_and_nobody_waits_for_that(
+async def test_what_is_only_queued_there_is_aborted_by_id_and_no_one_waits_for_that(
     session: aiohttp.ClientSession, streamed: bool
 ) -> None:
     async with SglangServer() as server:
@@ -119,7 +119,7 @@ async def test_errors_get_openais_shape_and_keep_their_status(session: aiohttp.C
         assert "bootstrap_room" in orjson.loads(caught.value.body)["error"]["message"]
 
 
-async def test_nobody_listening_is_unreachable(session: aiohttp.ClientSession) -> None:
+async def test_no_one_listening_is_unreachable(session: aiohttp.ClientSession) -> None:
     async with SglangServer() as server:
         backend = adapter(server, session)
         await collect(backend, call())

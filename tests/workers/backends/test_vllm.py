@@ -161,7 +161,7 @@ async def test_a_whole_answer_that_the_engine_gave_up_is_no_answer(
         await backend.prefill(call(streamed=False))
 
 
-async def test_nobody_listening_is_unreachable(engine: Engine, session: aiohttp.ClientSession) -> None:
+async def test_no_one_listening_is_unreachable(engine: Engine, session: aiohttp.ClientSession) -> None:
     engine.url = "http://127.0.0.1:1"
     with pytest.raises(EngineError) as caught:
         await collect(adapter(engine, session), call())

@@ -138,7 +138,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_taken() -> Non
         assert server.connections == 2
 
 
-async def test_a_kept_connection_that_dies_as_it_is_asked_may_be_asked_anew_and_a_new_one_not() -> None:
+async def test_a_kept_connection_that_dies_as_it_is_asked_may_be_asked_again_and_a_new_one_not() -> None:
     async with Server(OK, close, OK, close) as server:
         client = Wire(server.url)
         await ask(client)
@@ -209,7 +209,7 @@ async def test_what_is_no_http_is_said_to_be_none() -> None:
             await ask(Wire(server.url))
 
 
-async def test_an_answer_nobody_asked_for_is_dropped_with_its_connection() -> None:
+async def test_an_answer_no_one_asked_for_is_dropped_with_its_connection() -> None:
     async with Server(OK + OK.replace(b"hi", b"ho"), OK) as server:
         client = Wire(server.url)
         assert await ask(client) == b"hi"
@@ -260,7 +260,7 @@ async def test_a_slow_reader_holds_the_server_back_and_is_not_taken_for_silence(
         answer.release()
 
 
-async def test_nobody_there_is_a_refused_connection() -> None:
+async def test_no_one_there_is_a_refused_connection() -> None:
     for url in ("http://127.0.0.1:1", "http://no-such-host.invalid:80"):
         with pytest.raises(ConnectionError):
             await ask(Wire(url))

@@ -38,7 +38,7 @@ def sends_and_closes(start: bytes) -> Answer:
 
 
 @pytest.mark.parametrize("start", [b"H", STATUS, STATUS + b"content-len", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_kept_connection_that_dies_in_its_answer_is_not_asked_anew(start: bytes) -> None:
+async def test_a_kept_connection_that_dies_in_its_answer_is_not_asked_again(start: bytes) -> None:
     """The server has done the work, or a part of it: it is not to be done twice unasked."""
     async with Server(OK, sends_and_closes(start)) as server:
         client = Wire(server.url)

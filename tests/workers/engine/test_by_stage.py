@@ -83,7 +83,7 @@ def test_what_cannot_go_together(options, complaint, capsys):
         (["--role", "decode"], ""),
     ],
 )
-def test_an_engine_says_at_its_start_that_nobody_sends_deadlines(options, warned):
+def test_an_engine_says_at_its_start_that_no_one_sends_deadlines(options, warned):
     with EngineProcess("--profile", "constant:2ms", *options) as engine:
         warnings = [line for line in engine.log if " WARNING " in line]
     assert len(warnings) == bool(warned)

@@ -192,7 +192,7 @@ async def test_one_that_is_aborted_ends_its_transfer_and_holds_nothing(pair, han
     await pair.nothing_left()
 
 
-async def test_one_whose_offer_nobody_took_is_aborted_too(pair):
+async def test_one_whose_offer_no_one_took_is_aborted_too(pair):
     prefill = await offered(pair, PROMPT, request_id="long")
     pair.urgent()
     await pair.suspended()
@@ -216,7 +216,7 @@ async def test_a_decode_engine_that_goes_away_meanwhile_leaves_it_to_be_taken_by
     await pair.nothing_left()
 
 
-async def test_one_that_loses_what_it_computed_is_sent_as_it_is_computed_anew(pair):
+async def test_one_that_loses_what_it_computed_is_sent_as_it_is_computed_again(pair):
     text = await pair.alone(PROMPT)
     _, decode = await pulled_and_suspended(pair)
     pair.prefill.engine.pause(release_kv=True)

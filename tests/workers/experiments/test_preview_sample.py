@@ -51,7 +51,7 @@ def test_the_faster_of_two_probes_tells_how_many_fit(monkeypatch):
     assert sample.simulated[0].workload.requests[-1].id == "w8999", "the newest"
 
 
-def test_a_first_run_slower_than_the_probe_is_begun_anew_with_fewer(monkeypatch):
+def test_a_first_run_slower_than_the_probe_is_started_over_with_fewer(monkeypatch):
     machine = Machine(monkeypatch)
     sample = machine.sample(5000)
     sample.guess()

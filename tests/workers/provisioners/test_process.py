@@ -20,14 +20,14 @@ def state(folder, id, **fields):
     (folder / f"{id}.state.json").write_text(json.dumps({"id": id, **fields}))
 
 
-def test_a_start_is_a_wish_and_counts_as_starting(folder):
+def test_a_start_sets_the_desired_state_and_counts_as_starting(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
     assert json.loads((folder / "a.wish.json").read_text()) == SPEC
     assert [(o.id, o.state, o.started_at) for o in provisioner.observe()] == [("a", "starting", None)]
 
 
-def test_starting_twice_keeps_the_first_wish(folder):
+def test_starting_twice_keeps_the_first_spec(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
     provisioner.start("a", {"profile": "constant:9ms"})
@@ -42,7 +42,7 @@ def test_the_supervisors_answer_is_what_is_observed(folder):
     assert (seen.state, seen.exit_code, seen.error, seen.url) == ("exited", -9, "gone", "http://127.0.0.1:1")
 
 
-def test_stop_leaves_its_grace_and_takes_the_wish_back(folder):
+def test_stop_gives_its_grace_period_and_removes_the_spec(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
     provisioner.stop("a", 4.5)

@@ -47,7 +47,7 @@ def test_one_that_answers_503_is_starting(endpoint):
     assert "503" in seen.error
 
 
-def test_one_that_nobody_listens_on_is_gone_and_the_others_are_seen(endpoint):
+def test_one_that_no_one_listens_on_is_gone_and_the_others_are_seen(endpoint):
     seen = StaticProvisioner({"a": f"http://127.0.0.1:{free_port()}", "b": endpoint.url}).observe()
     assert [(o.id, o.state) for o in seen] == [("a", "exited"), ("b", "ready")]
     assert "ConnectionError" in seen[0].error

@@ -33,12 +33,12 @@ def states(folder):
     return {seen.id: seen.state for seen in ProcessProvisioner(folder.folder).observe()}
 
 
-def test_every_option_of_a_wish_is_one_of_the_engines():
+def test_every_option_of_a_spec_is_one_of_the_engines():
     known = {action.dest for action in build_parser()._actions}
     assert set(OPTIONS) <= known
 
 
-def test_notes_of_the_wisher_do_not_reach_the_command_line():
+def test_notes_in_a_spec_do_not_reach_the_command_line():
     argv = engine_argv(8123, {**FAST, "kv_capacity_tokens": 3200})
     assert "for the reader" not in argv
     assert argv[argv.index("--kv-blocks") + 1] == "200"
@@ -90,7 +90,7 @@ def test_a_device_that_the_engines_may_not_use_is_named_and_nothing_starts(folde
     assert list(folder.folder.glob("*.state.json")) == []
 
 
-def test_from_wish_to_ready_to_gone(folder):
+def test_from_created_to_ready_to_gone(folder):
     provisioner = ProcessProvisioner(folder.folder)
     provisioner.start("a", FAST)
     settle(folder, lambda: states(folder) == {"a": "ready"})
@@ -101,7 +101,7 @@ def test_from_wish_to_ready_to_gone(folder):
     assert list(folder.folder.iterdir()) == []
 
 
-def test_a_killed_engine_stays_down_until_its_wish_is_taken_back(folder):
+def test_a_killed_engine_stays_down_until_its_desired_state_is_withdrawn(folder):
     provisioner = ProcessProvisioner(folder.folder)
     provisioner.start("a", FAST)
     settle(folder, lambda: states(folder) == {"a": "ready"})
@@ -130,20 +130,20 @@ def test_an_error_is_the_last_line_that_is_one(tmp_path, log, said):
     assert last_error(path) == said
 
 
-def test_a_wish_that_cannot_be_met_tells_why(folder):
+def test_a_start_that_fails_reports_why(folder):
     ProcessProvisioner(folder.folder).start("a", {"profile": "no-such-profile"})
     settle(folder, lambda: states(folder) == {"a": "exited"})
     [seen] = ProcessProvisioner(folder.folder).observe()
     assert "no-such-profile" in seen.error
 
 
-def test_a_wish_that_is_no_json_is_answered_as_exited(folder):
+def test_a_spec_that_is_no_json_is_reported_as_exited(folder):
     (folder.folder / "a.wish.json").write_text("{")
     folder.sync()
     assert states(folder) == {"a": "exited"}
 
 
-def test_wishes_outlive_the_supervisor(folder, tmp_path):
+def test_specs_outlive_the_supervisor(folder, tmp_path):
     ProcessProvisioner(folder.folder).start("a", FAST)
     settle(folder, lambda: states(folder) == {"a": "ready"})
     folder.stop_all(lambda: False)

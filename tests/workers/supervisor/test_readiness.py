@@ -55,7 +55,7 @@ def test_not_ready_before_an_engine_can_serve(console, monkeypatch, capsys):
     assert not readiness.became_ready()  # said once
 
 
-def test_not_ready_while_nobody_answers():
+def test_not_ready_while_no_one_answers():
     readiness = Readiness(1)
     assert not readiness.became_ready()
 

@@ -58,7 +58,7 @@ def kinds():
     return list(Decision.objects.filter(actor="reconciler").order_by("pk").values_list("kind", flat=True))
 
 
-def test_from_wish_to_ready(look, fake, one):
+def test_from_created_to_ready(look, fake, one):
     look()
     wished = {"profile": "constant:5ms", "model": "mid", "role": "collocated", "max_num_seqs": 5}
     assert wished.items() <= fake.started["e1"].items()
@@ -273,7 +273,7 @@ def test_a_new_run_closes_the_interval_where_the_former_was_last_seen(look, fake
     assert Decision.objects.filter(kind="instance_ready", reason="new_run").count() == 1
 
 
-def test_a_process_nobody_wants_is_stopped(look, fake, one):
+def test_a_process_no_one_wants_is_stopped(look, fake, one):
     fake.becomes("ghost", "ready")
     look()
     assert "ghost" in fake.stopped
@@ -343,7 +343,7 @@ def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
     assert Decision.objects.filter(kind="instance_ready", reason="new_run").count() == 1
 
 
-def test_a_process_whose_wish_was_lost_is_told_the_role_of_its_first_start(look, fake, policy):
+def test_a_process_without_a_spec_file_gets_the_role_of_its_first_start(look, fake, policy):
     """Whoever told it may or may not tell it the old one again, so that it is always that one."""
     instance_create(actor=SYSTEM, id="s1", model=policy.model, role="decode")
     look()

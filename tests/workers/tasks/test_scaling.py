@@ -31,7 +31,7 @@ def tick(policy, messages):
     return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
 
 
-def test_overload_wishes_for_an_instance_like_the_others(policy, two):
+def test_overload_starts_an_instance_like_the_others(policy, two):
     decision = tick(policy, fleet(0.95, *two))
     assert (decision.kind, decision.reason, decision.actor) == ("scale_out", "load_above_upper", "scaler")
     assert decision.inputs["utilisation"] == 0.95

@@ -46,7 +46,7 @@ def loaded(instance_id, state="done"):
     )  # fmt: skip
 
 
-def test_without_a_wish_for_warm_ones_there_are_none(policy, two):
+def test_without_a_desired_warm_pool_there_are_no_warm_spares(policy, two):
     assert tick(policy, fleet(0.5, *two)) is None
     assert Instance.objects.count() == 2
 
@@ -143,7 +143,7 @@ def test_a_warm_one_that_dies_is_replaced_by_a_warm_one(fake, reconciled, pool):
 
 
 @pytest.mark.parametrize("weights", ["asleep", "leaving"])
-def test_a_sleeper_that_dies_is_replaced_by_one_that_serves_nobody_either(fake, reconciled, pool, weights):
+def test_a_sleeping_instance_that_dies_is_replaced_by_one_that_sleeps_too(fake, reconciled, pool, weights):
     Instance.objects.filter(pk=pool).update(weights=weights)
     fake.becomes(pool, "exited", exit_code=1)
     reconciled()

@@ -53,7 +53,7 @@ async def test_one_that_its_engine_measured() -> None:
         assert await freed(bed, "p") == [], "the engine that pulled has said that it has it all"
 
 
-async def test_one_that_nobody_measured_is_timed_here_and_its_kv_freed() -> None:
+async def test_one_that_no_one_measured_is_timed_here_and_its_kv_freed() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(first_delay_s=0.02, token_delay_s=0.04))
         await bed.ask(STREAMED)
@@ -100,7 +100,7 @@ async def test_no_room_reaches_no_further_than_the_placement() -> None:
         assert (first["reason"], first["state"], second["state"]) == ("no_room", "placed", "released")
 
 
-async def test_an_overdue_one_is_undone_and_says_so() -> None:
+async def test_an_overdue_one_is_rolled_back_and_reported() -> None:
     async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
         patience(bed, moving_timeout_s=0.05)
         bed.backend("d", Script(hang_after=0), Script())

@@ -19,7 +19,7 @@ from tests.api.openai.gateways import TestBed, completion
 
 @pytest.mark.parametrize("asked", [STREAMED, completion()], ids=["streamed", "whole"])
 @pytest.mark.parametrize("source", ["p", "q"])
-async def test_kv_that_nobody_reads_is_prefilled_where_somebody_does(asked: bytes, source: str) -> None:
+async def test_kv_that_no_one_reads_is_prefilled_where_somebody_does(asked: bytes, source: str) -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode", e="decode")) as bed:
         for name in ("d", "e"):
             reads(bed, name, source)
@@ -53,7 +53,7 @@ async def test_with_one_pair_of_one_model_all_are_answered_and_nothing_is_comput
         assert await left_outstanding(bed) == 0
 
 
-async def test_one_that_was_started_again_is_asked_anew() -> None:
+async def test_one_that_was_started_again_is_asked_again() -> None:
     async with TestBed(fleet(p="prefill", z="prefill", d="decode")) as bed:
         reads(bed, "d", "z")
         for _ in range(4):

@@ -97,7 +97,7 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         assert (gate.calls, await left_outstanding(bed)) == (2, 0)
 
 
-async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_begin_anew() -> None:
+async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_start_over() -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         client, first, other = await both_at_work(bed, Script(hang_after=0), Script())
         first.fails()
@@ -164,7 +164,7 @@ async def test_a_client_that_hangs_up_aborts_both_stages_and_frees_the_kv() -> N
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_prefill_engine_that_is_gone_begins_anew_elsewhere_once(answers: bool) -> None:
+async def test_a_prefill_engine_that_is_gone_starts_over_elsewhere_once(answers: bool) -> None:
     """Whether its connection breaks in the same moment or never."""
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         client, first, other = await both_at_work(bed, Script(hang_after=0), Script())

@@ -37,7 +37,7 @@ async def test_a_whole_answer_goes_the_same_way() -> None:
         assert len(bed.backend("d").calls) == 1
 
 
-async def test_decode_instances_get_no_prompts_and_collocated_ones_no_handover() -> None:
+async def test_decode_instances_get_no_prompts_and_collocated_ones_no_kv_transfer() -> None:
     async with TestBed(fleet(c="collocated", d="decode")) as bed:
         for _ in range(3):
             await bed.ask(STREAMED)
@@ -211,7 +211,7 @@ async def test_a_request_between_two_stages_is_prefilled_again_where_only_colloc
         await until(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
 
 
-async def test_a_request_between_two_stages_ends_where_nobody_is_left_to_decode() -> None:
+async def test_a_request_between_two_stages_ends_where_no_one_is_left_to_decode() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         patience(bed, hold_s=0.1)
         bed.backend("p", Script(first_delay_s=0.05))

@@ -96,7 +96,7 @@ async def test_a_placement_that_raises_loses_no_request(times: int, monkeypatch:
         assert len(bed.sink.records) == 4
 
 
-async def test_a_request_that_the_migrator_lost_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_the_migrator_lost_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         migrator = bed.gateway.scheduler.migrator
         handle, left = migrator.handle, [2]  # with the others, and alone

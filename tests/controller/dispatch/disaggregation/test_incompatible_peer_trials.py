@@ -72,7 +72,7 @@ def test_one_that_vanishes_leaves_the_trial_to_the_next(ends: ev.Event) -> None:
     assert [sent(made, name, OVER + 0.2) for name in ("b", "c")] == [True, False]
 
 
-def test_where_nobody_else_prefills_all_are_computed_there() -> None:
+def test_where_no_one_else_prefills_all_are_computed_there() -> None:
     made = apart()
     assert [sent(made, name, OVER) for name in ("a", "b", "c")] == [True, True, True]
 

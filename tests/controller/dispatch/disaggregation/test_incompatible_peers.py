@@ -40,7 +40,7 @@ def test_what_is_being_computed_is_not_offered_to_those_that_do_not_read_it() ->
     assert ([again.avoid for again in of(reply, ev.PrefillAgain)], places(reply)) == ([{"p"}], [])
 
 
-def test_with_nobody_else_it_is_computed_and_waits_for_somebody() -> None:
+def test_with_no_one_else_it_is_computed_and_waits_for_somebody() -> None:
     made = apart()
     assert made.handle([ev.PrefillSent(request("b"), "p")], 0.2).actions == []
     assert made.handle([done("b", 0.3)], 0.3).actions == []
@@ -56,7 +56,7 @@ def test_one_that_comes_back_all_the_same_is_computed_there_and_counts() -> None
     assert [again.counts for again in of(late, ev.PrefillAgain)] == [True]
 
 
-def test_all_that_nobody_reads_are_avoided_at_once() -> None:
+def test_all_that_no_one_reads_are_avoided_at_once() -> None:
     made = apart("q", "r")
     made.handle([done("second", 0.2, source="q")], 0.2)
     assert [again.avoid for again in of(stranger(made, "second", "d0", 0.3), ev.PrefillAgain)] == [{"p", "q"}]
@@ -83,7 +83,7 @@ def counted_from_the_start(name: str) -> list[ev.Event]:
     ],
     ids=["d_again", "p_again", "d_slept", "p_slept", "d_counts_anew", "p_counts_anew"],
 )
-def test_a_new_run_of_either_is_asked_anew(run: list[ev.Event]) -> None:
+def test_a_new_run_of_either_is_asked_again(run: list[ev.Event]) -> None:
     made = apart("q")
     made.handle(run, 2.0)
     assert made.handle([ev.PrefillSent(request("b"), "p")], 2.0).actions == []
@@ -150,7 +150,7 @@ def test_it_comes_back_to_no_instance_that_it_had_to_leave() -> None:
     assert again.avoid == {"p", "q"}, "r is not at fault"
 
 
-def test_with_nobody_else_left_only_what_is_known_now_is_avoided() -> None:
+def test_with_no_one_else_left_only_what_is_known_now_is_avoided() -> None:
     made, asked = fleet("q", decoders=1), request("a")
     made.handle([ev.PrefillDone(asked, "p", 100)], 0.0)
     stranger(made, "a", "d0", 0.1)

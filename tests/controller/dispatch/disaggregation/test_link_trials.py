@@ -115,7 +115,7 @@ def test_one_that_vanishes_says_nothing_and_the_next_may_try(end: Callable[[str]
     assert len(asked(made, OPEN_AT + 0.1, *many("b"))) == 1
 
 
-def test_one_that_found_no_room_goes_elsewhere_or_tries_once_more_and_nobody_beside_it() -> None:
+def test_one_that_found_no_room_goes_elsewhere_or_tries_once_more_and_no_one_beside_it() -> None:
     made, trial = tried()
     made.handle([ev.TransferFailed(trial, "d0", "no_room")], OPEN_AT + 0.1)
     reply = made.handle([ev.Woke(), *(done(name, OPEN_AT + 0.2) for name in many("b"))], OPEN_AT + 0.2)
@@ -203,7 +203,7 @@ def test_what_was_computed_is_kept_while_another_tries_the_link_and_moves_once_i
     assert places(made.handle([ev.TransferDone("tries", "d0")], OPEN_AT + 0.2)) == [("waits", "d0")]
 
 
-def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_nobody_waits_behind_them(
+def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_no_one_waits_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many there are; but who waits for all others gets no turn before them."""
@@ -230,7 +230,7 @@ def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_nobody_waits
     assert len(places(landed)) > made.config.scan_limit, "those that are placed do not count"
 
 
-def test_it_begins_anew_elsewhere_once_the_trial_has_failed() -> None:
+def test_it_starts_over_elsewhere_once_the_trial_has_failed() -> None:
     made, _ = tried_beside_another()
     failed = ev.TransferFailed("tries", "d0", "transfer_failed")
     reply = made.handle([ev.TransferStarted("tries", "d0"), failed], OPEN_AT + 0.1)

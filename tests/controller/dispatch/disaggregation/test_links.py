@@ -32,7 +32,7 @@ def on_its_way(now):
 # ---- the book -------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_nobody_spoke_of_is_usable_and_unmeasured():
+def test_a_link_no_one_spoke_of_is_usable_and_unmeasured():
     book = LinkBook(3, 2.0)
     assert book.usable(("p", "d"), 0.0)
     assert book.move_s(("p", "d"), 100) is None
@@ -114,7 +114,7 @@ def test_time_of_a_move_from_bandwidth_else_from_transfers():
     assert book.move_s(("p", "e"), 200) == pytest.approx(0.1), "the model's KV is as large on another link"
 
 
-def test_an_instance_that_comes_back_begins_anew():
+def test_an_instance_that_comes_back_starts_over():
     book = LinkBook(1, 2.0)
     book.failed(("p", "d"), "a", 0.0)
     book.forget("d", {"p"})
@@ -207,7 +207,7 @@ def test_transfers_cut_by_one_blip_close_their_link_for_as_long_as_one_would():
     assert made.links.usable(("p", "d0"), 2.0)
 
 
-def test_an_overdue_transfer_says_why_it_is_undone():
+def test_an_overdue_transfer_says_why_it_is_rolled_back():
     made = fleet(decoders=1, migrator={"moving_timeout_s": 1.0})
     made.handle([done("a"), ev.TransferStarted("a", "d0")], 0.0)
     made.handle([ev.TransferStarted("a", "d0")], 0.0)
@@ -261,7 +261,7 @@ def test_an_unmeasured_link_is_as_good_as_the_mean():
     assert places(made.handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d2")]
 
 
-def test_a_pair_whose_links_are_all_down_begins_anew_in_the_moment_it_is_sent():
+def test_a_pair_whose_links_are_all_down_starts_over_in_the_moment_it_is_sent():
     made = fleet("q")
     sent = ev.PrefillSent(request("a"), "p", paired=True)
     (again,) = of(made.handle([seen("p", "d0"), seen("p", "d1"), sent], 0.0), ev.PrefillAgain)

@@ -33,7 +33,7 @@ def test_a_transfer_is_placed_moving_and_committed_and_only_then_is_the_source_f
 
 
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_transfer_that_takes_too_long_is_undone_and_goes_elsewhere(moving):
+def test_a_transfer_that_times_out_is_rolled_back_and_goes_elsewhere(moving):
     made = migrator(decoders=2, migrator={"placed_timeout_s": 1.0, "moving_timeout_s": 2.0})
     made.handle([done("a")], 0.0)
     if moving:
@@ -105,7 +105,7 @@ def may_wait(name, waiting_s, now=0.0):
     return event
 
 
-def test_without_any_decode_instance_nobody_waits_longer_than_it_may():
+def test_without_any_decode_instance_no_one_waits_longer_than_it_may():
     """Also behind another one of its kind, which may wait for longer."""
     made = migrator(decoders=0)
     reply = made.handle([may_wait("patient", 60.0), may_wait("a", 2.0), may_wait("never", 0.0)], 0.0)

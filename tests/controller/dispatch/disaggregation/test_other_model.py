@@ -32,7 +32,7 @@ def test_it_is_decoded_where_the_model_is_the_same() -> None:
     assert [state.waiting + state.running for state in made.fleet(0.2)] == [0, 1]
 
 
-def test_with_nobody_left_to_read_it_the_prompt_is_prefilled_elsewhere() -> None:
+def test_with_no_one_left_to_read_it_the_prompt_is_prefilled_elsewhere() -> None:
     made = fleet("q")
     made.handle([done("a")], 0.0)
     stranger(made, "a", "d0", 0.1)
@@ -64,7 +64,7 @@ def test_the_others_may_be_as_many_as_they_like() -> None:
     assert len(places(reply)) == 1
 
 
-def test_one_without_room_is_waited_for_rather_than_a_stranger_asked_again() -> None:
+def test_one_without_room_is_waited_for_rather_than_an_incompatible_peer_asked_again() -> None:
     made = fleet("q", decoders=1)
     small = up("d1").spec
     small.kv_capacity_tokens = 1000
@@ -119,14 +119,14 @@ def test_a_landing_that_was_assumed_is_taken_back_and_its_kv_is_still_there() ->
     assert made.links.usable(("p", "d0"), 0.1)
 
 
-def test_what_is_still_being_computed_begins_anew_too() -> None:
+def test_what_is_still_being_computed_starts_over_too() -> None:
     made = fleet("q", decoders=1)
     made.handle([ev.PrefillSent(request("a"), "p", prefill_s=1.0), ev.PrefillEnding("a", "p")], 0.0)
     (again,) = of(stranger(made, "a", "d0", 0.1), ev.PrefillAgain)
     assert (again.avoid, again.decision.reason, made.state_of("a")) == ({"p"}, "other_model", None)
 
 
-def test_a_choice_made_when_the_prompt_was_sent_does_not_bind_it_to_a_stranger() -> None:
+def test_a_choice_made_when_the_prompt_was_sent_does_not_bind_it_to_an_incompatible_peer() -> None:
     made = fleet(migration={"name": "one_shot"})
     made.handle([ev.PrefillSent(request("a"), "p")], 0.0)
     ((_, first),) = places(made.handle([done("a", 0.1)], 0.1))

@@ -92,7 +92,7 @@ def test_a_prefill_that_fails_or_dies_takes_its_early_placement_with_it() -> Non
     assert [again.decision.reason for again in of(reply, ev.PrefillAgain)] == ["kv_lost"]
 
 
-def test_news_of_another_attempt_or_of_nobody_changes_nothing() -> None:
+def test_news_of_another_attempt_or_of_no_one_changes_nothing() -> None:
     made = migrator()
     made.handle([sent("a")], 0.0)
     assert made.handle([ending("a", "q"), ending("b")], 0.1).actions == []

@@ -33,7 +33,7 @@ def test_the_smallest_next_step_matures_first():
     assert places(made.handle([done("a"), done("b"), done("c")], 0.0)) == [("a", "d0"), ("b", "d1"), ("c", "d0")]
 
 
-def test_waiting_costs_ttft_and_the_hopeless_go_only_where_they_harm_nobody():
+def test_waiting_costs_ttft_and_the_hopeless_go_only_where_they_harm_no_other():
     """A step takes 21 ms: after 90 ms the first byte cannot come within 0.1 s any more. Beside `tight` (21.5 ms) a
     second one harms; on an instance of its own it does not."""
     made = migrator()
@@ -54,7 +54,7 @@ def test_one_in_time_is_not_hopeless_however_short_its_answer():
     assert place.decision.figures["slack_s"] == pytest.approx(0.03)
 
 
-def test_a_hopeless_request_binds_nobody_after_it():
+def test_a_hopeless_request_binds_none_after_it():
     """Its TPOT of 1 ms cannot be kept; were it to count, nothing could ever join it."""
     made = migrator()
     (place,) = of(made.handle([done("impossible", tpot=0.001)], 0.0), ev.Place)

@@ -125,7 +125,7 @@ def test_whoever_finds_no_room_again_and_again_is_given_up_in_the_end():
 # ---- reserved -------------------------------------------------------------------------------------------------------
 
 
-def test_a_decode_instance_that_reserves_and_never_pulls_is_told_to_let_go_and_another_pulls():
+def test_a_reservation_that_is_never_pulled_is_aborted_and_another_instance_pulls():
     built = made(decoders=2)
     built.handle([done("a")], 0.0)
     built.handle([ev.TransferStarted("a", "d0", moves=False)], 0.5)
@@ -204,7 +204,7 @@ def test_a_release_outlives_the_answer_but_not_its_instance():
         assert of(built.handle([ev.Woke()], 1.5), ev.FreeKv) == ([] if gone else [ev.FreeKv("a", "p")])
 
 
-def test_where_nobody_can_say_it_is_not_asked_again_and_not_said_to_be_released():
+def test_where_no_one_can_say_it_is_not_asked_again_and_not_said_to_be_released():
     built = made(decoders=1)
     built.handle([done("a")], 0.0)
     built.handle([ev.TransferDone("a", "d0"), ev.KvReleased("a", "p", known=False)], 1.0)

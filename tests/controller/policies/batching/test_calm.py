@@ -180,7 +180,7 @@ def test_a_near_tie_keeps_what_runs():
     assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["r1", "r2"]
 
 
-def test_without_room_nobody_queued_takes_a_slot():
+def test_without_room_no_one_queued_takes_a_slot():
     policy = Calm(CalmConfig(slots=1))
     running = queued("r", value=0.1, computed=50, output_tokens=1)
     view = FakeView([running], [queued("better", value=9.0)], token_budget=500, max_num_seqs=1)
@@ -276,7 +276,7 @@ def test_a_paced_request_is_worth_the_tokens_that_still_come_in_time():
     assert policy.standings([in_time], 50.0).slack[0] < 0
 
 
-def test_promised_ones_run_by_slack_and_others_by_priority():
+def test_requests_with_targets_run_by_slack_and_others_by_priority():
     """Bandwidths 0.05, 0.25 and 0.5: with 0.35 slots to promise the two densest are, least slack first."""
     relaxed = believed("relaxed", 50, goodput=900.0, likely_latest=10.0)
     urgent = believed("urgent", 50, goodput=800.0, likely_latest=2.0)

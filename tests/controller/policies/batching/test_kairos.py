@@ -204,7 +204,7 @@ def test_the_policy_learns_from_decode_only_steps():
     assert policy.table.seconds(1, length) == pytest.approx(0.01 + 0.01 / 101)
 
 
-def test_a_sequence_without_a_promise_limits_nobody():
+def test_a_sequence_without_targets_limits_no_other():
     table = StepTable(lambda batch, length: 0.01)
     actives = [Active(10, "a", 0.0, 0, 0.05), Active(20, "b", 0.0, 0, math.inf)]
     assert [a.id for a in choose(actives, table, 0.0)] == ["a", "b"]

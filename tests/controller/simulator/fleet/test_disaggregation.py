@@ -162,7 +162,7 @@ def test_overlap_loses_nothing_and_invents_nothing(network_s):
         assert list(record.token_times) == sorted(record.token_times)
 
 
-def test_the_network_delays_every_message_of_a_handoff():
+def test_the_network_delays_every_message_of_a_kv_transfer():
     """First token to the gateway, placement to the decode instance: two delays before anything moves."""
     (near,) = run([one()], (PREFILL, DECODE), links=FREE).records
     (far,) = run([one()], (PREFILL, DECODE), links=FREE, network_s=0.02).records
@@ -307,7 +307,7 @@ def test_collocated_instances_may_stand_beside_them():
 
 @pytest.mark.parametrize("network_s", [0.0, 0.002])  # without a network a prompt's step begins as it is sent
 @pytest.mark.parametrize("migration", list(MIGRATIONS))
-def test_where_an_engine_computes_kv_that_nobody_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):
+def test_where_an_engine_computes_kv_that_no_one_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):
     reserve = SimulatedTransfers._reserve
 
     def picky(handoff, place):

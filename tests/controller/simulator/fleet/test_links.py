@@ -63,7 +63,7 @@ def test_a_cancelled_transfer_gives_its_share_back():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("scope", ["port", "pair", "fabric"])
-def test_no_port_carries_more_than_its_bandwidth_and_nobody_is_slower_than_alone_with_all(seed, scope):
+def test_no_port_carries_more_than_its_bandwidth_and_no_one_is_slower_than_alone_with_all(seed, scope):
     rng = np.random.default_rng(seed)
     starts = [
         (f"t{i}", f"p{rng.integers(3)}", f"d{rng.integers(3)}", float(rng.uniform(0.1, 2)), float(rng.uniform(0, 5)))

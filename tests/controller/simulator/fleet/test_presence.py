@@ -162,7 +162,7 @@ def prefilled_apart(result):
 
 
 @pytest.mark.parametrize(("alone", "other"), [("prefill", "decode"), ("decode", "prefill")])
-def test_one_stage_that_is_left_with_nobody_else_serves_nothing(alone, other):
+def test_one_stage_that_is_left_with_no_one_else_serves_nothing(alone, other):
     settings = SimulationSettings((there(role=alone), there(0.0, 4.0, other)))
     with pytest.raises(ConfigError, match=f"only {alone} instances were still there"):
         from_second(settings, 4.25)

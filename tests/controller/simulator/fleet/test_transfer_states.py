@@ -50,7 +50,7 @@ def test_where_every_prefill_sticks_the_third_is_the_last(overlap):
     assert taken == [0.0, 0.0]
 
 
-def test_a_source_that_answers_nobody_in_time_is_given_up_and_frees_what_it_keeps():
+def test_a_source_that_answers_no_one_in_time_is_given_up_and_frees_what_it_keeps():
     """The way there and back takes longer than an engine that reserved may take to begin."""
     links = replace(FREE, latency_s=0.5)
     (record,), taken = run([PREFILL, DECODE, DECODE], links, reserved_timeout_s=0.2, max_failures=4)
@@ -60,7 +60,7 @@ def test_a_source_that_answers_nobody_in_time_is_given_up_and_frees_what_it_keep
     assert record.outcome is Outcome.OK
 
 
-def test_a_transfer_that_takes_too_long_is_undone_too():
+def test_a_transfer_that_times_out_is_rolled_back_too():
     prefill, decode = (replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
     links = LinkSettings(bandwidth_gb_s=0.2, latency_s=0.0)  # 0.5 s for 100 tokens
     (record,), taken = run([prefill, decode, decode], links, moving_timeout_s=0.3, max_failures=4)
@@ -68,7 +68,7 @@ def test_a_transfer_that_takes_too_long_is_undone_too():
     assert taken == [0.0, 0.0, 0.0]
 
 
-def test_time_outs_that_nobody_reaches_change_nothing():
+def test_time_outs_that_no_one_reaches_change_nothing():
     plain, _ = run([PREFILL, PREFILL, DECODE, DECODE], FREE, count=60)
     patient, taken = run([PREFILL, PREFILL, DECODE, DECODE], FREE, count=60, prefilling_timeout_s=9.0)
     assert [(each.id, each.ttft_s, each.e2e_s) for each in plain] == [(e.id, e.ttft_s, e.e2e_s) for e in patient]

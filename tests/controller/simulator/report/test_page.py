@@ -43,7 +43,7 @@ def line(chart, name):
     return trace
 
 
-def test_distributions_are_the_records_and_mark_what_was_promised(results, found):
+def test_distributions_are_the_records_and_mark_the_targets(results, found):
     charts = drawn(found)
     for what, title in (
         ("ttft_s", "Time to first token"),

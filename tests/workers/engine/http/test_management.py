@@ -177,7 +177,7 @@ async def test_what_stops_an_engine_is_for_the_fleet_only(http, path):
     assert (await task)["choices"][0]["finish_reason"] == "length"
 
 
-async def test_an_engine_without_a_token_is_stopped_by_nobody():
+async def test_an_engine_without_a_token_is_stopped_by_no_one():
     with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token="") as engine:
         async with aiohttp.ClientSession(engine.url) as http:
             status, said = await post(http, "/sleep", FLEET)

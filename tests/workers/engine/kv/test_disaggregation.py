@@ -69,7 +69,7 @@ async def test_the_kv_is_released_once_taken_and_cannot_be_taken_twice(sessions)
     assert answer["error"]["param"] == "kv_transfer_params"
 
 
-async def test_kv_nobody_takes_goes_after_its_lease(sessions):
+async def test_kv_no_one_takes_goes_after_its_lease(sessions):
     before = (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""]
     offers = [(await prefill(sessions, prompt=[n] * 70))["kv_transfer_params"] for n in range(3)]
     assert all(offer["remote_num_tokens"] == 70 for offer in offers)

@@ -179,7 +179,7 @@ async def test_a_wrong_announcement_is_refused_with_its_field(sessions, change, 
     assert (answered, said["error"]["param"]) == (status, field), said
 
 
-async def test_nobody_without_the_token_gets_through_the_greeting(sessions):
+async def test_no_one_without_the_token_gets_through_the_greeting(sessions):
     """A stranger learns a nonce and a proof that it cannot make itself, and nothing after it."""
     at = (await links(sessions["d"]))["at"]
     reader, writer = await asyncio.open_connection(at["host"], at["port"])

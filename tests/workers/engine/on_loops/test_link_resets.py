@@ -177,7 +177,7 @@ async def offered(links: Links, port: int) -> str:
     return raised.value.reason
 
 
-async def test_offers_of_strangers_leave_no_link_behind_though_nobody_looks(
+async def test_offers_of_unannounced_engines_leave_no_link_behind_though_no_one_looks(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = [0.0]
@@ -195,7 +195,7 @@ async def test_offers_of_strangers_leave_no_link_behind_though_nobody_looks(
     links.close()
 
 
-async def test_there_are_never_many_links_that_nobody_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_never_many_links_that_no_one_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are up outlive those that are not."""
     monkeypatch.setattr(kv_links, "MOST_UNANNOUNCED", 3)
     server = await listening()

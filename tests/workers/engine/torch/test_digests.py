@@ -180,7 +180,7 @@ def other() -> WeightMemory:
     return made
 
 
-def test_weights_that_were_loaded_anew_are_digested_anew():
+def test_weights_that_were_loaded_again_are_digested_again():
     held = other()
     before = held.manifest()
     held.release()

@@ -112,7 +112,7 @@ async def test_what_it_loads_is_what_the_disk_gave_bit_for_bit(tmp_path):
     assert fresh.manifest() == second.memory.manifest()
 
 
-async def test_a_damaged_copy_is_refused_by_name_taken_away_and_written_anew(tmp_path):
+async def test_a_damaged_copy_is_refused_by_name_taken_away_and_written_again(tmp_path):
     first, second = store(memory(), tmp_path), store(memory(present=False), tmp_path)
     path = await shared(first)
     flipped(path / WHOLE)

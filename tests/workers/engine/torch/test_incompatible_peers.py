@@ -69,7 +69,7 @@ def load(engine: EngineProcess, *sources: dict[str, str]) -> tuple[int, dict]:
     return answer.status_code, answer.json()
 
 
-def test_a_stranger_at_the_port_of_a_transfer_gets_nothing_and_does_not_disturb_it(engines):
+def test_another_program_at_the_port_of_a_transfer_gets_nothing_and_does_not_disturb_it(engines):
     seen = 0
     for _ in range(LOADS):
         requests.post(engines["warm"].url + "/sleep?level=2", json=FLEET, timeout=10)
@@ -106,7 +106,7 @@ def stolen(meeting: Meeting, rank: int, proof: bytes) -> bytes:
     return bytes(loot.tolist())
 
 
-async def test_a_stranger_in_the_place_of_the_receiver_gets_no_bytes():
+async def test_another_program_in_place_of_the_receiver_gets_no_bytes():
     async with met() as (source, thief):
         loot = asyncio.create_task(asyncio.to_thread(stolen, thief, RECEIVER, bytes(32)))
         with pytest.raises(WeightsError, match="another program joined the transfer"):
@@ -114,7 +114,7 @@ async def test_a_stranger_in_the_place_of_the_receiver_gets_no_bytes():
         assert await loot == b""
 
 
-async def test_a_stranger_in_the_place_of_the_source_gives_no_bytes():
+async def test_another_program_in_place_of_the_source_gives_no_bytes():
     receiver, theirs = memory(), memory().manifest()
     async with met() as (thief, meeting):
         work = asyncio.create_task(asyncio.to_thread(stolen, thief, SENDER, bytes(32)))

@@ -123,7 +123,7 @@ def test_steps_left_at_every_boundary_generate_the_same(boundary, architecture):
     assert [tokens[str(index)] for index in range(6)] == [expected(path, prompt, 12) for prompt in asked]
 
 
-def test_an_aborted_sequence_disturbs_nobody():
+def test_an_aborted_sequence_disturbs_no_other():
     path, asked = folder(), prompts(4, seed=9)
     bench = Bench(program(path))
     seqs = [bench.add(str(index), prompt) for index, prompt in enumerate(asked)]

@@ -148,7 +148,7 @@ def test_what_ranks_open_for_each_other_is_open_to_this_host_only():
     assert {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
 
 
-def test_a_stop_that_was_asked_for_leaves_nobody():
+def test_a_stop_that_was_asked_for_leaves_no_one():
     with started(*TWO) as engine:
         ranks = others(engine)
         assert len(ranks) == 1
@@ -218,7 +218,7 @@ def test_roles_that_move_kv_are_refused(fleet_token):
     assert "the role must be collocated" in refused(*TWO, "--role", "decode")
 
 
-def test_a_truncated_file_is_named_and_nobody_is_left(tmp_path):
+def test_a_truncated_file_is_named_and_no_one_is_left(tmp_path):
     path = shutil.copytree(folder(), tmp_path / "model")
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])

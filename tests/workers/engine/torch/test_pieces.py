@@ -122,7 +122,7 @@ async def test_a_peer_that_hangs_up_ends_the_transfer_at_once(monkeypatch, side)
             await moving
 
 
-async def test_a_transfer_that_nobody_waits_for_any_more_is_cut_off_too(monkeypatch):
+async def test_a_transfer_that_no_one_waits_for_any_more_is_cut_off_too(monkeypatch):
     """Its task was cancelled, so its own end was closed; a thread must not go on to write."""
     here, group = memory(), Stuck()
     theirs = here.manifest()

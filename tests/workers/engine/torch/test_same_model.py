@@ -139,7 +139,7 @@ async def test_it_is_what_was_loaded_and_not_what_lies_on_the_disk_by_now(changi
     assert weights.identity == store(path, of(path)).identity != first
 
 
-async def test_a_checkpoint_that_changes_while_it_is_read_is_nobodys_source(changing, tmp_path, monkeypatch):
+async def test_a_checkpoint_that_changes_while_it_is_read_is_no_source(changing, tmp_path, monkeypatch):
     path = tmp_path / "model"
     weights, read = store(path, of(path)), WeightMemory.load_disk
     await weights.release(keep_host_copy=False)
@@ -155,7 +155,7 @@ async def test_a_checkpoint_that_changes_while_it_is_read_is_nobodys_source(chan
 
 
 @pytest.mark.parametrize("change_at", ["after config.json was read", "after the weights were read"])
-def test_a_checkpoint_that_is_replaced_while_an_engine_starts_is_nobodys_source(changing, tmp_path, change_at):
+def test_a_checkpoint_that_is_replaced_while_an_engine_starts_is_no_source(changing, tmp_path, change_at):
     """Its start takes minutes: what lies in the folder afterwards is not what it has read."""
     options = ("--port", "0", "--model", str(tmp_path / "model"), "--served-model-name", "tiny", *COMMON)
 
@@ -203,7 +203,7 @@ async def test_an_engine_without_weights_of_its_own_takes_those_of_its_name_and_
     assert set(statuses) <= {200, 202}
 
 
-async def test_but_none_of_another_configuration_or_name_and_none_that_nobody_knows(tmp_path):
+async def test_but_none_of_another_configuration_or_name_and_none_that_no_one_knows(tmp_path):
     bare, statuses = without_files(tmp_path), []
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps({**config, "rope_theta": 7.0}))
@@ -235,7 +235,7 @@ def as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-async def test_a_copy_that_an_engine_on_a_device_wrote_is_checked_and_digested_anew(monkeypatch, tmp_path, damaged):
+async def test_a_copy_that_an_engine_on_a_device_wrote_is_checked_and_digested_again(monkeypatch, tmp_path, damaged):
     with monkeypatch.context() as there:
         as_a_device(there)
         wrote = store(folder(), memory(), HostCopy(tmp_path, folder(), "float32"))

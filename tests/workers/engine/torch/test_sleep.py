@@ -187,7 +187,7 @@ async def test_kv_that_another_engine_is_to_take_is_kept_so_long(elsewhere, look
     engine.close()
 
 
-async def test_kv_that_nobody_takes_is_kept_until_it_is_given_up(awake, looks_often):
+async def test_kv_that_no_one_takes_is_kept_until_it_is_given_up(awake, looks_often):
     await offered(awake)
     await awake.post("/sleep", "level=2", **FLEET)
     assert awake.held == (True, False)

@@ -122,7 +122,7 @@ def test_the_stream_of_what_failed_is_kept_too(used):
     assert len(Stream.made) == 1
 
 
-def test_a_stream_in_which_what_failed_is_stuck_is_nobodys_any_more(used):
+def test_a_stream_in_which_what_failed_is_stuck_has_no_owner_any_more(used):
     def cut_off() -> None:
         used[-1].stuck = True
         raise ValueError("cut off")

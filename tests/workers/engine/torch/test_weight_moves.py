@@ -256,7 +256,7 @@ async def test_a_source_is_not_put_to_sleep_while_it_sends():
     assert not weights.present
 
 
-async def test_a_source_that_reaches_nobody_sends_nothing():
+async def test_a_source_that_reaches_no_one_sends_nothing():
     weights = store(memory())
     with pytest.raises(LoadFailed, match="no engine of the fleet waits for weights at "):
         await weights.send(HOST, 9, "nonce")

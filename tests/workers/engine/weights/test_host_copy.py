@@ -61,7 +61,7 @@ def test_one_writes_and_every_engine_of_the_checkpoint_reads(base, checkpoint):
     assert HostCopy(base, checkpoint, "bfloat16").whole() is None, "of another type it is another copy"
 
 
-def test_nobody_else_may_read_or_write_it(base, checkpoint):
+def test_no_one_else_may_read_or_write_it(base, checkpoint):
     copy = HostCopy(base, checkpoint, "float32")
     written(copy)
     folder = copy.whole()
@@ -191,7 +191,7 @@ def test_what_a_killed_engine_leaves_is_taken_away_by_who_looks_next(base, check
     assert list(home(base).iterdir()) == []
 
 
-def test_a_copy_that_was_found_damaged_is_written_anew(base, checkpoint):
+def test_a_copy_that_was_found_damaged_is_written_again(base, checkpoint):
     copy = HostCopy(base, checkpoint, "float32")
     written(copy)
     copy.discard()
