@@ -1,7 +1,10 @@
-"""How long after its prefill the client of a disaggregated request has its first byte, for the dispatcher's chances.
+"""How long after its prefill the client of a disaggregated request has its first byte at the earliest, for the
+dispatcher's chances.
 
-The first byte comes from the decode engine, so a request needs more than its prefill within its TTFT: it waits for a
-decode instance, its KV moves, and the decode engine answers. The scheduler tells the dispatcher what to expect.
+The first byte comes from the decode engine, so a request needs more than its prefill within its TTFT: its KV moves, and
+the decode engine answers. How long others waited for a decode instance does not count: those whose first byte is due
+first are placed first, so under load all waits approach the TTFT, and every new request would look hopeless (decision
+142). The scheduler tells the dispatcher what to expect.
 """
 
 from __future__ import annotations
@@ -15,15 +18,14 @@ from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
 from controller.dispatch.shadow_state import Worker
 
-NEWEST = 0.2  # least weight of the newest sample in a mean
-FORGETS_S = 5.0  # after a pause of about this long the newest sample is what counts
+WINDOW_S = 5.0  # the least delay of this window and of the one before counts
 TELL_EVERY_S = 2.0  # what is told may have the whole queue judged again
 SAME_PART = 0.3  # a change by less than this part of what was told last is not told,
 SAME_S = 0.02  # nor one by less than this
 
 
 class FirstBytes:
-    """Learns what follows a prefill, by model; what KV takes on measured links is known for each prefill instance.
+    """Learns what follows a placement, by model; what KV takes on measured links is known for each prefill instance.
 
     `workers` and `links` are the migrator's. `now` in seconds.
     """
@@ -31,24 +33,19 @@ class FirstBytes:
     def __init__(self, workers: Mapping[str, Worker], links: LinkBook) -> None:
         self._workers = workers
         self._links = links
-        self._rest: dict[str, tuple[float, float]] = {}  # by model: seconds beyond the expected transfer, and when seen
+        self._rest: dict[str, Recent] = {}  # by model: seconds beyond the expected transfer
         self._told: dict[str, tuple[float, float]] = {}
         self._tell_at = 0.0
         self._learned = True  # or there may be measured links
 
     def came(self, transfer: DecodeTransfer, now: float) -> None:
-        """The first byte came from its decode instance. One that was hopeless waited for all others, so it can only
-        show that the delay is smaller."""
+        """The first byte came from its decode instance."""
         request = transfer.request
-        begun = transfer.due if transfer.paired else transfer.stage.first_at
+        begun = max(transfer.stage.first_at, transfer.placed_at)
         tokens = transfer.kv_tokens or request.prompt_tokens
         move_s = self._links.move_s((transfer.source, transfer.target), tokens)
         rest = max(0.0, now - begun) - (move_s or 0.0)
-        before, at = self._rest.get(request.model, (0.0, -math.inf))
-        if transfer.hopeless and rest > before:
-            return
-        weight = max(NEWEST, 1.0 - math.exp((at - now) / FORGETS_S))
-        self._rest[request.model] = (before + weight * (rest - before), now)
+        self._rest.setdefault(request.model, Recent()).add(rest, now)
         self._learned = True
 
     def news(self, now: float) -> list[ev.Event]:
@@ -75,7 +72,30 @@ class FirstBytes:
         model = source.spec.model
         targets = [w.id for w in self._workers.values() if w.spec.model == model and w.spec.role is Role.DECODE]
         latency_s, s_a_token = self._links.mean_move(source.id, targets)
-        return latency_s + self._rest.get(model, (0.0, 0.0))[0], s_a_token
+        recent = self._rest.get(model)
+        return latency_s + (recent.least if recent is not None else 0.0), s_a_token
+
+
+class Recent:
+    """The least of recent samples."""
+
+    __slots__ = ("_before", "_ends_at", "_now")
+
+    def __init__(self) -> None:
+        self._now = self._before = math.inf
+        self._ends_at = -math.inf
+
+    def add(self, sample: float, now: float) -> None:
+        if now >= self._ends_at:
+            self._before = self._now if now < self._ends_at + WINDOW_S else math.inf
+            self._now, self._ends_at = math.inf, now + WINDOW_S
+        self._now = min(self._now, sample)
+
+    @property
+    def least(self) -> float:
+        """0 before the first sample."""
+        least = min(self._now, self._before)
+        return 0.0 if math.isinf(least) else least
 
 
 def _differs(new: tuple[float, float], told: tuple[float, float]) -> bool:

@@ -215,6 +215,7 @@ class Placing:
         others = [w for w in self._reach.decoders(transfer, now) if w is not worker]
         rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
         self._queue.advance(transfer, On.PLACE, now)
+        transfer.placed_at = now
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
             self._rollback.prefill_begins(transfer, now)

@@ -100,6 +100,7 @@ class DecodeTransfer:
         "order",
         "overdue_at",
         "paired",
+        "placed_at",
         "prefill_s",
         "since",
         "source",
@@ -129,6 +130,7 @@ class DecodeTransfer:
         self.incompatible = False  # in the last pass all decode instances were incompatible with its source
         self.group: Group | None = None  # of its kind, while it waits and is not tried later
         self.order: Order = (0.0, 0.0, "")  # in that group
+        self.placed_at = -math.inf  # when its decode instance was chosen last
         self.turn_at = math.inf  # when something is due for it by time alone
         self.turned_away = False  # by an engine without room; some then tell the prefill engine to free its KV
 
@@ -176,7 +178,7 @@ class TransferQueue:
 
     def __init__(self, order: Callable[[Prefilled], Order], config: MigratorConfig) -> None:
         self._order = order
-        self._config = config
+        self.config = config
         self._all: dict[str, DecodeTransfer] = {}
         self._turns: list[tuple[float, int, DecodeTransfer]] = []  # heap by `turn_at`; old entries leave at its top
         self._serial = 0
@@ -261,7 +263,7 @@ class TransferQueue:
 
     def to_look_at(self, now: float) -> list[tuple[str, Line]]:
         """Models for which something changed, and those that were not looked at for a while."""
-        for_s = self._config.retry_s
+        for_s = self.config.retry_s
         lines = [item for item in self.lines.items() if item[1].tries]
         return [(model, line) for model, line in lines if line.changed or now >= line.looked_at + for_s]
 
@@ -297,18 +299,18 @@ class TransferQueue:
     def limit_s(self, transfer: DecodeTransfer) -> float:
         """How long its present state may last once it is placed."""
         if transfer.state is State.PLACED:
-            return self._config.placed_timeout_s
+            return self.config.placed_timeout_s
         if transfer.state is State.RESERVED:
-            return self._config.reserved_timeout_s
-        return math.inf if transfer.early else self._config.moving_timeout_s  # early: its prefill's time-out counts
+            return self.config.reserved_timeout_s
+        return math.inf if transfer.early else self.config.moving_timeout_s  # early: its prefill's time-out counts
 
     def waits_until(self, transfer: DecodeTransfer) -> float:
         """Counted from its first token, however often it found no room since."""
-        return transfer.stage.first_at + self._config.waiting_timeout_s
+        return transfer.stage.first_at + self.config.waiting_timeout_s
 
     def most_s(self, transfer: DecodeTransfer) -> float:
         """Seconds until a request that waits for an instance is given up: fewer with incompatible peers only."""
-        config = self._config
+        config = self.config
         return min(config.strangers_hold_s, config.hold_s) if transfer.incompatible else config.hold_s
 
     def hold_s(self, transfer: DecodeTransfer) -> float:

@@ -94,23 +94,15 @@ def test_the_dispatcher_counts_what_follows_a_prefill(ports):
     assert attained(result.records) > 0.6
 
 
-def test_the_dispatcher_learns_the_wait_for_a_decode_instance():
-    """Six slots serve 9 requests a second of 60 tokens each, and 12 come."""
+def test_the_wait_for_a_decode_instance_is_no_part_of_it():
+    """Six slots serve 9 requests a second of 60 tokens each, and 12 come. What is due first is placed first, so how
+    long others waited says little of the next request, and would make all of them hopeless."""
     demands = [demand(f"r{i}", i / 12, 300, 60, 5.0) for i in range(120)]
     settings = SimulationSettings((PREFILL, replace(DECODE, max_num_seqs=6)))
     simulation = Simulation(settings, build_dispatcher("slackline"), demands)
-    waited = [record.kv_transfer_s for record in simulation.run().records]
+    assert max(record.kv_transfer_s for record in simulation.run().records) > 1.0
     worker = simulation.scheduler.dispatcher._fleet.workers["engine-0"]
-    assert 1.0 < worker.first_byte_s(300) <= max(waited)
-
-
-def test_the_dispatcher_forgets_a_wait_that_is_over():
-    demands = [demand(f"r{i}", i / 12, 300, 60, 5.0) for i in range(120)]
-    demands += [demand(f"calm{i}", 40.0 + i, 300, 60, 5.0) for i in range(4)]
-    settings = SimulationSettings((PREFILL, replace(DECODE, max_num_seqs=6)))
-    simulation = Simulation(settings, build_dispatcher("slackline"), demands)
-    simulation.run()
-    assert simulation.scheduler.dispatcher._fleet.workers["engine-0"].first_byte_s(300) < 0.1
+    assert worker.first_byte_s(300) < 0.1
 
 
 # ---- scaling -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def patience(bed: TestBed, **changes: Any) -> None:
     """Other settings of its migrator: `patience(bed, moving_timeout_s=0.05)`."""
     migrator = bed.gateway.scheduler.migrator
     config = replace(migrator.config, **changes)
-    migrator.config = migrator.rollback.config = migrator.placing.config = config
+    migrator.config = migrator.rollback.config = migrator.placing.config = migrator._queue.config = config
     migrator.rollback.kv_releases = KvReleases(config.release_timeout_s, config.release_tries)
 
 
