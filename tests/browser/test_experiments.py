@@ -222,8 +222,9 @@ def test_what_the_server_found_wrong_stays_until_it_is_touched(visit, trouble):
     page.get_by_role("button", name="Save").click()
     page.wait_for_load_state("networkidle")
     expect(page.locator("#id_ttft_s_error")).to_be_visible()
-    page.get_by_label("Title").fill("Something else")
-    page.wait_for_timeout(1500)
+    with page.expect_response(lambda answer: answer.request.method == "POST"):  # the form is validated
+        page.get_by_label("Title").fill("Something else")
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     expect(page.locator("#id_ttft_s_error")).to_be_visible()
     page.get_by_label("TTFT").fill("0.7")
     expect(page.locator("#id_ttft_s_error")).to_have_count(0)
