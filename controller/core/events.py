@@ -241,8 +241,8 @@ class SharesChanged(NamedTuple):
 
 
 class FirstByteDelay(NamedTuple):
-    """From the end of a prefill on this instance until the decode instance sends the client's first byte, as the
-    migrator expects it for the next requests: `fixed_s` seconds and `s_a_token` for each token of the prompt."""
+    """From the end of a prefill on this instance until the decode instance sends the client's first byte, at least, as
+    the migrator expects it: `fixed_s` seconds and `s_a_token` for each token of the prompt."""
 
     instance_id: str
     fixed_s: float
