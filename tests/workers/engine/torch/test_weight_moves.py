@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import torch
 from aiohttp import web
@@ -186,6 +187,8 @@ async def test_a_damaged_tensor_is_noticed_by_name():
 
 async def test_nothing_that_was_on_its_way_is_written_over_the_next_source():
     sender, receiver = memory(), memory()
+    await exchange(sender, receiver)
+    threads = psutil.Process().num_threads()  # without those of a transfer
     good = receiver.manifest()
     theirs = sender.manifest()
     with torch.no_grad():
@@ -194,7 +197,9 @@ async def test_nothing_that_was_on_its_way_is_written_over_the_next_source():
     with pytest.raises(WeightsError, match="arrived damaged"):
         await exchange(sender, receiver, theirs=theirs)
     receiver.load_disk(folder())
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(10):
+        while psutil.Process().num_threads() > threads:  # one of the transfer could still write
+            await asyncio.sleep(0.01)
     assert [digest(tensor) for tensor in receiver._memory.values()] == [info.digest for info in good]
 
 
