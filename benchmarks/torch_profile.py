@@ -29,9 +29,9 @@ from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, 
 from benchmarks.trials import note
 from controller.core.steps import Chunk, Seq, Step
 from controller.predict.latency_fit import DecodeSample, PrefillSample
+from workers.engine.model_config import read_config
+from workers.engine.model_options import ELEMENT_BYTES
 from workers.engine.profiles import SHIPPED
-from workers.engine.torch.config import read_config
-from workers.engine.torch.model_options import ELEMENT_BYTES
 from workers.engine.torch.serving import load_program
 from workers.engine.torch.task import OperatorProgram
 from workers.profiler import ProfileSamples, ProfilingLimits

@@ -153,6 +153,32 @@ def test_packages_import_each_other_in_no_cycle(depth):
     assert cycles(package_graph(depth)) == []
 
 
+def inside(package, graph):
+    """The same between the modules of a package, each of its inner packages as one. A module beside an inner package
+    is either below it (what it is made of) or above it (what is made of it)."""
+
+    def part(module):
+        return ".".join(module.split(".")[: package.count(".") + 2])
+
+    found = {}
+    for module in graph.keys() - {package}:
+        if starts(module, package):
+            others = {part(name) for name in graph[module] if starts(name, package) and name != package}
+            found.setdefault(part(module), set()).update(others - {part(module)})
+    return found
+
+
+def test_a_cycle_of_a_package_with_its_parent_would_be_found():
+    graph = {"a": set(), "a.access": {"a.forms.refused"}, "a.forms.removed": {"a.access"}, "a.forms.refused": set()}
+    assert cycles(graph) == []
+    assert cycles(inside("a", graph)) == [["a.access", "a.forms"]]
+
+
+def test_packages_and_the_modules_beside_them_import_each_other_in_no_cycle():
+    packages = [module_name(path) for path in files(*OURS) if path.name == INIT]
+    assert {package: found for package in packages if (found := cycles(inside(package, module_graph())))} == {}
+
+
 @pytest.mark.parametrize("package", PURE)
 def test_the_pure_half_does_no_io(package):
     paths = [p for p in files(f"controller/{package}") if p.name != "__main__.py"]

@@ -45,7 +45,7 @@ OF_DJANGO = {"migrate", "check", "createsuperuser", "shell"}
 NOT_METRICS = {"slackline_session_8000"}  # a cookie
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
 EXAMPLE_FILES = {"least_waiting.py"}  # CONTRIBUTING adds it
-GATEWAY_GAUGES = ("api/openai/state/status.py", "api/openai/service.py")
+GATEWAY_GAUGES = ("api/openai/status.py", "api/openai/service.py")
 CONSOLE_GAUGES = "console/views/metrics.py"
 
 

@@ -15,8 +15,8 @@ from celery import Celery, Task
 from celery.signals import after_setup_logger, before_task_publish, task_failure, task_success
 from django.conf import settings
 
-from workers.failures import task_done, task_failed
 from workers.tasks.consuming import StalledConsumer
+from workers.tasks.failures import task_done, task_failed
 from workers.tasks.heartbeat import AnalysisHeartbeat
 from workers.tasks.logs import quieten
 from workers.tasks.names import (

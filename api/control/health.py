@@ -14,7 +14,7 @@ from api.control.documented import operation
 from controller.core.staleness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
-from workers.failures import failing_in_words, read_failing, read_failing_policies
+from workers.tasks.failures import failing_in_words, read_failing, read_failing_policies
 
 PROCESSES = ("worker", "analysis", "beat")
 HEARTBEAT_OLD_S = 10.0  # a heartbeat is sent every 2 s

@@ -28,7 +28,7 @@ from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import Parsed, parse_request
-from api.openai.state.status import health, metrics
+from api.openai.status import health, metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
@@ -27,21 +28,6 @@ from workers.backends.base import AnswerChunk, Backend, CallTargets, EngineError
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # served as a chat completion
-
-
-class UnreadableAnswer(EngineError):
-    """The engine's answer cannot be translated for the client. Another engine would answer the same."""
-
-    def __init__(self) -> None:
-        super().__init__("The engine's answer cannot be read.")
-
-
-class Translation(Protocol):
-    """For a client that does not speak the engines' API (responses)."""
-
-    def translate(self, raw: bytes) -> bytes:
-        """The engine's answer, or whole events of it, in the client's API. Raises UnreadableAnswer."""
-        ...
 
 
 class InFlightRequest:

@@ -22,10 +22,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.in_flight import InFlightRequest, UnreadableAnswer, end_with_error, relay
+from api.openai.in_flight import InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, migrator_reason, reason_of
 from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
+from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import ENGINE_REJECTED, Outcome, Part

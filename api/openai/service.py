@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
-from api.openai.state import status
-from api.openai.state.publisher import Audit, Publisher
+from api.openai.publisher import Audit, Publisher
 from api.openai.state.recorder import Recorder, Spool
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from controller.core.types import RequestRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.openai.state.publisher import TICK_S
+from api.openai.publisher import TICK_S
 from api.openai.state.queue_feed import QueueFeed
 from console.live.queue_mirror import QueueMirror
 from console.live.queue_view import RowWindow, ids_in, queue_frame

@@ -17,7 +17,7 @@ from benchmarks.workloads import FOUR_TASKS, PlannedArrival, Task
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel
-from controller.simulator.fleet.machine_speed import MachineSpeed
+from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 from controller.simulator.workloads.demand import Demand

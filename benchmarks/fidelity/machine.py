@@ -20,7 +20,7 @@ from controller.predict.latency_fit import Row
 from controller.predict.latency_records import Served, intervals
 from controller.predict.latency_refit import refit_profile
 from controller.predict.latency_speed import Interval, speed_over_time
-from controller.simulator.fleet.machine_speed import MachineSpeed
+from controller.simulator.machine_speed import MachineSpeed
 
 SPEED_PERIOD_S = 0.25  # shorter periods contain too few ends of intervals
 NOT_QUEUED_S = 0.5  # a later first token depends more on the queue than on the time between gateway and engine

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 
 from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
 from controller.postgres.params import server_params
-from workers.failures import EACH_SECOND, failing_in_words, failing_policies
+from workers.tasks.failures import EACH_SECOND, failing_in_words, failing_policies
 
 CHECK_TIMEOUT_S = 2.0
 CONFIG_OLD_S = 10.0  # a gateway asks twice a second

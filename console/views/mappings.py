@@ -16,8 +16,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import allows
 from console.forms.base import LevelFormSet, MappingForm
 from console.forms.numbers import number_of
-from console.forms.removed import says_if_removed
 from console.forms.unsaved_forms import data_of
+from console.removed import says_if_removed
 from console.views.changes import before_of
 from console.views.classes import restore_link, show_errors
 from console.views.conflicts import Difference, differences

@@ -19,11 +19,11 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import allows
 from console.charts import base as charts
 from console.forms.base import TimeField
-from console.forms.removed import says_if_removed
 from console.forms.scaling import ScalingForm
 from console.forms.unsaved_forms import data_of
 from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
+from console.removed import says_if_removed
 from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences

@@ -18,11 +18,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.access import allows
-from console.forms.removed import says_if_removed
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from console.forms.unsaved_forms import data_of
 from console.live.live_view import open_by_tenant
 from console.panels.history import goal_of, goals, links
+from console.removed import says_if_removed
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets

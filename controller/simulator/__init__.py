@@ -4,7 +4,7 @@ The simulator provides time, arrivals and the cost of device work. Every decisio
 Start reading with `simulation.py`.
 """
 
-from controller.simulator.fleet.network import LinkFailure, LinkSettings
+from controller.simulator.network import LinkFailure, LinkSettings
 from controller.simulator.report.results import RunResult
 from controller.simulator.settings import ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation

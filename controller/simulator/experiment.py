@@ -14,10 +14,10 @@ from controller.predict.boundaries import shape
 from controller.predict.operator_profile import OperatorProfile, read_operator_profile
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
-from controller.simulator.fleet.load_times import LOAD_S, load_times
-from controller.simulator.fleet.machine_speed import MachineSpeed
-from controller.simulator.fleet.network import SCOPES, LinkFailure, LinkSettings, PortSpeed
+from controller.simulator.load_times import LOAD_S, load_times
+from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
+from controller.simulator.network import SCOPES, LinkFailure, LinkSettings, PortSpeed
 from controller.simulator.settings import (
     MODEL_SHAPE,
     ElasticSettings,

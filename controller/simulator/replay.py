@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from controller.core import events as ev
 from controller.dispatch import build_scheduler
 from controller.dispatch.event_log import Batch, Encoder, Log
-from controller.simulator.driver import Driver
+from controller.simulator.fleet.driver import Driver
 from controller.simulator.heap import EventKind
 
 

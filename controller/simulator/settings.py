@@ -18,9 +18,9 @@ from controller.policies.by_stage import BY_STAGE, EngineKind, EnginePart, engin
 from controller.predict.boundaries import ComposedBoundaries, ProfiledBoundaries, StepBoundaries, shape
 from controller.predict.operator_profile import OperatorProfile
 from controller.scale import ScalingConfig
-from controller.simulator.fleet.load_times import LOAD_S
-from controller.simulator.fleet.machine_speed import MachineSpeed
-from controller.simulator.fleet.network import LinkSettings
+from controller.simulator.load_times import LOAD_S
+from controller.simulator.machine_speed import MachineSpeed
+from controller.simulator.network import LinkSettings
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
 BATCHING, MODEL_SHAPE = "chunked_prefill", "llama3-8b"  # if none is named

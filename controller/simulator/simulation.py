@@ -20,9 +20,9 @@ from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reje
 from controller.core.types import Outcome, Part, Request, Role
 from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migrator
 from controller.predict.lengths import OutputLengthModel
-from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import SimulatedTransfers
+from controller.simulator.fleet.driver import Driver
 from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
 from controller.simulator.fleet.gateways import GatewayGroup

@@ -20,7 +20,7 @@ from benchmarks.workloads import MIXES, sustained
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_records import Served
-from controller.simulator.fleet.machine_speed import MachineSpeed
+from controller.simulator.machine_speed import MachineSpeed
 
 
 def run(attainment, *ttfts):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.openai.state.status import fleet_message
+from api.openai.status import fleet_message
 from controller.core.messages import FleetMessage
 from controller.core.snapshot import ComingConfig
 from controller.scale import FleetObservation, ScaleAction, ScaleOut, Scaler, ScalerMemory, ScalingConfig

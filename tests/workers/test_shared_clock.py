@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from django.conf import settings
 
-from api.openai.state.publisher import Publisher
+from api.openai.publisher import Publisher
 from controller.core import events as ev
 from controller.scale.observation import fresh
 from tests.api.openai.gateways import TestBed, snapshot

@@ -18,11 +18,11 @@ from controller.engine import EngineConfig, PreemptionConfig
 from controller.policies.batching import BATCHINGS, Batching
 from controller.policies.batching.options import build as build_batching
 from controller.policies.by_stage import EnginePart
+from workers.engine.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.profiles import Profile, load_profile
 from workers.engine.scheduler_choice import BATCHING as PREEMPTIVE_BATCHING
 from workers.engine.scheduler_choice import add_scheduler_options, choose_by_stage, preemption_config
 from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
-from workers.engine.torch.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import KINDS as SOURCES
 from workers.environment import read_variable

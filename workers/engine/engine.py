@@ -35,7 +35,7 @@ from controller.core.steps import (
 )
 from controller.engine import EngineScheduler
 from workers.engine.errors import HttpError
-from workers.engine.http.metrics import Metrics
+from workers.engine.metrics import Metrics
 from workers.engine.text.streams import Stream
 
 DEVICE_POLL_S = 0.002

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.openai.in_flight import UnreadableAnswer
+from api.openai.protocol.translation import UnreadableAnswer
 
 FIXED: dict[str, Any] = {
     "object": "response",

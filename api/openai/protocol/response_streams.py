@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from api.openai.in_flight import Translation, UnreadableAnswer
 from api.openai.protocol.response_objects import PART, Item, ResponseObject, WholeResponse
+from api.openai.protocol.translation import Translation, UnreadableAnswer
 
 DELTAS = (b"event: response.output_text.delta", b"event: response.function_call_arguments.delta")
 

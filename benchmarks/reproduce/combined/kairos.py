@@ -17,7 +17,7 @@ from controller.dispatch import build_dispatcher, build_migrator
 from controller.policies.by_stage import BY_STAGE
 from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
 from controller.simulator import Demand, InstanceSettings, RunResult, Simulation, SimulationSettings
-from controller.simulator.fleet.network import LinkSettings
+from controller.simulator.network import LinkSettings
 
 KV_BYTES = 131_072  # per token; only its ratio to the link's speed matters
 LINK = LinkSettings(bandwidth_gb_s=lab.TESTBED.link_tokens_per_s * KV_BYTES / 1e9, latency_s=0.0)

@@ -20,7 +20,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
 )
 from controller.scale import ScalingConfig
 from controller.simulator import ElasticSettings, SimulationSettings
-from controller.simulator.fleet.network import LinkSettings
+from controller.simulator.network import LinkSettings
 from controller.simulator.workloads.mixes import MIXES
 
 TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)

@@ -25,14 +25,14 @@ from controller.core.steps import (
     Seq,
     SeqState,
 )
-from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
+from controller.simulator.fleet.driver import Driver
 from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill
-from controller.simulator.fleet.network import LinkFailure, Network
 from controller.simulator.fleet.ports import Ports
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, EventKind
 from controller.simulator.in_flight import SimulatedRequest
+from controller.simulator.network import LinkFailure, Network
 from controller.simulator.settings import SimulationSettings
 
 

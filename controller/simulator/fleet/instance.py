@@ -21,8 +21,8 @@ from controller.core.steps import (
 from controller.core.types import Load
 from controller.policies.batching import Pausing
 from controller.predict.latency import LatencyModel
-from controller.simulator.fleet.machine_speed import SpeedClock
 from controller.simulator.fleet.tokens import Track
+from controller.simulator.machine_speed import SpeedClock
 from controller.simulator.settings import InstanceSettings
 
 MOST_STEPS = 256  # the next arrival ends a leap anyway, so planning further ahead would be wasted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.core import events as ev
 from controller.core.kv_links import LinkState
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.network import GIGA, LinkSettings
+from controller.simulator.network import GIGA, LinkSettings
 
 
 class Ports:

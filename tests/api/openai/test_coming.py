@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.openai.state.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, GatewayFleet
-from api.openai.state.status import fleet_message, health
+from api.openai.status import fleet_message, health
 from controller.core import events as ev
 from controller.core.snapshot import ComingConfig, GatewaySnapshot, ModelConfig, snapshot_from_json
 from controller.core.types import InstanceSpec, Load, Outcome, Role

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.state.status import fleet_message, gauges, windows
+from api.openai.status import fleet_message, gauges, windows
 from controller.core import events as ev
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from api.openai.state.status import gauges, health
+from api.openai.status import gauges, health
 from api.openai.tokenizers import HuggingFace, Tokenizers, Unusable
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
 from controller.predict.lengths import MESSAGE_TOKENS

@@ -11,7 +11,7 @@ from django.test import Client
 from console.views import health
 from controller.core.messages import HEARTBEAT_KEY
 from tests.factories import instance, scaling_policy, served_model
-from workers.failures import EACH_SECOND
+from workers.tasks.failures import EACH_SECOND
 
 OK = {"state": "ok"}
 

@@ -17,7 +17,7 @@ from controller.simulator import (
     Simulation,
     SimulationSettings,
 )
-from controller.simulator.fleet.network import PortSpeed
+from controller.simulator.network import PortSpeed
 from tests.controller.simulator.runs import simulate
 
 A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B

@@ -6,8 +6,8 @@ import pytest
 
 from controller.core.errors import ConfigError
 from workers.engine.config import parse
+from workers.engine.model_config import Rope, parse_config
 from workers.engine.text.model_tokenizer import ByteTokenizer, FileDecoder, model_tokenizer
-from workers.engine.torch.config import Rope, parse_config
 
 LLAMA_8B = {  # Llama-3.1-8B's published shape
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

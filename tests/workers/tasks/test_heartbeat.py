@@ -9,8 +9,8 @@ from django.conf import settings
 from controller.core.messages import HEARTBEAT_KEY
 from tests.workers.tasks.consumers import Consumer
 from workers.celery import app
-from workers.failures import failing_in_words, read_failing
 from workers.tasks import heartbeat, reconcile
+from workers.tasks.failures import failing_in_words, read_failing
 
 pytestmark = pytest.mark.db
 

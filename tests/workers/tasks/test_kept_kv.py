@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from django.utils import timezone
 
-from api.openai.state import status
+from api.openai import status
 from controller.models import Action, Decision, Instance
 from controller.scale.observation import InstanceRow, observe
 from controller.services.actors import SYSTEM

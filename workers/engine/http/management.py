@@ -18,8 +18,8 @@ from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.generate import Generator
 from workers.engine.http.guard import guarded
-from workers.engine.http.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.http.requests import RequestRules, messages_of, token_ids
+from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.scheduler_choice import scheduler_for
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from workers.engine.kv.store import KvMismatch
-from workers.engine.torch.config import TransformerConfig
+from workers.engine.model_config import TransformerConfig
 
 
 class KVCache:

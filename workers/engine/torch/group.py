@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from controller.core.errors import SlacklineError
+from workers.engine.model_config import TransformerConfig
 from workers.engine.torch.batch import Segment
-from workers.engine.torch.config import TransformerConfig
 from workers.engine.torch.rank_counter import shared_memory
 from workers.engine.torch.ranks import ProcessRanks
 

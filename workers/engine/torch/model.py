@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from controller.core.errors import ConfigError
+from workers.engine.model_config import Rope, TransformerConfig
 from workers.engine.torch.batch import ForwardPass
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import Rope, TransformerConfig
 from workers.engine.torch.ranks import Alone, Ranks
 from workers.engine.torch.weights import Slot
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from workers.engine.torch.config import FAMILIES, parse_config
+from workers.engine.model_config import FAMILIES, parse_config
 from workers.engine.torch.model import Model
 from workers.engine.torch.weights import INDEX, SINGLE
 

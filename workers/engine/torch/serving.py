@@ -18,14 +18,14 @@ from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Sink, Step
 from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
 from workers.engine.engine import Engine
+from workers.engine.model_config import TransformerConfig
+from workers.engine.model_options import ModelOptions
 from workers.engine.profiles import Profile
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import TransformerConfig
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.group import RankGroup, RankLost, RankPart
 from workers.engine.torch.model import Model
-from workers.engine.torch.model_options import ModelOptions
 from workers.engine.torch.ranks import Alone, Ranks
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 from workers.engine.torch.weights import load_weights

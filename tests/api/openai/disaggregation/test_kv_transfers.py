@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from api.openai import status
 from api.openai.kv_transfers import moved_in
-from api.openai.state import status
 from api.openai.state.telemetry import LinkWatch
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved, LinkReport, LinkState

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from api.openai.state import status
+from api.openai import status
 from controller.core import events as ev
 from controller.dispatch.lifecycle import State
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, kinds, left_outstanding, patience

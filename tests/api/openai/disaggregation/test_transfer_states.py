@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from api.openai.state import status
+from api.openai import status
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.lifecycle import State
 from tests.api.openai.disaggregation.disaggregated import (

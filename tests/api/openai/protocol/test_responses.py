@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from api.openai.in_flight import UnreadableAnswer
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.translation import UnreadableAnswer
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, snapshot, until
 from tests.api.openai.protocol.responses import FUNCTION, PATH, Heard, asked, delta, piece, told, upstream

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.openai.state import status
-from api.openai.state.publisher import MESSAGES_A_TICK, REFUSALS_S, Publisher
+from api.openai import status
+from api.openai.publisher import MESSAGES_A_TICK, REFUSALS_S, Publisher
 from controller.core.decisions import DecisionMessage
 from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, QueueState
 from controller.core.snapshot import ModelConfig, TenantConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.state.publisher import Publisher
+from api.openai.publisher import Publisher
 from api.openai.state.shares import Shares
 from controller.core import events as ev
 from controller.core.types import Load

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.simulator.fleet.network import GIGA, LinkFailure, LinkSettings, Network, PortSpeed
+from controller.simulator.network import GIGA, LinkFailure, LinkSettings, Network, PortSpeed
 
 
 def play(starts, **settings):

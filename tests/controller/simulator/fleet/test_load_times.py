@@ -4,7 +4,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.simulator.experiment import parse_experiment
-from controller.simulator.fleet.load_times import LOAD_S, TABLE_2, load_times
+from controller.simulator.load_times import LOAD_S, TABLE_2, load_times
 
 SPEED = {"prefill": {"a": 0.004, "b": 5e-5, "c": 1e-9}, "decode": {"a": 0.006, "b": 1e-7, "c": 1e-4}}
 

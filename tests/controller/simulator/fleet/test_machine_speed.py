@@ -8,7 +8,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.simulator import SimulationSettings
 from controller.simulator.experiment import parse_experiment
-from controller.simulator.fleet.machine_speed import MachineSpeed
+from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.runner import run_once
 from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 

@@ -32,8 +32,8 @@ from controller.core.steps import (
 )
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
+from workers.engine.model_config import read_config
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import read_config
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.model import Model
 from workers.engine.torch.random import main

@@ -10,7 +10,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from tests.workers.engine.test_model_config import LLAMA_8B
-from workers.engine.torch.config import parse_config
+from workers.engine.model_config import parse_config
 
 NAN, INF = float("nan"), float("inf")
 LLAMA3 = LLAMA_8B["rope_scaling"]

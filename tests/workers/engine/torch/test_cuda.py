@@ -14,8 +14,8 @@ import torch
 from controller.core.steps import Seq
 from tests.workers.engine.torch.bench import CPU, Bench, folder, interrupted, program, prompts
 from tests.workers.engine.torch.meetings import memory, met
+from workers.engine.model_config import read_config
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import read_config
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.kv import TorchKv
 from workers.engine.torch.model import Model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.torch.config import Experts, Rope, TransformerConfig
+from workers.engine.model_config import Experts, Rope, TransformerConfig
 from workers.engine.torch.kv_model import non_default
 
 pytestmark = pytest.mark.torch

@@ -13,10 +13,10 @@ from controller.core.steps import Seq
 from tests.workers.engine.suspended import until
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, Bench, folder, program, prompts
 from workers.engine.kv.store import KvMismatch
+from workers.engine.model_config import read_config
 from workers.engine.torch import follower as torch_follower
 from workers.engine.torch import room as torch_room
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import read_config
 from workers.engine.torch.follower import Follower
 from workers.engine.torch.group import RankPart
 from workers.engine.torch.kv import TorchKv

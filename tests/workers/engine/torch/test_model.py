@@ -10,7 +10,7 @@ from controller.core.steps import CacheReset, Paused, Resumed
 from controller.engine import EngineScheduler
 from controller.policies.batching import BATCHINGS
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, interrupted, program, prompts
-from workers.engine.torch.config import FAMILIES
+from workers.engine.model_config import FAMILIES
 from workers.engine.torch.task import Boundary
 
 pytestmark = pytest.mark.torch

@@ -18,9 +18,9 @@ from tests.workers.engine.torch.meetings import memory, met
 from tests.workers.engine.torch.test_cuda import filled, generated
 from tests.workers.engine.torch.test_sleep import Whole, configured
 from tests.workers.engine.torch.two_devices import DEVICES, FIRST, SECOND, EmulatedTensor, emulated
+from workers.engine.model_config import FAMILIES, read_config
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import FAMILIES, read_config
 from workers.engine.torch.kv import TorchKv
 from workers.engine.torch.kv_model import ModelIdentity
 from workers.engine.torch.model import Model

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, folder
-from workers.engine.torch.config import read_config
+from workers.engine.model_config import read_config
 from workers.engine.torch.model import Model
 from workers.engine.torch.transfer import WeightMemory
 from workers.engine.torch.weights import WeightsError, load_weights

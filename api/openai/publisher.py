@@ -16,8 +16,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+from api.openai import status
 from api.openai.gateway import Gateway
-from api.openai.state import status
 from api.openai.state.offloop import OffLoop
 from api.openai.state.queue_feed import QueueFeed
 from api.openai.state.shares import Shares

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.core.errors import ConfigError
-from workers.engine.torch.config import DTYPES, TransformerConfig, read_config
+from workers.engine.model_config import DTYPES, TransformerConfig, read_config
 from workers.engine.weights.checkpoint_identity import marks_of
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
