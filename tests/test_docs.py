@@ -25,7 +25,7 @@ from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS
-from controller.simulator.fleet.network import LinkSettings
+from controller.simulator.network import LinkSettings
 from controller.simulator.settings import ElasticSettings, InstanceSettings, SimulationSettings
 from workers.engine.config import build_parser
 

@@ -1,1 +1,1 @@
-"""The gateway's background state: configuration, fleet, telemetry, records, and what it publishes of itself."""
+"""The gateway's background state: configuration, fleet, telemetry and records."""

@@ -1,1 +1,1 @@
-"""The fleet of a simulation: engines, their network, scaling, failures, and its monitoring."""
+"""The fleet of a simulation: its driver, engines, KV in flight, scaling, failures, and its monitoring."""

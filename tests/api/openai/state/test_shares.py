@@ -12,7 +12,7 @@ from controller.core import events as ev
 from controller.core.types import Load
 from controller.dispatch import build_dispatcher
 from tests.api.openai.gateways import TestBed, snapshot
-from tests.api.openai.state.test_publisher import Audit, Board
+from tests.api.openai.test_publisher import Audit, Board
 from tests.controller.dispatch.fleet import request, sends, up
 
 

@@ -11,8 +11,8 @@ from controller.simulator.experiment import parse_experiment
 from controller.simulator.report.summary import report, time_to_scale
 from tests.controller.simulator.fleet.test_elastic import QUICK, wave
 from tests.controller.simulator.fleet.test_elastic_roles import DECODE, PREFILL, D, P, rush
-from tests.controller.simulator.fleet.test_machine_speed import FILE
 from tests.controller.simulator.runs import SMALL, facts, simulate
+from tests.controller.simulator.test_machine_speed import FILE
 
 LOAD = {"device": 0.9, "host": 2.7, "disk": 4.1}
 START_S = 6.0

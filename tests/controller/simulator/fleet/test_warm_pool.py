@@ -8,8 +8,8 @@ from controller.simulator import ElasticSettings
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.report.summary import report, time_to_scale
 from tests.controller.simulator.fleet.test_elastic import QUICK, scaled, wave
-from tests.controller.simulator.fleet.test_machine_speed import FILE
 from tests.controller.simulator.runs import SMALL, facts
+from tests.controller.simulator.test_machine_speed import FILE
 
 LOAD = {"device": 0.9, "host": 2.7, "disk": 4.1}
 
