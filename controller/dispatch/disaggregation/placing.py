@@ -21,8 +21,14 @@ from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
-from controller.dispatch.disaggregation.waiting import Kind, Stuck, Tier
+from controller.dispatch.disaggregation.transfers import (
+    DecodeTransfer,
+    Kind,
+    MigratorConfig,
+    Stuck,
+    Tier,
+    TransferQueue,
+)
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster, Worker
 
