@@ -86,9 +86,9 @@ def test_the_quick_reproduction_runs():
     section = reproduce(lines.append, quick=True)
     assert Section.from_json(section.to_json()) == section
     assert {claim.paper for claim in section.claims} == {PAPER}
-    assert {"9", "10", "11", "12", "13", "14", "15", "16", "17", "6.4"} == {claim.figure for claim in section.claims}
+    assert {*(f"Fig. {number}" for number in range(9, 18)), "Sec. 6.4"} == {claim.figure for claim in section.claims}
     bare = [claim for claim in section.claims if claim.ours is None]
-    assert [claim.figure for claim in bare] == ["13"]
+    assert [claim.figure for claim in bare] == ["Fig. 13"]
     assert all(claim.reason and claim.reached is None for claim in bare)
     assert {"Fig. 10", "Fig. 14", "Fig. 17"} <= {table.title.split(":")[0] for table in section.tables}
     assert len(lines) > 8

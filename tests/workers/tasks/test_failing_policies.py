@@ -107,7 +107,7 @@ def test_whatever_it_raises_and_wherever(monkeypatch):
 def test_a_policy_whose_neighbour_stage_is_broken_still_scales_out(monkeypatch):
     """Looking at the other stage for an instance to turn raises there; that is not this policy's fault."""
     model, prefill = model_with_policy("mid", "prefill")
-    decode = policy_of(model, "decode", ["not", "an", "object"])
+    decode = policy_of(model, "decode", UNREADABLE)
     instance_create(actor=SYSTEM, id="p1", model=model, role="prefill", spec={"profile": "constant:5ms"})
     instance_observe(instance_id="p1", observed_state="ready", url="http://p1:1")
     overload = {"id": "p1", "utilisation": 0.99, "running": 9, "waiting": 3}
