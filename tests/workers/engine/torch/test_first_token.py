@@ -40,7 +40,10 @@ async def test_a_first_token_beyond_the_vocabulary_is_an_error_and_the_engine_li
     answered, said = await post(sessions["d"], COMPLETIONS, {**body, "kv_transfer_params": params})
     assert answered == status, said
     if status == 502:
-        assert (said["error"]["kv"]["reason"], f"came as {token}" in said["error"]["message"]) == ("corrupt", True)
+        assert (said["error"]["kv"]["reason"], f"{token} is not a valid first token" in said["error"]["message"]) == (
+            "corrupt",
+            True,
+        )
     assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
     assert (await complete(sessions["d"], **{**body, "prompt": [1, 2, 3]}))["usage"]["completion_tokens"] == 4
     server.close()

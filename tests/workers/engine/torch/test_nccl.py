@@ -81,7 +81,7 @@ async def test_a_group_that_broke_ends_in_the_thread_that_used_it(monkeypatch, s
         move = (lambda: here.receive(meeting, theirs)) if side == "receiver" else (lambda: here.send(meeting))
         gc.disable()
         try:
-            with pytest.raises(WeightsError, match="broke off: the peer is gone") as kept:
+            with pytest.raises(WeightsError, match="failed: the peer is gone") as kept:
                 await asyncio.to_thread(move)
             assert left[0] == "aborted"
             assert left[1].startswith("asyncio_")  # the executor's thread, while the error is still held here
