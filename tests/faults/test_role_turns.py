@@ -103,7 +103,7 @@ def test_engines_follow_the_demand_from_stage_to_stage_and_back(system, say, reg
             assert batching(system, first["instance"]) == "kairos_decode"
             system.until(lambda: answers.served(first["instance"]) > 0)
         began = time.monotonic()
-        with Load(system, rate=10, body={**BODY, "max_tokens": 2}, words=450) as prompts:
+        with Load(system, rate=30, body={**BODY, "max_tokens": 2}, words=450) as prompts:  # a step each
             system.until(lambda: len(turned(system)) > 1, TURNS_S)
             to_prefill_s = time.monotonic() - began
             _, (actor, subject, reason, second), *_ = turned(system)
