@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.dispatch import build_dispatcher
 from workers.settings_check import REFUSED, require_dispatcher
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
@@ -42,7 +43,9 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
 
 
 def test_what_can_be_built_is_taken():
-    require_dispatcher("edf_window", {"pacing": {"window": 12}, "dispatch": {"infeasible_margin": 2}})
+    overrides = {"pacing": {"window": 12}, "dispatch": {"infeasible_margin": 2}}
+    assert require_dispatcher("edf_window", overrides) is None
+    assert build_dispatcher("edf_window", overrides).config.infeasible_margin == 2
 
 
 def run(tmp_path, module, *arguments, **told):
