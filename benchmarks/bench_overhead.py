@@ -29,6 +29,7 @@ import psutil
 import uvloop
 
 from benchmarks.engines import RunningEngine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.processor import cpu_s
 from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.trials import note
@@ -106,11 +107,6 @@ def compare(
             measured.append((found[0], found[1]))
     through = sum(len(latencies) for _, latencies in measured)
     return {**figures(measured), "gateway_cpu_ms": round(1e3 * spent_s / through, 3)}
-
-
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def figures(measured: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Each run starts
 a new gateway process with one policy set, over the same PostgreSQL, Redis, classes and instances, so that only the
-policy differs. As a control, round robin by the client directly at the engines is measured once per load (not with
-QUICK). Policies alternate, in a different order for each seed. The client names its class and its output length
-(max_tokens with ignore_eos), which the gateway may use as an upper bound. Fixed windows are swept once per load, on the
+policy differs. Two contenders use no Slackline: the client alternates between the engines, with and without vLLM's
+priorities, while no process of ours runs. Contenders alternate, in a different order for each seed. The client names
+its class, its targets (no waiting time) and its output length (max_tokens with ignore_eos), which the gateway may use
+as an upper bound. Fixed windows are swept once per load, on the
 first seed, outward from the usual one until neither neighbour of the best is better; the best one is used for the other
 seeds.
 
-QUICK=1: one seed, two loads, no sweep, no repeats (`largest_gap_s` shows a disturbed run), the knee from the last full
-run (or from the latency profile), within 15 minutes. It does not change the results of full runs.
+QUICK=1: one seed, two loads, six contenders, no sweep, no repeats (`largest_gap_s` shows a disturbed run), the knee
+from the last full run (or from the latency profile), within 15 minutes. It does not change the results of full runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from benchmarks.profiled import estimated_knee
 from benchmarks.scoring import Score, summary
 from benchmarks.trials import TRIES, Bench, note
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
-from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, PlannedLoad, VllmContender
+from benchmarks.vllm.plan import (
+    BASELINES,
+    CONTENDERS,
+    DIRECT,
+    LOADS,
+    QUICK_CONTENDERS,
+    QUICK_LOADS,
+    USUAL_WINDOWS,
+    PlannedLoad,
+    VllmContender,
+)
 from benchmarks.workloads import MIXES, burst
 
 # Under version control, one folder per machine: a full measurement takes hours and may be done in several sessions.
@@ -52,23 +63,29 @@ class VllmComparison:
     """All loads on one pair of servers."""
 
     def __init__(
-        self, bench: Bench, seeds: range, sweep: bool, control: bool = True, journal: RunJournal | None = None
+        self,
+        bench: Bench,
+        seeds: range,
+        sweep: bool,
+        journal: RunJournal | None = None,
+        contenders: Sequence[VllmContender] = CONTENDERS,
     ) -> None:
         self.bench = bench
         self.journal = journal if journal is not None else RunJournal(None)
         self.seeds = seeds
         self.sweep = sweep
-        self.control = control
+        self.contenders = contenders
 
     def load(self, load: PlannedLoad, rate: float) -> dict[str, Any]:
         """One entry of `by_load`."""
         note(f"{load.name}: {rate:.1f} requests/s")
-        scores: dict[str, list[Score]] = {contender.name: [] for contender in CONTENDERS}
+        scores: dict[str, list[Score]] = {contender.name: [] for contender in self.contenders}
         windows: dict[str, int] = {}
         swept: dict[str, dict[str, float]] = {}
         for turn in self.seeds:
             plan, run = self._arrivals(load, rate, turn)
-            for contender in (*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]):
+            first = turn % len(self.contenders)
+            for contender in (*self.contenders[first:], *self.contenders[:first]):
                 if contender.windows and contender.name not in windows:
                     found = self._sweep(contender, load, plan, run)
                     windows[contender.name] = max(found, key=lambda window: found[window].attainment)
@@ -80,10 +97,6 @@ class VllmComparison:
         entry |= {"duration_s": load.duration_s} if load.kind == "sustained" else {"per_task": load.per_task}
         entry |= {name: summary(of) for name, of in scores.items()}
         entry |= {"windows": windows, "sweep": swept}
-        if self.control:
-            plan, run = self._arrivals(load, rate, self.seeds[0])
-            score = self.journal.once({**run, "policy": "direct"}, lambda: self.bench.direct(plan, load.tasks))
-            entry["round_robin_direct"] = summary([score])
         return entry
 
     def _arrivals(self, load: PlannedLoad, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -110,10 +123,13 @@ class VllmComparison:
         run: Mapping[str, Any],
     ) -> Score:
         policy, overrides = contender.policy_set, contender.overrides(window)
-        found = self.journal.once(
-            {**run, "policy": policy, "overrides": overrides},
-            lambda: self.bench.through_gateway(policy, overrides, plan, load.tasks),
-        )
+
+        def measure() -> Score:
+            if contender.direct:
+                return self.bench.direct(DIRECT[contender.name] == "class", plan, load.tasks)
+            return self.bench.through_gateway(policy, overrides, plan, load.tasks)
+
+        found = self.journal.once({**run, "policy": policy, "overrides": overrides}, measure)
         classes = " ".join(f"{share:.2f}" for share in found.by_class.values())
         shown = contender.name + (f"({window})" if window is not None else "")
         note(
@@ -136,16 +152,16 @@ def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) ->
 
 
 def search_knee(bench: Bench, mix: str) -> float:
-    """Round robin's knee on a mix, with the paper's 300 requests per task; the search starts from the profile's
-    estimate.
+    """The knee of round robin without Slackline on a mix, with the paper's 300 requests per task; the search starts
+    from the profile's estimate.
     """
 
     def attainment(rate: float) -> float:
-        found = bench.through_gateway("round_robin", {}, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
-        note(f"    round robin at {rate:.1f} requests/s: {found.attainment:.3f}")
+        found = bench.direct(False, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
+        note(f"    direct round robin at {rate:.1f} requests/s: {found.attainment:.3f}")
         return found.attainment
 
-    note(f"knee of round robin on the {mix} mix")
+    note(f"knee of direct round robin on the {mix} mix")
     knee, _ = find_knee(attainment, estimated_knee(bench.stack.fleet, MIXES[mix]))
     return knee
 
@@ -182,7 +198,7 @@ def fit_to_budget(loads: Sequence[PlannedLoad], rates: Mapping[str, float], spen
     The sustained load gets the time that is left (at most its 90 s). If not even SHORTEST_SUSTAINED_S fits (a slow
     machine has a low knee, so its bursts last long), bursts are shortened.
     """
-    each_s = (QUICK_BUDGET_S - spent_s) / len(CONTENDERS) - QUICK_RUN_OVERHEAD_S * len(loads)
+    each_s = (QUICK_BUDGET_S - spent_s) / len(QUICK_CONTENDERS) - QUICK_RUN_OVERHEAD_S * len(loads)
     bursts = [load for load in loads if load.kind == "burst"]
     drains_s = QUICK_DRAIN_S * len(bursts) + CUTOFF_S * (len(loads) - len(bursts))
     arriving_s = sum(load.per_task * len(load.tasks) / (rates[load.mix] * load.times) for load in bursts)
@@ -198,23 +214,22 @@ def fit_to_budget(loads: Sequence[PlannedLoad], rates: Mapping[str, float], spen
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{'load':34}{'policy':28}{'attainment':>11}{'spread':>15}{'mean E2E':>10}  by class"]
+    lines = [f"{'load':34}{'policy':28}{'attainment':>11}{'spread':>15}{'mean E2E':>10}{'our cores':>11}  by class"]
     for entry in entries:
         load = f"{entry['mix']} {entry['kind']} {entry['times_knee']:g}x = {entry['rate']:.1f}/s"
-        shown = [contender.name for contender in CONTENDERS]
-        for name in [*shown, "round_robin_direct"] if "round_robin_direct" in entry else shown:
+        for name in [contender.name for contender in CONTENDERS if contender.name in entry]:
             row = entry[name]
             low, high = row["attainment_spread"]
             classes = " ".join(f"{task} {share:.2f}" for task, share in row["by_class"].items())
             window = f" ({entry['windows'][name]})" if name in entry["windows"] else ""
             lines.append(
                 f"{load:34}{name + window:28}{row['attainment']:>11.3f}{f'{low:.3f}-{high:.3f}':>15}"
-                f"{row['e2e_mean_s']:>9.1f}s  {classes}"
+                f"{row['e2e_mean_s']:>9.1f}s{sum(row['cpu_share'].values()):>11.2f}  {classes}"
             )
             load = ""
-        best = max(entry[name]["attainment"] for name in BASELINES)
-        ours, robin = entry["slackline"]["attainment"], entry["round_robin"]["attainment"]
-        ratio = f"{ours / robin:.2f}x round robin" if robin else "round robin met nothing"
+        best = max(entry[name]["attainment"] for name in BASELINES if name in entry)
+        ours, robin = entry["slackline"]["attainment"], entry["direct_round_robin"]["attainment"]
+        ratio = f"{ours / robin:.2f}x round robin without it" if robin else "round robin without it met nothing"
         lines.append(f"{'':34}slackline is {ours / best if best else 0:.2f}x the best baseline, {ratio}")
     return "\n".join(lines)
 
@@ -226,6 +241,9 @@ def parse() -> argparse.Namespace:
         "--from-seed", type=int, default=1, help="first seed to run; earlier ones come from another machine"
     )
     parser.add_argument("--loads", default="", help=f"only these, comma-separated: {', '.join(x.name for x in LOADS)}")
+    parser.add_argument(
+        "--contenders", default="", help="only these, comma-separated (with slackline, direct_round_robin)"
+    )
     parser.add_argument(
         "--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee instead of searching for it"
     )
@@ -246,8 +264,19 @@ def parse() -> argparse.Namespace:
         parser.error(f"--loads: unknown {unknown[0]!r}")
     wanted = [known[name] for name in names] if names else LOADS
     arguments.loads = [replace(x, per_task=arguments.per_task, duration_s=arguments.duration) for x in wanted]
+    arguments.contenders = _contenders(parser, arguments.contenders)
     arguments.knee = {mix: float(rate) for mix, rate in (text.split("=", 1) for text in arguments.knee)}
     return arguments
+
+
+def _contenders(parser: argparse.ArgumentParser, text: str) -> Sequence[VllmContender]:
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    unknown = sorted(names - {contender.name for contender in CONTENDERS})
+    if unknown:
+        parser.error(f"--contenders: unknown {unknown[0]!r}")
+    if names and not {"slackline", "direct_round_robin"} <= names:
+        parser.error("--contenders: slackline and direct_round_robin are needed to compare")
+    return [contender for contender in CONTENDERS if not names or contender.name in names]
 
 
 def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: float) -> dict[str, Any]:
@@ -258,14 +287,15 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
     journal = RunJournal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
     seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
-    control = not quick and arguments.from_seed == 1  # once per load, on the machine of the first seed
-    experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), control, journal)
+    contenders = QUICK_CONTENDERS if quick else arguments.contenders
+    experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), journal, contenders)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
         "seeds": len(seeds),
         "quick": quick,
         "output_length": "the gateway sees max_tokens, which is the output length",
+        "waiting_time": "Slackline's default: requests name a class, a TTFT and a TPOT target",
         "profile": bench.stack.fleet.coefficients,
     }
     for load in loads:
@@ -289,8 +319,8 @@ def main() -> int:
     tasks = [task for mix in MIXES.values() for task in mix]
     try:
         profile = QUICK_PROFILE if quick and not PROFILE.exists() else PROFILE
-        with vllm_pair(tasks, profile, quick or arguments.resume) as (stack, _):
-            report = measure(Bench(stack, tries=1 if quick else TRIES), arguments, quick, started)
+        with vllm_pair(tasks, profile, quick or arguments.resume, waiting_time_s=None) as (stack, _):
+            report = measure(Bench(stack, tries=1 if quick else TRIES, own_targets=True), arguments, quick, started)
     except RuntimeError as error:  # servers or a gateway that do not start, or no knee; finished loads are stored
         print(f"bench-vllm: {error}", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from benchmarks.workloads import PlannedArrival
+from benchmarks.workloads import PlannedArrival, Task
 
 TICK_S = 0.01
 MAX_GAP_S = 0.5
@@ -86,10 +86,28 @@ class Target:
     extra: Callable[[PlannedArrival], Mapping[str, Any]] = lambda arrival: {}
 
 
-def gateway_target(url: str, model: str, api_key: str) -> Target:
-    """Through Slackline: one URL, a key, and the task's name as the SLO class."""
-    headers = {"Authorization": f"Bearer {api_key}"}
-    return Target([url], model, headers, lambda arrival: {"slo_class": arrival.task.name})
+def gateway_target(url: str, model: str, api_key: str, own_targets: bool = False) -> Target:
+    """Through Slackline: one URL, a key, and the task's name as the SLO class. `own_targets`: each request also names
+    the task's targets, so that it may wait at least until its own TTFT target.
+    """
+
+    def extra(arrival: PlannedArrival) -> dict[str, Any]:
+        named: dict[str, Any] = {"slo_class": arrival.task.name}
+        if own_targets:
+            named |= {"target_ttft": arrival.task.targets.ttft_s, "target_tbt": arrival.task.targets.tpot_s}
+        return named
+
+    return Target([url], model, {"Authorization": f"Bearer {api_key}"}, extra)
+
+
+def direct_target(urls: Sequence[str], model: str, tasks: Sequence[Task], by_class: bool) -> Target:
+    """Round robin at the engines themselves. `by_class`: with vLLM's `priority`, the tightest TTFT first; equal targets
+    have equal priority.
+    """
+    if not by_class:
+        return Target(urls, model)
+    order = sorted({task.targets.ttft_s for task in tasks})
+    return Target(urls, model, extra=lambda arrival: {"priority": order.index(arrival.task.targets.ttft_s)})
 
 
 class _Ticker:

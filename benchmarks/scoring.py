@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.loadgen import CUTOFF_S, LoadRun, RequestTiming
@@ -29,6 +29,7 @@ class Score:
     tpot_p50_s: Mapping[str, float]
     outcomes: Mapping[str, int]
     largest_gap_s: float
+    cpu_share: Mapping[str, float] = field(default_factory=dict)  # of one core, by process, while the load lasted
 
 
 def score(run: LoadRun, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
@@ -75,6 +76,10 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
         "runs": len(scores),
         "outcomes": dict(sum((Counter(score.outcomes) for score in scores), Counter())),
         "largest_gap_s": round(max(s.largest_gap_s for s in scores), 3),
+        "cpu_share": {
+            name: round(statistics.median(s.cpu_share.get(name, 0.0) for s in scores), 4)
+            for name in dict.fromkeys(name for s in scores for name in s.cpu_share)
+        },
     }
 
 

@@ -20,7 +20,7 @@ def seed(wish: dict[str, Any]) -> dict[str, str]:
     actor = Actor.job("benchmark")
     model = served_models.served_model_create(actor=actor, name=wish["model"], context_tokens=wish["context_tokens"])
     for slo_class in wish["classes"]:
-        slo_classes.slo_class_create(actor=actor, **slo_class)
+        slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
     tenant = tenants.tenant_create(actor=actor, name=wish["tenant"])
     spec: dict[str, Any] = {"max_model_len": wish["context_tokens"]}
     if wish["kv_capacity_tokens"]:

@@ -30,12 +30,14 @@ READY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ClassSpec:
-    """An SLO class to seed. The default waiting time drops no request, so that all policies serve the same requests."""
+    """An SLO class to seed. The default waiting time drops no request, so that all policies serve the same requests;
+    None leaves it to Slackline's own default.
+    """
 
     name: str
     ttft_s: float
     tpot_s: float
-    waiting_time_s: float = 3600.0
+    waiting_time_s: float | None = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Stack:
         self.api_key = ""
         self.environment: dict[str, str] = {}
         self._exit = contextlib.ExitStack()
+        self._servers: tuple[EmbeddedPostgres | EmbeddedRedis, ...] = ()
 
     def __enter__(self) -> Stack:
         with contextlib.ExitStack() as undo:
@@ -71,7 +74,8 @@ class Stack:
             redis = EmbeddedRedis(self.folder)
             undo.callback(redis.stop)
             redis.start()
-            for server in (postgres, redis):
+            self._servers = (postgres, redis)
+            for server in self._servers:
                 prefer(server.pid or 0, own_niceness())
             self.environment = {
                 "DATABASE_URL": postgres.url,
@@ -88,6 +92,22 @@ class Stack:
 
     def __exit__(self, *error: object) -> None:
         self._exit.close()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Nothing of Slackline runs in this block: PostgreSQL and Redis are stopped, and start again after it."""
+        for server in self._servers:
+            server.stop()
+        try:
+            yield
+        finally:
+            for server in self._servers:
+                server.start()
+                prefer(server.pid or 0, own_niceness())
+
+    def processes(self, gateway: RunningEngine) -> dict[str, int]:
+        """Process ids of the control plane by name."""
+        return {"gateway": gateway.pid, **{server.name: server.pid or 0 for server in self._servers}}
 
     def _manage(self, *command: str, stdin: str = "") -> str:
         done = subprocess.run(

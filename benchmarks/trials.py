@@ -12,9 +12,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.loadgen import MAX_GAP_S, Target, gateway_target, run_plan
+from benchmarks.loadgen import MAX_GAP_S, direct_target, gateway_target, run_plan
+from benchmarks.processor import ProcessorShare
 from benchmarks.scoring import Score, score
 from benchmarks.stack import Stack
 from benchmarks.workloads import PlannedArrival, Task
@@ -45,31 +47,38 @@ def wait_idle(urls: Sequence[str]) -> None:
 
 
 class Bench:
-    """Engines and stack under test; counts the runs that were dropped. `tries`: most runs per measurement."""
+    """Engines and stack under test; counts the runs that were dropped. `tries`: most runs per measurement.
+    `own_targets`: requests through the gateway name their targets themselves.
+    """
 
-    def __init__(self, stack: Stack, tries: int = TRIES) -> None:
+    def __init__(self, stack: Stack, tries: int = TRIES, own_targets: bool = False) -> None:
         self.stack = stack
         self.tries = tries
+        self.own_targets = own_targets
         self.dropped = 0
 
     def through_gateway(
         self, policy: str, overrides: Mapping[str, Any], plan: Sequence[PlannedArrival], tasks: Sequence[Task]
     ) -> Score:
         def once() -> Score:
-            wait_idle(self.stack.fleet.urls)
+            fleet = self.stack.fleet
+            wait_idle(fleet.urls)
             with self.stack.gateway(policy, overrides) as gateway:
-                return score(
-                    run_plan(plan, gateway_target(gateway.url, self.stack.fleet.model, self.stack.api_key)), tasks
-                )
+                target = gateway_target(gateway.url, fleet.model, self.stack.api_key, self.own_targets)
+                share = ProcessorShare(self.stack.processes(gateway))
+                run = run_plan(plan, target)
+                return replace(score(run, tasks), cpu_share=share.read())
 
         return self.undisturbed(once)
 
-    def direct(self, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> Score:
-        """Round robin by the client itself, without Slackline: the control."""
+    def direct(self, by_class: bool, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> Score:
+        """Round robin by the client itself while nothing of Slackline runs. `by_class`: with vLLM's priorities."""
 
         def once() -> Score:
-            wait_idle(self.stack.fleet.urls)
-            return score(run_plan(plan, Target(self.stack.fleet.urls, self.stack.fleet.model)), tasks)
+            fleet = self.stack.fleet
+            wait_idle(fleet.urls)
+            with self.stack.stopped():
+                return score(run_plan(plan, direct_target(fleet.urls, fleet.model, tasks, by_class)), tasks)
 
         return self.undisturbed(once)
 

@@ -58,6 +58,7 @@ from benchmarks.trials import Bench, note
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.workloads import MIXES, PlannedArrival, sustained
 from controller.core.types import LatencyCoefficients
+from controller.simulator.workloads.mixes import PATIENT_S
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "fidelity" / machine_name()
 TASKS = MIXES["4-task"]
@@ -265,7 +266,7 @@ def live(arguments: argparse.Namespace) -> dict[str, Any]:
     """The measurement on two servers started for it. Raises EngineFailed."""
     started = time.monotonic()
     prefer(os.getpid(), above=CLIENT_ABOVE)
-    with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):
+    with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume, PATIENT_S) as (stack, profiled):
         report = measure(Bench(stack), profiled, arguments)
     return report | {"seconds": round(time.monotonic() - started)}
 

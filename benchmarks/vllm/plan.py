@@ -9,6 +9,7 @@ from typing import Any, Literal
 from benchmarks.workloads import MIXES, PlannedArrival, Task, burst, sustained
 
 Kind = Literal["burst", "sustained"]
+DirectPriority = Literal["none", "class"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,22 @@ class VllmContender:
     policy_set: str
     windows: Sequence[int] = ()
 
+    @property
+    def direct(self) -> bool:
+        """Whether the client sends to the engines itself, and no process of ours runs."""
+        return self.name in DIRECT
+
     def overrides(self, window: int | None) -> dict[str, Any]:
         return {} if window is None else {"pacing": {"window": window}}
 
 
 WINDOWS = (8, 12, 20, 28, 40, 56, 80)  # outstanding requests on an engine
+# Without Slackline: the client alternates between the engines, and PostgreSQL and Redis are stopped as well. Priorities
+# are vLLM's own, by class, the tightest TTFT first.
+DIRECT: Mapping[str, DirectPriority] = {"direct_round_robin": "none", "direct_priority_class": "class"}
 CONTENDERS = (
+    VllmContender("direct_round_robin", "direct_round_robin"),
+    VllmContender("direct_priority_class", "direct_priority_class"),
     VllmContender("round_robin", "round_robin"),
     VllmContender("least_outstanding", "least_outstanding"),
     VllmContender("edf_best", "edf_window", WINDOWS),
@@ -32,6 +43,12 @@ CONTENDERS = (
     VllmContender("engine_priority_deadline", "engine_priority_deadline"),
     VllmContender("tpot_arrival_best", "tpot_arrival_window", WINDOWS),
     VllmContender("slackline", "slackline"),
+)
+# What QUICK leaves out was never the best baseline on two engines.
+QUICK_CONTENDERS = tuple(
+    contender
+    for contender in CONTENDERS
+    if contender.name not in ("round_robin", "least_outstanding", "engine_priority_deadline")
 )
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
 # Start of a sweep, and the only value without one (QUICK): the best of earlier sweeps, by kind of load.
@@ -45,7 +62,7 @@ USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """One load: a mix at `times` the rate at which round robin first drops below 0.9 on it."""
+    """One load: a mix at `times` its knee, the rate at which round robin without Slackline first drops below 0.9."""
 
     mix: str
     kind: Kind

@@ -13,15 +13,13 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.scoring import Score, summary
 from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, PlannedLoad, VllmContender
-
-DIRECT = "direct"  # the control in the journal: round robin by the client, without the gateway
 
 
 @dataclass(slots=True)
@@ -67,21 +65,23 @@ def best_windows(seeds: Sequence[Seed]) -> dict[str, dict[str, int]]:
 def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
     """The load's entry of the report over its complete seeds; None if there are none."""
     windows = best_windows(seeds)
-    whole = [s for s in seeds if all(s.score(c, windows[s.machine]) is not None for c in CONTENDERS)]
+    # Runs of before 2026-11-24 have no contender without Slackline.
+    contenders = [
+        c for c in CONTENDERS if not c.direct or any(c.policy_set == policy for s in seeds for policy, _ in s.runs)
+    ]
+    whole = [s for s in seeds if all(s.score(c, windows[s.machine]) is not None for c in contenders)]
     if not whole:
         return None
-    scores: dict[str, list[Score]] = {c.name: [] for c in CONTENDERS}
+    scores: dict[str, list[Score]] = {c.name: [] for c in contenders}
     for seed in whole:
-        for contender in CONTENDERS:
+        for contender in contenders:
             score = seed.score(contender, windows[seed.machine])
             assert score is not None  # of a complete seed
             scores[contender.name].append(score)
-    directs = [seed.runs[DIRECT, None] for seed in whole if (DIRECT, None) in seed.runs]
     entry: dict[str, Any] = {"mix": load.mix, "kind": load.kind, "times_knee": load.times}
     entry["seeds"] = [{"machine": s.machine, "seed": s.seed, "rate": round(s.rate, 2)} for s in whole]
     entry["windows"] = {machine: windows[machine] for machine in {s.machine: None for s in whole}}
     entry |= {name: summary(of) for name, of in scores.items()}
-    entry |= {"round_robin_direct": summary(directs)} if directs else {}
     entry["within_seed"] = within_seeds(scores)
     return entry
 
@@ -89,9 +89,10 @@ def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
 def within_seeds(scores: Mapping[str, Sequence[Score]]) -> list[dict[str, float]]:
     """Slackline against the others within each seed, where machine and arrivals are the same."""
     found = []
+    robins = scores[_robin(scores)]
     for turn, ours in enumerate(scores["slackline"]):
-        robin = scores["round_robin"][turn]
-        best = max(scores[name][turn].attainment for name in BASELINES)
+        robin = robins[turn]
+        best = max(scores[name][turn].attainment for name in BASELINES if name in scores)
         found.append(
             {
                 "slackline": round(ours.attainment, 4),
@@ -103,23 +104,34 @@ def within_seeds(scores: Mapping[str, Sequence[Score]]) -> list[dict[str, float]
     return found
 
 
+def _robin(names: Container[str]) -> str:
+    """Round robin without Slackline, or through the gateway where only that was measured."""
+    return "direct_round_robin" if "direct_round_robin" in names else "round_robin"
+
+
 def table(entries: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: medians over the seeds, with lowest and highest in brackets if there are several."""
-    names = [contender.name for contender in CONTENDERS] + ["round_robin_direct"]
-    lines = [
-        f"| load | seeds | {' | '.join(names)} | over best baseline | over round robin | mean E2E over round robin's |"
-    ]
-    lines.append("|" + "---|" * (len(names) + 5))
+    names = [contender.name for contender in CONTENDERS]
+    last = (
+        "over best baseline",
+        "over round robin",
+        "mean E2E over round robin's",
+        "processor time of Slackline, cores",
+    )
+    lines = [f"| load | seeds | {' | '.join([*names, *last])} |"]
+    lines.append("|" + "---|" * (len(names) + 6))
     for entry in entries:
         rates = list(dict.fromkeys(f"{seed['rate']:.1f}" for seed in entry["seeds"]))
         cells = [f"{entry['mix']} {entry['kind']} {entry['times_knee']:g}x ({' and '.join(rates)}/s)"]
         cells.append(str(len(entry["seeds"])))
         for name in names:
             cells.append(_cell(entry, name))
-        best = max(entry[name]["attainment"] for name in BASELINES)
-        ours, robin = entry["slackline"]["attainment"], entry["round_robin"]["attainment"]
+        best = max(entry[name]["attainment"] for name in BASELINES if name in entry)
+        ours, robin = entry["slackline"]["attainment"], entry[_robin(entry)]["attainment"]
         cells += [f"{ours / best:.2f}x" if best else "-", f"{ours / robin:.1f}x" if robin else "-"]
         cells.append(f"{statistics.median(seed['e2e_over_round_robin'] for seed in entry['within_seed']):.2f}x")
+        shares = entry["slackline"]["cpu_share"]
+        cells.append(f"{sum(shares.values()):.2f}" if shares else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

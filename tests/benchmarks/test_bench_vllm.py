@@ -14,12 +14,14 @@ from benchmarks.loadgen import CUTOFF_S
 from benchmarks.scoring import Score
 from benchmarks.stack import StackFleet
 from benchmarks.trials import Bench
-from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, PlannedLoad
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_CONTENDERS, QUICK_LOADS, WINDOWS, PlannedLoad
 from benchmarks.workloads import MIXES
 from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher
 
 PROMISED = {
+    "direct_round_robin",
+    "direct_priority_class",
     "round_robin",
     "least_outstanding",
     "edf_best",
@@ -35,7 +37,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, int | None]] = []
-        self.controls = 0
+        self.direct_runs: list[bool] = []
 
     def through_gateway(self, policy, overrides, plan, tasks) -> Score:
         window = overrides.get("pacing", {}).get("window")
@@ -43,9 +45,9 @@ class Scripted:
         attained = {"round_robin": 0.3, "slackline": 0.9}.get(policy, 0.7 - abs((window or 20) - 20) / 100)
         return self._score(attained, tasks)
 
-    def direct(self, plan, tasks) -> Score:
-        self.controls += 1
-        return self._score(0.31, tasks)
+    def direct(self, by_class, plan, tasks) -> Score:
+        self.direct_runs.append(by_class)
+        return self._score(0.6 if by_class else 0.31, tasks)
 
     @staticmethod
     def _score(attained, tasks) -> Score:
@@ -68,7 +70,8 @@ def test_an_entry_has_all_promised_keys(entry):
     for name in PROMISED:
         assert {"attainment", "e2e_mean_s", "by_class", "attainment_spread"} <= set(found[name])
     assert found["slackline"]["attainment"] == 0.9
-    assert found["round_robin_direct"]["attainment"] == 0.31
+    assert found["direct_round_robin"]["attainment"] == 0.31
+    assert found["direct_priority_class"]["attainment"] == 0.6
     json.dumps(found)
 
 
@@ -79,7 +82,7 @@ def test_seeds_may_begin_later_on_another_machine():
     )
     assert found["slackline"]["runs"] == 2
     assert found["windows"]["edf_best"] == 20  # swept on the first seed there is
-    assert bench.ran[0][0] == "least_outstanding"  # the second seed's order
+    assert bench.ran[0][0] == "round_robin"  # the second seed's order: one without Slackline, then this
 
 
 def test_windows_are_swept_once_and_the_best_is_kept(entry):
@@ -89,7 +92,7 @@ def test_windows_are_swept_once_and_the_best_is_kept(entry):
     edf = [window for policy, window in bench.ran if policy == "edf_window"]
     assert len(edf) == 4 + 2  # the sweep's best run is the first seed's
     assert all(found[name]["runs"] == 3 for name in PROMISED)
-    assert bench.controls == 1
+    assert sorted(bench.direct_runs) == [False, False, False, True, True, True]
 
 
 @pytest.mark.parametrize(("best", "tried"), [(8, {28, 20, 12, 8, 40}), (80, {28, 20, 40, 56, 80}), (28, {20, 28, 40})])
@@ -101,10 +104,12 @@ def test_a_sweep_climbs_to_the_best_window_wherever_it_lies(best, tried):
 
 def test_policies_alternate_in_another_order_with_each_seed(entry):
     bench, _ = entry
+    edf = [index for index, (policy, window) in enumerate(bench.ran) if (policy, window) == ("edf_window", 20)]
     robins = [index for index, (policy, _) in enumerate(bench.ran) if policy == "round_robin"]
     slackline = [index for index, (policy, _) in enumerate(bench.ran) if policy == "slackline"]
-    assert robins[0] < slackline[0]
-    assert robins[1] > slackline[1]
+    assert robins[0] < edf[0] < slackline[0]
+    assert robins[1] < slackline[1]
+    assert bench.direct_runs == [False, True, True, False, False, True]  # the second seed begins with priorities
 
 
 def test_the_table_names_every_policy(entry):
@@ -112,14 +117,14 @@ def test_the_table_names_every_policy(entry):
     text = table([found])
     assert all(name in text for name in PROMISED)
     assert "1.29x the best baseline" in text  # 0.9 against 0.70, the best window
-    assert "3.00x round robin" in text
+    assert "2.90x round robin without it" in text
 
 
 def test_contenders_are_real_policy_sets():
     assert {contender.name for contender in CONTENDERS} == PROMISED
     assert set(BASELINES) == PROMISED - {"slackline"}
     for contender in CONTENDERS:
-        for window in contender.windows or (None,):
+        for window in () if contender.direct else contender.windows or (None,):
             assert build_dispatcher(contender.policy_set, contender.overrides(window)).name == contender.policy_set
 
 
@@ -141,7 +146,7 @@ def test_quick_fits_its_fifteen_minutes(knee):
     assert 25 <= sustained.duration_s <= 90
     assert burst.per_task == 300 or sustained.duration_s == 25
     run_s = burst.per_task * 4 / (1.7 * knee) + QUICK_DRAIN_S + sustained.duration_s + CUTOFF_S
-    assert 80 + len(CONTENDERS) * run_s <= QUICK_BUDGET_S
+    assert 80 + len(QUICK_CONTENDERS) * run_s <= QUICK_BUDGET_S
 
 
 def test_quick_keeps_the_papers_burst_on_a_usual_machine():
@@ -176,5 +181,5 @@ def test_quick_leaves_what_a_full_run_has_stored(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "quick.json").read_text()) == json.loads(json.dumps(report))
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "quick.json"}
     assert (report["seeds"], report["knee"]["4-task"]["from"]) == (1, "the latency profile")
-    assert len(bench.ran) == len(CONTENDERS) * len(QUICK_LOADS)
+    assert len(bench.ran) + len(bench.direct_runs) == len(QUICK_CONTENDERS) * len(QUICK_LOADS)
     assert table(report["by_load"])

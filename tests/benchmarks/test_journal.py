@@ -4,7 +4,7 @@ from benchmarks.bench_vllm import VllmComparison
 from benchmarks.journal import RunJournal
 from benchmarks.loadgen import LoadRun, RequestTiming
 from benchmarks.scoring import score
-from benchmarks.vllm.plan import PlannedLoad
+from benchmarks.vllm.plan import CONTENDERS, PlannedLoad
 from benchmarks.workloads import MIXES
 from tests.benchmarks.test_bench_vllm import Scripted
 
@@ -14,13 +14,13 @@ LOAD = PlannedLoad("4-task", "burst", 1.7, per_task=1)
 def run(path, *, resume, seeds=1):
     bench = Scripted()
     found = VllmComparison(bench, range(seeds), sweep=False, journal=RunJournal(path, resume)).load(LOAD, 30.0)
-    return found, len(bench.ran) + bench.controls
+    return found, len(bench.ran) + len(bench.direct_runs)
 
 
 def test_nothing_is_measured_twice(tmp_path):
     path = tmp_path / "runs.jsonl"
     first, measured = run(path, resume=False)
-    assert measured == 8
+    assert measured == len(CONTENDERS)
     again, measured = run(path, resume=True)
     assert measured == 0
     assert again == first
@@ -34,15 +34,15 @@ def test_what_is_missing_is_measured(tmp_path):
     _, measured = run(path, resume=True)
     assert measured == len(lines) - 5
     _, measured = run(path, resume=True, seeds=2)
-    assert measured == 7
+    assert measured == len(CONTENDERS)
 
 
 def test_without_resume_it_starts_over(tmp_path):
     path = tmp_path / "runs.jsonl"
     run(path, resume=False)
     _, measured = run(path, resume=False)
-    assert measured == 8
-    assert len(RunJournal(path, resume=True)) == 8
+    assert measured == len(CONTENDERS)
+    assert len(RunJournal(path, resume=True)) == len(CONTENDERS)
 
 
 def test_another_rate_is_another_run(tmp_path):

@@ -46,7 +46,7 @@ def test_each_seed_counts_once_with_its_machines_own_windows(files):
     assert entry["edf_best"]["attainment_spread"] == [0.68, 0.7]
     assert entry["round_robin"]["attainment"] == 0.5  # the median of 0.3, 0.5, 0.5
     assert all(entry[contender.name]["runs"] == 3 for contender in CONTENDERS)
-    assert [seed["round_robin"] for seed in entry["within_seed"]] == [0.3, 0.5, 0.5]
+    assert [seed["round_robin"] for seed in entry["within_seed"]] == [0.31, 0.31, 0.31]  # without Slackline
     assert [seed["best_baseline"] for seed in entry["within_seed"]] == [0.7, 0.7, 0.7]
 
 
@@ -56,6 +56,16 @@ def test_a_seed_that_lacks_a_policy_is_left_out(files):
     last = max(i for i, run in enumerate(ours) if run["policy"] == "slackline")
     files[1].write_text("\n".join(line for i, line in enumerate(lines) if i != last) + "\n")
     assert len(told(LOAD, read(files)[LOAD.name])["seeds"]) == 2
+
+
+def test_runs_from_before_there_were_direct_ones_still_make_a_table(files):
+    for path in files:
+        lines = [line for line in path.read_text().splitlines() if "direct_" not in json.loads(line)["run"]["policy"]]
+        path.write_text("\n".join(lines) + "\n")
+    entry = told(LOAD, read(files)[LOAD.name])
+    assert "direct_round_robin" not in entry
+    assert [seed["round_robin"] for seed in entry["within_seed"]] == [0.3, 0.5, 0.5]
+    assert "| - | - |" in table([entry])
 
 
 def test_one_window_alone_is_no_sweep(tmp_path):
