@@ -3,9 +3,9 @@
     make bench-policies   (or: python -m benchmarks.bench_policies --kind batching)
 
 One decision, by kind: ordering: rank all requests and sort them (the dispatcher ranks a request once, and again when
-its rank expires); admission: judge all requests on one worker; routing: choose among 8 workers that hold them; pacing:
-the room of the 8 workers; batching: compose one step with half of them decoding and half queued; preemption: weigh each
-against a challenger; migration: order all prefilled requests and place the first on one of 8 decode workers that hold
+its rank expires); admission: judge all requests on one instance; routing: choose among 8 instances that hold them;
+pacing: the room of the 8 instances; batching: compose one step, half decoding and half queued; preemption: weigh each
+against a challenger; migration: order all prefilled requests and place the first on one of 8 decode instances that hold
 as many. CALM is also measured at 5,000, where the aim is 5 ms. Medians over repeated decisions, with garbage collection
 off. Last line: JSON, `ms` by policy ("kind/name") and size.
 """
@@ -29,7 +29,7 @@ from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, Request
 from controller.dispatch.disaggregation.placements import MIGRATIONS, Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import CostAwarePreemption
@@ -73,8 +73,8 @@ def requests(size: int, seed: int) -> list[Request]:
     return [make_request(rng, serial, NOW - rng.uniform(0, 2)) for serial in range(size)]
 
 
-def workers(size: int, seed: int) -> list[Worker]:
-    made = [Worker(InstanceSpec(f"w{i}", "m", latency=LATENCY, max_num_seqs=64)) for i in range(INSTANCES)]
+def instances(size: int, seed: int) -> list[ShadowInstance]:
+    made = [ShadowInstance(InstanceSpec(f"w{i}", "m", latency=LATENCY, max_num_seqs=64)) for i in range(INSTANCES)]
     for serial, request in enumerate(requests(size, seed)):
         made[serial % INSTANCES].send(request, NOW, 0, serial + 1)
         if serial % 2:
@@ -94,19 +94,19 @@ def ordering(name: str, size: int, seed: int) -> Decide:
 
 
 def admission(name: str, size: int, seed: int) -> Decide:
-    policy, waiting, (worker, *_) = ADMISSIONS[name](), requests(size, seed), workers(64, seed)
+    policy, waiting, (instance, *_) = ADMISSIONS[name](), requests(size, seed), instances(64, seed)
     costs = [cost_of(request) for request in waiting]
-    return lambda: [policy.judge(r, c, worker, 0.2, NOW) for r, c in zip(waiting, costs, strict=True)]
+    return lambda: [policy.judge(r, c, instance, 0.2, NOW) for r, c in zip(waiting, costs, strict=True)]
 
 
 def routing(name: str, size: int, seed: int) -> Decide:
-    policy, offered = ROUTINGS[name](), workers(size, seed)
+    policy, offered = ROUTINGS[name](), instances(size, seed)
     return lambda: policy.choose(offered, NOW)
 
 
 def pacing(name: str, size: int, seed: int) -> Decide:
-    policy, offered = PACINGS[name](), workers(size, seed)
-    return lambda: [policy.room(worker, 0.7, 0.2, NOW) for worker in offered if policy.ready(worker, NOW)]
+    policy, offered = PACINGS[name](), instances(size, seed)
+    return lambda: [policy.room(instance, 0.7, 0.2, NOW) for instance in offered if policy.ready(instance, NOW)]
 
 
 def batching(name: str, size: int, seed: int) -> Decide:
@@ -117,7 +117,7 @@ def batching(name: str, size: int, seed: int) -> Decide:
 
 
 def migration(name: str, size: int, seed: int) -> Decide:
-    policy, offered = MIGRATIONS[name](), workers(size, seed)
+    policy, offered = MIGRATIONS[name](), instances(size, seed)
     stages = [Prefilled(request, NOW - 0.1) for request in requests(size, seed + 1)]
     return lambda: policy.choose(min(stages, key=policy.order), offered, NOW)
 

@@ -34,14 +34,14 @@ class Rank(NamedTuple):
 
 
 class AdmissionResult(NamedTuple):
-    """Whether to send the request to this worker now, with its probability of meeting the TTFT; if not, the reason."""
+    """Whether to send the request to this instance now, its probability of meeting the TTFT, and the reason if not."""
 
     admit: bool
     probability: float
     reason: str
 
 
-class WorkerView(Protocol):
+class InstanceView(Protocol):
     """What policies may read of an instance's shadow state. It is not a copy, so policies must not change it."""
 
     id: str
@@ -85,7 +85,7 @@ class Ordering(Policy, Protocol):
 
 class Admission(Policy, Protocol):
     def judge(
-        self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float
+        self, request: Request, cost: Cost, instance: InstanceView, backlog_s: float, now: float
     ) -> AdmissionResult: ...
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
@@ -113,8 +113,8 @@ class Screening(Protocol):
 
 
 class Routing(Policy, Protocol):
-    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
-        """The best of `workers`, which all have free capacity (never empty); None to send nothing now."""
+    def choose(self, instances: Sequence[InstanceView], now: float) -> InstanceView | None:
+        """The best of `instances`, which all have free capacity (never empty); None to send nothing now."""
         ...
 
 

@@ -21,7 +21,7 @@ from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 # These start no pass: they free no room, and most come often.
 QUIET = frozenset({ev.Progress, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay})
@@ -35,7 +35,7 @@ class DispatchConfig:
     """Settings of a dispatcher.
 
     `engine_rank`: what the engine is told about urgency. `scan_limit`: a pass ends after this many requests that do not
-    fit (Alg. 1 scans the whole queue; a worker that is nearly full would cost O(n) for nothing).
+    fit (Alg. 1 scans the whole queue; an instance that is nearly full would cost O(n) for nothing).
     """
 
     engine_rank: str = "none"
@@ -69,7 +69,7 @@ class Chosen(NamedTuple):
 
 
 class Pass:
-    """One pass of Alg. 1 over the queue for one worker: what goes to it now, and how much room there was.
+    """One pass of Alg. 1 over the queue for one instance: what goes to it now, and how much room there was.
 
     It chooses, and sends nothing itself. `config`: how far down the queue it looks, and whose targets bind."""
 
@@ -78,13 +78,13 @@ class Pass:
         self._admission = admission
         self._pacing = pacing
 
-    def choose(self, lane: Lane, worker: Worker, now: float) -> tuple[list[Chosen], Room]:
-        """In the queue's order, what fits into the room the worker has under its own and the queue's targets."""
+    def choose(self, lane: Lane, instance: ShadowInstance, now: float) -> tuple[list[Chosen], Room]:
+        """In the queue's order, what fits into the room the instance has under its own and the queue's targets."""
         ttft = lane.traffic.tightest(now, default=math.inf)
-        tpot = worker.tightest_tpot(self._config.tightest_share)
-        room = self._pacing.room(worker, ttft, tpot, now)
-        free_tokens = math.inf if math.isinf(room.slots) else worker.free_tokens()  # no limit: the engine queues
-        idle = not worker.outstanding
+        tpot = instance.tightest_tpot(self._config.tightest_share)
+        room = self._pacing.room(instance, ttft, tpot, now)
+        free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
+        idle = not instance.outstanding
         chosen: list[Chosen] = []
         if not idle and room.tokens <= 1:
             return chosen, room
@@ -94,19 +94,19 @@ class Pass:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self._config.scan_limit:
                 break
             request = entry.request
-            tighter = worker.decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
-            own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
-            need = worker.kv_need(request)
+            tighter = instance.decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
+            own = self._pacing.room(instance, ttft, request.targets.tpot_s, now) if tighter else room
+            need = instance.kv_need(request)
             has_blocks = kv + need < free_tokens
             fits = used + request.prompt_tokens < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
-            alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
-            if (fits or alone) and not lane.may_go(entry, worker, now):
+            alone = not chosen and (idle or (has_blocks and not instance.waiting_count and own.tokens > 1))
+            if (fits or alone) and not lane.may_go(entry, instance, now):
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1
                 continue
-            judged = self._admission.judge(request, worker.cost(request), worker, own.backlog_s, now)
+            judged = self._admission.judge(request, instance.cost(request), instance, own.backlog_s, now)
             if not (judged.admit or entry.forced):
                 skipped += 1
                 continue
@@ -116,20 +116,20 @@ class Pass:
             chosen.append(Chosen(entry, judged.probability))
             used += request.prompt_tokens
             kv += need
-        if self._pacing.exact and not worker.spec.selects:
-            self._check_exact(worker, chosen, ttft, tpot, lone)
+        if self._pacing.exact and not instance.spec.selects:
+            self._check_exact(instance, chosen, ttft, tpot, lone)
         return chosen, room
 
     @staticmethod
-    def _check_exact(worker: Worker, chosen: list[Chosen], ttft: float, tpot: float, lone: bool) -> None:
+    def _check_exact(instance: ShadowInstance, chosen: list[Chosen], ttft: float, tpot: float, lone: bool) -> None:
         """H5: eq. 5 drops the quadratic term; check eq. 7 once more with the full eq. 1 and let the last ones wait."""
-        decode_s = worker.decode_s()
+        decode_s = instance.decode_s()
         while len(chosen) > (1 if lone else 0):
             new = [entry.request.prompt_tokens for entry, _ in chosen]
-            tokens = worker.waiting_tokens + sum(new)
-            squares = worker.waiting_squares + sum(n * n for n in new)
-            prefill = worker.latency.prefill_sums(tokens, squares)
-            if worker.latency.maturity(prefill, decode_s, tpot) <= ttft:
+            tokens = instance.waiting_tokens + sum(new)
+            squares = instance.waiting_squares + sum(n * n for n in new)
+            prefill = instance.latency.prefill_sums(tokens, squares)
+            if instance.latency.maturity(prefill, decode_s, tpot) <= ttft:
                 return
             chosen.pop()
 
@@ -160,7 +160,7 @@ class StageDispatcher:
         self._pass = Pass(config, admission, pacing)
         self.journal = Journal()
         self._fleet = Fleet(self._new_lane)
-        self._sent: dict[str, Worker] = {}
+        self._sent: dict[str, ShadowInstance] = {}
         self._serial = 0
         self._now = 0.0
         self._wake_at = math.inf
@@ -219,11 +219,11 @@ class StageDispatcher:
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:
-        return [worker.view(now) for worker in self._fleet.workers.values()]
+        return [instance.view(now) for instance in self._fleet.instances.values()]
 
     def learned(self) -> dict[str, LatencyCoefficients]:
         """Latency coefficients by instance, as refitted."""
-        return {worker.id: worker.latency.coefficients for worker in self._fleet.workers.values()}
+        return {instance.id: instance.latency.coefficients for instance in self._fleet.instances.values()}
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class StageDispatcher:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
-        if self.config.refuse_infeasible and lane.workers and not request.may_defer:
+        if self.config.refuse_infeasible and lane.instances and not request.may_defer:
             infeasible = lane.infeasible(request, self.config.infeasible_margin)
             if infeasible is not None:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
@@ -252,52 +252,52 @@ class StageDispatcher:
         for lane in self._fleet.lanes.values():
             if lane.queue.remove(event.request_id) is not None:
                 return
-        worker = self._leave(event.request_id, now)
-        if worker is not None:
-            actions.append(ev.Abort(event.request_id, worker.id))
+        instance = self._leave(event.request_id, now)
+        if instance is not None:
+            actions.append(ev.Abort(event.request_id, instance.id))
 
     def _first_token(self, event: ev.FirstToken, now: float, actions: list[ev.Action]) -> None:
-        worker = self._sent.get(event.request_id)
-        sent = worker.waiting.get(event.request_id) if worker is not None else None
-        if worker is None or sent is None:
+        instance = self._sent.get(event.request_id)
+        sent = instance.waiting.get(event.request_id) if instance is not None else None
+        if instance is None or sent is None:
             return
-        worker.first_token(event.request_id, now, assumed=event.assumed)
-        self._pacing.prefilled(worker, sent.prefill_s, now)
+        instance.first_token(event.request_id, now, assumed=event.assumed)
+        self._pacing.prefilled(instance, sent.prefill_s, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         """Its decode stage belongs to the migrator."""
-        worker = self._sent.pop(event.request.id, None)
-        if worker is not None:
-            worker.prefill_done(event.request.id, now)
-            self._pacing.ended(worker, now)
+        instance = self._sent.pop(event.request.id, None)
+        if instance is not None:
+            instance.prefill_done(event.request.id, now)
+            self._pacing.ended(instance, now)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
-        worker = self._sent.get(event.request_id)
-        if worker is not None:
-            worker.progress(event.request_id, event.tokens, now)
+        instance = self._sent.get(event.request_id)
+        if instance is not None:
+            instance.progress(event.request_id, event.tokens, now)
 
     def _finished(self, event: ev.Finished, now: float, actions: list[ev.Action]) -> None:
-        worker = self._sent.get(event.request_id)
-        if worker is not None:
-            worker.progress(event.request_id, event.output_tokens, now)
+        instance = self._sent.get(event.request_id)
+        if instance is not None:
+            instance.progress(event.request_id, event.output_tokens, now)
             self._leave(event.request_id, now)
 
     def _failed(self, event: ev.Failed, now: float, actions: list[ev.Action]) -> None:
-        worker = self._sent.pop(event.request_id, None)
-        sent = worker.remove(event.request_id) if worker is not None else None
-        if worker is None or sent is None:
+        instance = self._sent.pop(event.request_id, None)
+        sent = instance.remove(event.request_id) if instance is not None else None
+        if instance is None or sent is None:
             return
-        self._pacing.ended(worker, now)
+        self._pacing.ended(instance, now)
         if not event.before_first_token:
             return
         request = sent.request
         request.attempts += 1
         lane = self._fleet.lane(request.model)
-        figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": worker.id}
+        figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": instance.id}
         if request.attempts >= self.config.max_attempts:
             actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
-        request.failed_on += (worker.id,)
+        request.failed_on += (instance.id,)
         entry = Entry(request, lane.cost(request), now, request.avoid)
         entry.retry_at = now + RETRY_SAME_S
         if entry.drop_at <= now:
@@ -305,12 +305,12 @@ class StageDispatcher:
             return
         lane.queue.add(entry, now)
 
-    def _leave(self, request_id: str, now: float) -> Worker | None:
-        worker = self._sent.pop(request_id, None)
-        if worker is not None:
-            worker.remove(request_id)
-            self._pacing.ended(worker, now)
-        return worker
+    def _leave(self, request_id: str, now: float) -> ShadowInstance | None:
+        instance = self._sent.pop(request_id, None)
+        if instance is not None:
+            instance.remove(request_id)
+            self._pacing.ended(instance, now)
+        return instance
 
     def _up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
         self._fleet.handle(event)
@@ -343,28 +343,32 @@ class StageDispatcher:
         actions += lane.screen(now)
         blocked: set[str] = set()
         while lane.queue.ready:
-            able = [w for w in lane.workers.values() if w.takes and w.id not in blocked and self._pacing.ready(w, now)]
-            worker = self._routing.choose(able, now) if able else None
-            if not isinstance(worker, Worker):
+            able = [
+                each
+                for each in lane.instances.values()
+                if each.takes and each.id not in blocked and self._pacing.ready(each, now)
+            ]
+            instance = self._routing.choose(able, now) if able else None
+            if not isinstance(instance, ShadowInstance):
                 break
-            if not self._fill(lane, worker, now, actions) or self._pacing.per_pass is None:
-                blocked.add(worker.id)
-            self._pacing.passed(worker, now)
+            if not self._fill(lane, instance, now, actions) or self._pacing.per_pass is None:
+                blocked.add(instance.id)
+            self._pacing.passed(instance, now)
         while not lane.queue.ready and lane.queue.hopeless and self._serve_hopeless(lane, now, actions):
             pass
         actions += lane.expire(now, late=False)  # only now: a request with a waiting time of 0 has this one chance
 
-    def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
-        """Send what one pass chooses for one worker. Returns how many requests."""
-        chosen, room = self._pass.choose(lane, worker, now)
+    def _fill(self, lane: Lane, instance: ShadowInstance, now: float, actions: list[ev.Action]) -> int:
+        """Send what one pass chooses for one instance. Returns how many requests."""
+        chosen, room = self._pass.choose(lane, instance, now)
         for entry, probability in chosen:
-            self._send(lane, worker, entry, room, probability, now, actions)
+            self._send(lane, instance, entry, room, probability, now, actions)
         return len(chosen)
 
     def _send(
         self,
         lane: Lane,
-        worker: Worker,
+        instance: ShadowInstance,
         entry: Entry,
         room: Room,
         probability: float,
@@ -381,40 +385,42 @@ class StageDispatcher:
             "slack_s": slack,
             "probability": probability,
             "token_budget": room.tokens if math.isfinite(room.tokens) else None,
-            "waiting_tokens": worker.waiting_tokens,
-            "outstanding": worker.outstanding,
+            "waiting_tokens": instance.waiting_tokens,
+            "outstanding": instance.outstanding,
             "queued": len(lane.queue),
         }
         rejected: dict[str, Figure] = {
             other.id: f"{other.outstanding} outstanding, {other.waiting_tokens} tokens waiting"
-            for other in (lane.workers.values() if len(lane.workers) <= MOST_NAMED + 1 else ())
-            if other is not worker
+            for other in (lane.instances.values() if len(lane.instances) <= MOST_NAMED + 1 else ())
+            if other is not instance
         }
         reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
         self._serial += 1
-        worker.send(request, now, rank, self._serial)
-        expected_s = worker.waiting_prefill_s() + worker.decode_s()
-        self._sent[request.id] = worker
+        instance.send(request, now, rank, self._serial)
+        expected_s = instance.waiting_prefill_s() + instance.decode_s()
+        self._sent[request.id] = instance
         decision = Decision("dispatch", reason, request.id, now, figures, rejected)
-        actions.append(ev.Send(request, worker.id, rank, slack, decision, expected_s))
+        actions.append(ev.Send(request, instance.id, rank, slack, decision, expected_s))
 
     def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> bool:
-        """No request that can make it waits, so the cheapest hopeless ones get spare room: one a worker and pass.
+        """No request that can make it waits, so the cheapest hopeless ones get spare room: one an instance and pass.
 
         Engines that select by value are sent them all, since a late answer may still be worth its time. Returns whether
         an instance may take more.
         """
         more = False
-        for worker in sorted(lane.workers.values(), key=lambda w: (w.outstanding, w.last_sent, w.id)):
-            chooses = worker.spec.selects
-            if not (worker.takes and self._pacing.ready(worker, now) and (chooses or self._pacing.spare(worker, now))):
+        for instance in sorted(lane.instances.values(), key=lambda each: (each.outstanding, each.last_sent, each.id)):
+            chooses = instance.spec.selects
+            if not (
+                instance.takes and self._pacing.ready(instance, now) and (chooses or self._pacing.spare(instance, now))
+            ):
                 continue
-            entry = lane.cheapest_hopeless(worker, self.config.scan_limit, now)
+            entry = lane.cheapest_hopeless(instance, self.config.scan_limit, now)
             if entry is None:
                 continue
-            if not chooses and worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding:
+            if not chooses and instance.free_tokens() <= entry.request.prompt_tokens and instance.outstanding:
                 continue
-            self._send(lane, worker, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
+            self._send(lane, instance, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
             more |= chooses
         return more
 
@@ -435,5 +441,7 @@ class StageDispatcher:
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):
             return math.inf
-        workers = min((self._pacing.wake_at(w, now) for w in lane.workers.values() if w.takes), default=math.inf)
-        return min(workers, lane.queue.next_turn())
+        instances = min(
+            (self._pacing.wake_at(each, now) for each in lane.instances.values() if each.takes), default=math.inf
+        )
+        return min(instances, lane.queue.next_turn())

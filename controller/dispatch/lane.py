@@ -15,7 +15,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
-from controller.dispatch.shadow_state import Roster, Worker, longest_context
+from controller.dispatch.shadow_state import Roster, ShadowInstance, longest_context
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -24,7 +24,7 @@ TPOT_MARGIN = 1.5  # a single decode step this much slower than the target canno
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
-GUESS = Worker(InstanceSpec("", ""))  # of a model that has no instance yet
+GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
 
 
 def refuse(
@@ -93,9 +93,9 @@ class Lane:
         self.queue = queue
         self._screening = screening
         self.traffic = traffic
-        self.workers: dict[str, Worker] = {}
+        self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
-        self._best: list[Worker] = []  # see `best`
+        self._best: list[ShadowInstance] = []  # see `best`
         self._best_at = -1
         self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
@@ -103,15 +103,15 @@ class Lane:
     @property
     def attended(self) -> bool:
         """Is there an instance that takes requests, or will once it wakes? A draining one will not."""
-        return any(worker.state != "draining" for worker in self.workers.values())
+        return any(instance.state != "draining" for instance in self.instances.values())
 
-    def join(self, worker: Worker) -> None:
+    def join(self, instance: ShadowInstance) -> None:
         """A new instance, or new settings of a known one."""
-        self.workers[worker.id] = worker
+        self.instances[instance.id] = instance
         self._best_at = -1
 
-    def leave(self, worker: Worker) -> None:
-        self.workers.pop(worker.id, None)
+    def leave(self, instance: ShadowInstance) -> None:
+        self.instances.pop(instance.id, None)
         self._best_at = -1
 
     def advance(self, now: float) -> None:
@@ -153,12 +153,12 @@ class Lane:
         expired = self.queue.expire(now, late=late)
         if not expired:
             return []
-        able = [worker for worker in self.workers.values() if worker.takes]
-        told = {w.id: f"{w.outstanding} outstanding, {w.waiting_tokens} tokens waiting" for w in able}
+        able = [instance for instance in self.instances.values() if instance.takes]
+        told = {each.id: f"{each.outstanding} outstanding, {each.waiting_tokens} tokens waiting" for each in able}
         busy: dict[str, Figure] = dict(told) if len(told) <= MOST_NAMED else {}
         fleet: dict[str, Figure] = {
             "instances": len(able),
-            "outstanding": sum(worker.outstanding for worker in able),
+            "outstanding": sum(instance.outstanding for instance in able),
             "queued": len(self.queue),
         }
         return [self._drop(entry, fleet, busy, now) for entry in expired]
@@ -173,47 +173,47 @@ class Lane:
         }
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
-    def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
+    def may_go(self, entry: Entry, instance: ShadowInstance, now: float) -> bool:
         """Is the context long enough, and did the request not fail there?
 
         If no other instance takes it, it may go where it failed, though where it failed last only after a moment.
         Prefill instances whose KV found no way to a decode instance (`avoid`) come last: that would happen again.
         """
         request = entry.request
-        if not self._long_enough(request, worker):
+        if not self._long_enough(request, instance):
             return False
-        if worker.id not in entry.excluded:
+        if instance.id not in entry.excluded:
             return True
         if self._another(request, entry.excluded):
             return False
-        if worker.id in request.avoid and self._another(request, request.avoid):
+        if instance.id in request.avoid and self._another(request, request.avoid):
             return False
-        return now >= entry.retry_at or worker.id != request.failed_on[-1]
+        return now >= entry.retry_at or instance.id != request.failed_on[-1]
 
     def _another(self, request: Request, than: frozenset[str]) -> bool:
         """Does an instance take it that is not among these?"""
-        others = (other for other in self.workers.values() if other.takes and other.id not in than)
+        others = (other for other in self.instances.values() if other.takes and other.id not in than)
         return any(self._long_enough(request, other) for other in others)
 
-    def _long_enough(self, request: Request, worker: Worker) -> bool:
+    def _long_enough(self, request: Request, instance: ShadowInstance) -> bool:
         if self._longest is None:
-            self._longest = longest_context(self.workers.values())
-        return worker.long_enough(request, self._longest)
+            self._longest = longest_context(self.instances.values())
+        return instance.long_enough(request, self._longest)
 
-    def cheapest_hopeless(self, worker: Worker, scan_limit: int, now: float) -> Entry | None:
+    def cheapest_hopeless(self, instance: ShadowInstance, scan_limit: int, now: float) -> Entry | None:
         """The first that may go there; one that failed there a moment ago is passed over."""
         entries = (entry for _, entry in islice(self.queue.hopeless, scan_limit))
-        return next((entry for entry in entries if self.may_go(entry, worker, now)), None)
+        return next((entry for entry in entries if self.may_go(entry, instance, now)), None)
 
-    def best(self) -> list[Worker]:
+    def best(self) -> list[ShadowInstance]:
         """The instances of which none is slower in everything than another, among those that can serve next.
 
         Draining instances do not count, and sleeping ones only where no instance is awake. In a fleet of one kind of
         device this is one instance; what any of them could keep is not refused.
         """
-        version = sum(worker.changes for worker in self.workers.values())
+        version = sum(instance.changes for instance in self.instances.values())
         if version != self._best_at:
-            self._best_at, self._best = version, _undominated(self.workers.values())
+            self._best_at, self._best = version, _undominated(self.instances.values())
         return self._best
 
     def cost(self, request: Request) -> Cost:
@@ -221,21 +221,21 @@ class Lane:
         best = self.best()
         if len(best) == 1:
             return best[0].cost(request)
-        costs = [worker.cost(request) for worker in best if worker.holds(request)]
-        costs = costs or [worker.cost(request) for worker in best]
+        costs = [instance.cost(request) for instance in best if instance.holds(request)]
+        costs = costs or [instance.cost(request) for instance in best]
         return min(costs, key=lambda cost: _alone_s(request, cost)) if costs else GUESS.cost(request)
 
     def infeasible(self, request: Request, margin: float) -> dict[str, Figure] | None:
         """The figures and the field to change, if no instance could meet the targets even while it is idle.
 
         `margin` (1.2 = 20 %) allows for the error of the prediction, because a refusal cannot be taken back. Until an
-        instance has been measured it grows by `Worker.doubt`.
+        instance has been measured it grows by `ShadowInstance.doubt`.
         """
-        best = [worker for worker in self.best() if worker.holds(request)] or self.best()
+        best = [instance for instance in self.best() if instance.holds(request)] or self.best()
         refusals = []
-        for worker in best:
-            cost = worker.cost(request)
-            refusal = _infeasible(request, cost, margin * (1.0 + worker.error), *worker.doubt())
+        for instance in best:
+            cost = instance.cost(request)
+            refusal = _infeasible(request, cost, margin * (1.0 + instance.error), *instance.doubt())
             if refusal is None:
                 return None
             refusals.append((cost.prefill_s, refusal))
@@ -247,15 +247,17 @@ class Lane:
         if not best:
             return None
         squares = REFERENCE_TOKENS**2
-        first = min(w.latency.prefill_sums(REFERENCE_TOKENS, squares) + w.first_byte_s(REFERENCE_TOKENS) for w in best)
-        return first, min(worker.latency.decode(1, REFERENCE_TOKENS) for worker in best)
+        first = min(
+            each.latency.prefill_sums(REFERENCE_TOKENS, squares) + each.first_byte_s(REFERENCE_TOKENS) for each in best
+        )
+        return first, min(instance.latency.decode(1, REFERENCE_TOKENS) for instance in best)
 
     def screen(self, now: float) -> list[ev.Refuse]:
         """Defer or refuse requests that cannot make it behind those before them in the queue."""
-        able = [worker for worker in self.workers.values() if worker.takes]
+        able = [instance for instance in self.instances.values() if instance.takes]
         if self._screening is None or not able or not self.queue.ready:
             return []
-        model, backlog = able[0].latency, min(worker.waiting_prefill_s() for worker in able)
+        model, backlog = able[0].latency, min(instance.waiting_prefill_s() for instance in able)
         waiting = [entry.request for _, entry in self.queue.ready if not entry.forced]
         refused: list[ev.Refuse] = []
         for name in self._screening.screen(waiting, lambda n: model.prefill_sums(n, 0), backlog, len(able), now):
@@ -268,9 +270,9 @@ class Lane:
 
     def retry_after_s(self) -> float:
         """Seconds in which all instances together would prefill the present queue; at least one second."""
-        if not self.workers:
+        if not self.instances:
             return 5.0
-        rates = sum(1.0 / max(w.latency.prefill_sums(1000, 0), 1e-6) for w in self.workers.values())
+        rates = sum(1.0 / max(each.latency.prefill_sums(1000, 0), 1e-6) for each in self.instances.values())
         return max(1.0, self.queue.tokens / 1000 / rates)
 
 
@@ -288,33 +290,37 @@ class Fleet(Roster):
             found = self.lanes[model] = self._new_lane()
         return found
 
-    def up(self, event: ev.InstanceUp) -> Worker:
-        worker = super().up(event)
-        self.lane(worker.spec.model).join(worker)
-        return worker
+    def up(self, event: ev.InstanceUp) -> ShadowInstance:
+        instance = super().up(event)
+        self.lane(instance.spec.model).join(instance)
+        return instance
 
-    def down(self, instance_id: str) -> Worker | None:
-        worker = super().down(instance_id)
-        if worker is not None:
-            self.lane(worker.spec.model).leave(worker)
-        return worker
+    def down(self, instance_id: str) -> ShadowInstance | None:
+        instance = super().down(instance_id)
+        if instance is not None:
+            self.lane(instance.spec.model).leave(instance)
+        return instance
 
 
 def _differs(costs: tuple[float, float], than: tuple[float, float]) -> bool:
     return any(abs(new - old) > JUDGE_AGAIN * old for new, old in zip(costs, than, strict=True))
 
 
-def _undominated(workers: Iterable[Worker]) -> list[Worker]:
-    staying = [worker for worker in workers if worker.state != "draining" and worker.spec.role is not Role.DECODE]
-    able = [worker for worker in staying if worker.takes] or staying
-    best: list[Worker] = []
-    for worker in sorted(able, key=lambda w: (w.latency.coefficients, -w.spec.max_model_len, _delay(w), w.id)):
-        if not any(_dominates(other, worker) for other in best):
-            best.append(worker)
+def _undominated(instances: Iterable[ShadowInstance]) -> list[ShadowInstance]:
+    staying = [
+        instance for instance in instances if instance.state != "draining" and instance.spec.role is not Role.DECODE
+    ]
+    able = [instance for instance in staying if instance.takes] or staying
+    best: list[ShadowInstance] = []
+    for instance in sorted(
+        able, key=lambda each: (each.latency.coefficients, -each.spec.max_model_len, _delay(each), each.id)
+    ):
+        if not any(_dominates(other, instance) for other in best):
+            best.append(instance)
     return best
 
 
-def _dominates(one: Worker, other: Worker) -> bool:
+def _dominates(one: ShadowInstance, other: ShadowInstance) -> bool:
     """At least as fast in everything, even if `other` is as much faster than predicted as it may be."""
     mine, theirs = one.latency.coefficients, other.latency.coefficients
     prefill, decode = (max(1.0, b / a) for a, b in zip(one.doubt(), other.doubt(), strict=True))
@@ -326,9 +332,9 @@ def _dominates(one: Worker, other: Worker) -> bool:
     )
 
 
-def _delay(worker: Worker) -> float:
+def _delay(instance: ShadowInstance) -> float:
     """Seconds from the end of a prefill of usual length to its first byte."""
-    return worker.first_byte_s(REFERENCE_TOKENS)
+    return instance.first_byte_s(REFERENCE_TOKENS)
 
 
 def _alone_s(request: Request, cost: Cost) -> float:

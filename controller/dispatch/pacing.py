@@ -1,7 +1,7 @@
 """Pacing: how much an instance is sent before it has finished what it has. Registered by name.
 
 `Unlimited` and `FixedWindow` are what routers do today; `Maturity` is HyperFlexis (Alg. 1, eq. 5, App. B); `Backlog`
-evaluates eq. 5 at every event instead of at maturity times, so that an arrival never waits for a worker that has room.
+evaluates eq. 5 at every event instead of at maturity times, so that no arrival waits for an instance that has room.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 
 class Room(NamedTuple):
-    """What a worker may take now: prompt tokens (strictly fewer), sequences, and seconds of prefill work before it."""
+    """What an instance may take now: prompt tokens (strictly fewer), sequences, seconds of prefill work before it."""
 
     tokens: float
     slots: float
@@ -25,31 +25,31 @@ class Room(NamedTuple):
 
 class Pacing(Protocol):
     name: ClassVar[str]
-    per_pass: int | None  # requests sent before the next worker is chosen; None: all that fit
+    per_pass: int | None  # requests sent before the next instance is chosen; None: all that fit
     exact: bool  # check eq. 7 with the full eq. 1 after choosing (H5)
 
-    def ready(self, worker: Worker, now: float) -> bool: ...
+    def ready(self, instance: ShadowInstance, now: float) -> bool: ...
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room: ...
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room: ...
 
-    def passed(self, worker: Worker, now: float) -> None:
-        """A pass over this worker ended, whether something was sent or not."""
+    def passed(self, instance: ShadowInstance, now: float) -> None:
+        """A pass over this instance ended, whether something was sent or not."""
         ...
 
-    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+    def prefilled(self, instance: ShadowInstance, prefill_s: float, now: float) -> None:
         """A prefill of this predicted length ended there."""
         ...
 
-    def ended(self, worker: Worker, now: float) -> None:
-        """A request left the worker."""
+    def ended(self, instance: ShadowInstance, now: float) -> None:
+        """A request left the instance."""
         ...
 
-    def spare(self, worker: Worker, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
         """Is there room that nothing else needs? A hopeless request may have it."""
         ...
 
-    def wake_at(self, worker: Worker, now: float) -> float:
-        """When time alone makes the worker ready; infinite if only an event can."""
+    def wake_at(self, instance: ShadowInstance, now: float) -> float:
+        """When time alone makes the instance ready; infinite if only an event can."""
         ...
 
 
@@ -62,16 +62,16 @@ class EventOnly:
     exact = False
     per_pass: int | None = 1
 
-    def passed(self, worker: Worker, now: float) -> None:
+    def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan."""
 
-    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+    def prefilled(self, instance: ShadowInstance, prefill_s: float, now: float) -> None:
         """Nothing to plan."""
 
-    def ended(self, worker: Worker, now: float) -> None:
+    def ended(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan."""
 
-    def wake_at(self, worker: Worker, now: float) -> float:
+    def wake_at(self, instance: ShadowInstance, now: float) -> float:
         return math.inf
 
 
@@ -88,13 +88,13 @@ class Unlimited(EventOnly):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
         return True
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
         return Room(math.inf, math.inf, 0.0)
 
-    def spare(self, worker: Worker, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
         return True
 
 
@@ -115,22 +115,22 @@ class FixedWindow(EventOnly):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
-        return worker.outstanding < self.config.window
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
+        return instance.outstanding < self.config.window
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
-        return Room(math.inf, self.config.window - worker.outstanding, 0.0)
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+        return Room(math.inf, self.config.window - instance.outstanding, 0.0)
 
-    def spare(self, worker: Worker, now: float) -> bool:
-        return self.ready(worker, now)
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
+        return self.ready(instance, now)
 
 
 @PACINGS.register("maturity")
 class Maturity:
-    """HyperFlexis: a worker takes one batch within its token budget (eq. 5) and is left alone until it is mature.
+    """HyperFlexis: an instance takes one batch within its token budget (eq. 5) and is left alone until it is mature.
 
-    Branches that Alg. 1 lacks: an idle worker with nothing admitted stays mature and sleeps until an event; with
-    E_d >= TPOT the budget is 0 and the worker matures when something running ends (never at a time in the past).
+    Branches that Alg. 1 lacks: an idle instance with nothing admitted stays mature and sleeps until an event; with
+    E_d >= TPOT the budget is 0 and the instance matures when something running ends (never at a time in the past).
     """
 
     name: ClassVar[str] = "maturity"
@@ -144,33 +144,33 @@ class Maturity:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
-        return worker.mature_at <= now and worker.free_slots > 0
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
+        return instance.mature_at <= now and instance.free_slots > 0
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
-        decode_s = worker.decode_s()
-        tokens = worker.latency.token_budget(ttft_s, tpot_s, decode_s, worker.waiting_tokens)
-        return Room(tokens, worker.free_slots, worker.waiting_prefill_s())
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+        decode_s = instance.decode_s()
+        tokens = instance.latency.token_budget(ttft_s, tpot_s, decode_s, instance.waiting_tokens)
+        return Room(tokens, instance.free_slots, instance.waiting_prefill_s())
 
-    def passed(self, worker: Worker, now: float) -> None:
-        """Maturity covers B_wait and R together (Alg. 1); the worker's `waiting` already holds both."""
-        after = worker.latency.maturity(worker.waiting_prefill_s(), worker.decode_s(), worker.tightest_tpot())
-        worker.mature_at = now + after
+    def passed(self, instance: ShadowInstance, now: float) -> None:
+        """Maturity covers B_wait and R together (Alg. 1); the instance's `waiting` already holds both."""
+        after = instance.latency.maturity(instance.waiting_prefill_s(), instance.decode_s(), instance.tightest_tpot())
+        instance.mature_at = now + after
 
-    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+    def prefilled(self, instance: ShadowInstance, prefill_s: float, now: float) -> None:
         """If nothing waits there any more, an infinite maturity is over."""
-        if math.isinf(worker.mature_at) and not worker.waiting:
-            worker.mature_at = now
+        if math.isinf(instance.mature_at) and not instance.waiting:
+            instance.mature_at = now
 
-    def ended(self, worker: Worker, now: float) -> None:
-        if worker.mature_at > now and (math.isinf(worker.mature_at) or not worker.outstanding):
-            worker.mature_at = now
+    def ended(self, instance: ShadowInstance, now: float) -> None:
+        if instance.mature_at > now and (math.isinf(instance.mature_at) or not instance.outstanding):
+            instance.mature_at = now
 
-    def spare(self, worker: Worker, now: float) -> bool:
-        return self.ready(worker, now) and not worker.waiting
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
+        return self.ready(instance, now) and not instance.waiting
 
-    def wake_at(self, worker: Worker, now: float) -> float:
-        return worker.mature_at if worker.mature_at > now else math.inf
+    def wake_at(self, instance: ShadowInstance, now: float) -> float:
+        return instance.mature_at if instance.mature_at > now else math.inf
 
 
 @PACINGS.register("backlog")
@@ -208,36 +208,36 @@ class Backlog:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
-        return worker.free_slots > 0 or worker.spec.selects
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
+        return instance.free_slots > 0 or instance.spec.selects
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
-        if worker.spec.selects:
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+        if instance.spec.selects:
             return Room(math.inf, math.inf, 0.0)
-        decode_s = worker.decode_s()
-        tail = max(0.0, worker.mature_at - now)
-        waiting = worker.waiting_prefill_s()
-        backlog = tail + worker.latency.maturity(waiting, decode_s, tpot_s)
+        decode_s = instance.decode_s()
+        tail = max(0.0, instance.mature_at - now)
+        waiting = instance.waiting_prefill_s()
+        backlog = tail + instance.latency.maturity(waiting, decode_s, tpot_s)
         allowed = min(self.config.share * ttft_s, self.config.most_s)
-        tokens = worker.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
-        return Room(tokens, worker.free_slots, waiting)
+        tokens = instance.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
+        return Room(tokens, instance.free_slots, waiting)
 
-    def passed(self, worker: Worker, now: float) -> None:
+    def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""
 
-    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
-        tpot = worker.tightest_tpot()
-        amortise = worker.latency.maturity(prefill_s, worker.decode_s(), tpot) - prefill_s
+    def prefilled(self, instance: ShadowInstance, prefill_s: float, now: float) -> None:
+        tpot = instance.tightest_tpot()
+        amortise = instance.latency.maturity(prefill_s, instance.decode_s(), tpot) - prefill_s
         if 0 < amortise < math.inf:
-            worker.mature_at = max(worker.mature_at, now) + min(amortise, self.config.most_s)
+            instance.mature_at = max(instance.mature_at, now) + min(amortise, self.config.most_s)
 
-    def ended(self, worker: Worker, now: float) -> None:
-        if not worker.outstanding:
-            worker.mature_at = min(worker.mature_at, now)
+    def ended(self, instance: ShadowInstance, now: float) -> None:
+        if not instance.outstanding:
+            instance.mature_at = min(instance.mature_at, now)
 
-    def spare(self, worker: Worker, now: float) -> bool:
-        free = worker.free_slots
-        return not worker.waiting and free > 0 and free >= self.config.spare_slots * worker.slots
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
+        free = instance.free_slots
+        return not instance.waiting and free > 0 and free >= self.config.spare_slots * instance.slots
 
-    def wake_at(self, worker: Worker, now: float) -> float:
-        return worker.mature_at if worker.mature_at > now else math.inf
+    def wake_at(self, instance: ShadowInstance, now: float) -> float:
+        return instance.mature_at if instance.mature_at > now else math.inf

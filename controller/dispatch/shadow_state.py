@@ -1,7 +1,7 @@
 """What the scheduler believes each instance holds: exact for its own requests, telemetry for those of others.
 
-`Worker` is the belief about one instance, between two reads of its telemetry, and learns its latency from the progress
-of its requests. `Roster` holds the workers by id and keeps them up to date. Dispatcher and migrator have one each.
+`ShadowInstance` is the belief about one instance, between two reads of its telemetry, and learns its latency from the
+progress of its requests. `Roster` holds them by id and keeps them up to date. Dispatcher and migrator have one each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow 
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
 
-WorkerEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
-WORKER_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
+InstanceEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
+INSTANCE_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
 
 
 class WorkRate:
@@ -86,10 +86,10 @@ class Sent:
         self.first_at: float | None = None
         self.produced = 0
         self.to_come = 0  # predicted output tokens that have not come yet
-        self.mark: tuple[float, int, int, int, int, float] | None = None  # last progress: see Worker.progress
+        self.mark: tuple[float, int, int, int, int, float] | None = None  # last progress: see ShadowInstance.progress
 
 
-class Worker:
+class ShadowInstance:
     """Shadow state of one instance. `waiting` requests were sent and have no first token yet; `running` ones decode."""
 
     def __init__(self, spec: InstanceSpec) -> None:
@@ -486,21 +486,21 @@ class Worker:
         )
 
 
-def longest_context(workers: Iterable[Worker]) -> int:
+def longest_context(instances: Iterable[ShadowInstance]) -> int:
     """In tokens, of instances that prefill; 0 without any. Sleeping ones count, since requests wait for them; draining
     ones do not."""
-    able = (w for w in workers if w.state != "draining" and w.spec.role is not Role.DECODE)
-    return max((w.spec.max_model_len for w in able), default=0)
+    able = (each for each in instances if each.state != "draining" and each.spec.role is not Role.DECODE)
+    return max((each.spec.max_model_len for each in able), default=0)
 
 
 class Roster:
     """Instances by id. An event about an instance that is gone changes nothing."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
-        self._by_model: dict[str, dict[str, Worker]] = {}
+        self.instances: dict[str, ShadowInstance] = {}
+        self._by_model: dict[str, dict[str, ShadowInstance]] = {}
 
-    def of_model(self, model: str) -> Collection[Worker]:
+    def of_model(self, model: str) -> Collection[ShadowInstance]:
         """The instances of one model; fleets may serve many."""
         return self._by_model.get(model, {}).values()
 
@@ -509,15 +509,15 @@ class Roster:
             self.up(event)
         elif isinstance(event, ev.InstanceDown):
             self.down(event.instance_id)
-        elif isinstance(event, WORKER_EVENTS):
-            worker = self.workers.get(event.instance_id)
-            if worker is not None:
-                _change(worker, event)
+        elif isinstance(event, INSTANCE_EVENTS):
+            instance = self.instances.get(event.instance_id)
+            if instance is not None:
+                _change(instance, event)
 
-    def up(self, event: ev.InstanceUp) -> Worker:
+    def up(self, event: ev.InstanceUp) -> ShadowInstance:
         """A new instance, or new settings of a known one; what is known of its requests and latency stays."""
         spec = event.spec
-        known = self.workers.get(spec.id)
+        known = self.instances.get(spec.id)
         if known is not None and known.spec.model == spec.model:
             if spec.latency is not None and spec.latency != known.spec.latency:
                 known.set_profile(spec.latency)
@@ -527,29 +527,29 @@ class Roster:
             return known
         if known is not None:
             self.down(spec.id)
-        self.workers[spec.id] = worker = Worker(spec)
-        self._by_model.setdefault(spec.model, {})[spec.id] = worker
-        return worker
+        self.instances[spec.id] = instance = ShadowInstance(spec)
+        self._by_model.setdefault(spec.model, {})[spec.id] = instance
+        return instance
 
-    def down(self, instance_id: str) -> Worker | None:
-        worker = self.workers.pop(instance_id, None)
-        if worker is not None:
-            worker.state = "down"
-            self._by_model[worker.spec.model].pop(instance_id, None)
-        return worker
+    def down(self, instance_id: str) -> ShadowInstance | None:
+        instance = self.instances.pop(instance_id, None)
+        if instance is not None:
+            instance.state = "down"
+            self._by_model[instance.spec.model].pop(instance_id, None)
+        return instance
 
 
-def _change(worker: Worker, event: WorkerEvent) -> None:
+def _change(instance: ShadowInstance, event: InstanceEvent) -> None:
     if isinstance(event, ev.InstanceDraining):
-        worker.state = "draining"
-        worker.changes += 1
+        instance.state = "draining"
+        instance.changes += 1
     elif isinstance(event, ev.RoleChanged):
-        worker.spec.role = event.role
-        worker.changes += 1
+        instance.spec.role = event.role
+        instance.changes += 1
     elif isinstance(event, ev.SharesChanged):
-        worker.share = min(1.0, max(0.0, event.share))
+        instance.share = min(1.0, max(0.0, event.share))
     elif isinstance(event, ev.FirstByteDelay):
-        worker.first_byte = (event.fixed_s, event.s_a_token)
-        worker.changes += 1
+        instance.first_byte = (event.fixed_s, event.s_a_token)
+        instance.changes += 1
     else:
-        worker.observe_load(event.load)
+        instance.observe_load(event.load)

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from controller.core.errors import ConfigError
 from controller.dispatch.pacing import PACINGS, EventOnly, Room
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 
 @PACINGS.register("virtual_batch")
@@ -42,27 +42,27 @@ class VirtualBatch(EventOnly):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
-        return worker.free_slots > 0 and worker.waiting_tokens < self.config.batch_tokens
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
+        return instance.free_slots > 0 and instance.waiting_tokens < self.config.batch_tokens
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
-        if not worker.outstanding:
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+        if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
-        if self.step_s(worker, tpot_s) * self.config.inefficiency >= tpot_s:
-            return Room(0.0, 0, worker.waiting_prefill_s())
-        left = self.config.batch_tokens - worker.waiting_tokens
-        tokens = left + 1 if worker.waiting_tokens else math.inf
-        return Room(tokens, 1 if left > 0 else 0, worker.waiting_prefill_s())
+        if self.step_s(instance, tpot_s) * self.config.inefficiency >= tpot_s:
+            return Room(0.0, 0, instance.waiting_prefill_s())
+        left = self.config.batch_tokens - instance.waiting_tokens
+        tokens = left + 1 if instance.waiting_tokens else math.inf
+        return Room(tokens, 1 if left > 0 else 0, instance.waiting_prefill_s())
 
-    def step_s(self, worker: Worker, tightest_s: float) -> float:
+    def step_s(self, instance: ShadowInstance, tightest_s: float) -> float:
         """A step of the virtual batch with one more of the tightest target, seconds."""
-        sents = [*worker.waiting.values(), *worker.running.values()]
+        sents = [*instance.waiting.values(), *instance.running.values()]
         if math.isinf(tightest_s) or not sents:
             return 0.0
         size = 1.0 + sum(min(1.0, tightest_s / sent.request.targets.tpot_s) for sent in sents)
-        mean = (worker.context_tokens + worker.waiting_tokens + worker.expected_tokens / 2) / len(sents)
-        k = worker.latency.coefficients
+        mean = (instance.context_tokens + instance.waiting_tokens + instance.expected_tokens / 2) / len(sents)
+        k = instance.latency.coefficients
         return k.decode_a + k.decode_b * mean * size + k.decode_c * size
 
-    def spare(self, worker: Worker, now: float) -> bool:
-        return self.ready(worker, now) and not worker.waiting
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
+        return self.ready(instance, now) and not instance.waiting

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from controller.core.errors import ConfigError
 from controller.dispatch.pacing import PACINGS, EventOnly, Room
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 
 @PACINGS.register("worst_case_fit")
@@ -39,32 +39,32 @@ class WorstCaseFit(EventOnly):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def ready(self, worker: Worker, now: float) -> bool:
-        return worker.free_slots > 0
+    def ready(self, instance: ShadowInstance, now: float) -> bool:
+        return instance.free_slots > 0
 
-    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
-        waiting = worker.waiting_prefill_s()
-        if not worker.outstanding:
+    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+        waiting = instance.waiting_prefill_s()
+        if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
         tpot = self.config.tpot_share * tpot_s
-        whole = worker.context_tokens + worker.waiting_tokens + worker.expected_tokens
-        if worker.latency.decode(worker.outstanding + 1, whole) > tpot:
+        whole = instance.context_tokens + instance.waiting_tokens + instance.expected_tokens
+        if instance.latency.decode(instance.outstanding + 1, whole) > tpot:
             return Room(0.0, 0, waiting)
-        seconds = min(self.config.ttft_share * ttft_s, self._in_hand(worker, now))
-        k = worker.latency.coefficients
+        seconds = min(self.config.ttft_share * ttft_s, self._in_hand(instance, now))
+        k = instance.latency.coefficients
         if math.isinf(seconds) or k.prefill_b <= 0:
             return Room(math.inf, 1, waiting)
-        left = seconds - waiting - (0.0 if worker.waiting else k.prefill_a)
+        left = seconds - waiting - (0.0 if instance.waiting else k.prefill_a)
         return Room(max(0.0, left / k.prefill_b), 1, waiting)
 
-    def _in_hand(self, worker: Worker, now: float) -> float:
+    def _in_hand(self, instance: ShadowInstance, now: float) -> float:
         """Seconds by which the tightest decode is ahead of its pace, with one step of its own."""
         hand = math.inf
-        for sent in worker.running.values():
+        for sent in instance.running.values():
             if sent.first_at is not None and sent.request.output_tokens > 1:
                 tpot = self.config.tpot_share * sent.request.targets.tpot_s
                 hand = min(hand, sent.first_at + max(1, sent.produced) * tpot - now)
         return hand
 
-    def spare(self, worker: Worker, now: float) -> bool:
-        return self.ready(worker, now) and not worker.waiting
+    def spare(self, instance: ShadowInstance, now: float) -> bool:
+        return self.ready(instance, now) and not instance.waiting

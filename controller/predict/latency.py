@@ -106,7 +106,7 @@ class LatencyModel:
     def maturity(self, prefill_s: float, decode_s: float, tpot_s: float) -> float:
         """Seconds until a batch is prefilled and amortised (Alg. 1): E_P + E_P / relax * E_d.
 
-        Infinite if relax <= 0: then only an event (a running request ends) can make the worker mature.
+        Infinite if relax <= 0: then only an event (a running request ends) can make the instance mature.
         """
         if prefill_s <= 0:
             return 0.0

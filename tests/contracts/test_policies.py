@@ -27,7 +27,7 @@ from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Ro
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.placements import Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS, SequenceStanding
 
@@ -40,8 +40,8 @@ CASES = [pytest.param(kind, name, id=f"{kind}-{name}") for kind, registry in ALL
 LEARNING = [case for case in CASES if case.values[0] in ("ordering", "admission", "routing", "batching")]
 
 
-def workers(role=Role.COLLOCATED):
-    made = [Worker(InstanceSpec(f"w{i}", "m", role=role, latency=SPEED)) for i in (1, 2)]
+def instances(role=Role.COLLOCATED):
+    made = [ShadowInstance(InstanceSpec(f"w{i}", "m", role=role, latency=SPEED)) for i in (1, 2)]
     for i, request in enumerate(REQUESTS[:5]):
         made[i % 2].send(request, 1.0, 0, i + 1)
     return made
@@ -96,9 +96,9 @@ def test_orderings_are_pure_and_total(name):
 
 @pytest.mark.parametrize("name", list(ADMISSIONS))
 def test_admissions_answer_with_a_probability_and_a_reason(name):
-    admission, (worker, _) = ADMISSIONS[name](), workers()
+    admission, (instance, _) = ADMISSIONS[name](), instances()
     for request in REQUESTS:
-        verdict = admission.judge(request, COST, worker, 0.1, 2.0)
+        verdict = admission.judge(request, COST, instance, 0.1, 2.0)
         assert 0.0 <= verdict.probability <= 1.0
         assert verdict.reason
         assert admission.hopeless_at(request, COST) > request.arrival
@@ -106,7 +106,7 @@ def test_admissions_answer_with_a_probability_and_a_reason(name):
 
 @pytest.mark.parametrize("name", list(ROUTINGS))
 def test_routings_choose_one_of_the_offered_and_change_nothing(name):
-    routing, offered = ROUTINGS[name](), workers()
+    routing, offered = ROUTINGS[name](), instances()
     state = books(offered)
     assert routing.choose(offered, 2.0) in offered
     assert routing.choose(offered, 2.0) is routing.choose(list(reversed(offered)), 2.0)
@@ -115,8 +115,8 @@ def test_routings_choose_one_of_the_offered_and_change_nothing(name):
 
 
 @pytest.mark.parametrize("name", list(PACINGS))
-def test_pacings_offer_room_to_an_idle_worker(name):
-    pacing, idle = PACINGS[name](), Worker(InstanceSpec("w", "m"))
+def test_pacings_offer_room_to_an_idle_instance(name):
+    pacing, idle = PACINGS[name](), ShadowInstance(InstanceSpec("w", "m"))
     assert pacing.ready(idle, 1.0)
     room = pacing.room(idle, 2.0, 0.5, 1.0)
     assert room.tokens > 100
@@ -126,21 +126,21 @@ def test_pacings_offer_room_to_an_idle_worker(name):
 
 @pytest.mark.parametrize("name", list(PACINGS))
 def test_pacings_learn_only_where_they_are_told_to(name):
-    """Asking changes neither the answer nor the worker's books; what happened is told by three calls."""
-    pacing, (worker, _) = PACINGS[name](), workers()
-    state = books([worker])
+    """Asking changes neither the answer nor the instance's books; what happened is told by three calls."""
+    pacing, (instance, _) = PACINGS[name](), instances()
+    state = books([instance])
 
     def asked():
-        answers = (pacing.ready(worker, 2.0), pacing.room(worker, 2.0, 0.5, 2.0), pacing.spare(worker, 2.0))
-        return (*answers, pacing.wake_at(worker, 2.0))
+        answers = (pacing.ready(instance, 2.0), pacing.room(instance, 2.0, 0.5, 2.0), pacing.spare(instance, 2.0))
+        return (*answers, pacing.wake_at(instance, 2.0))
 
     assert asked() == asked()
-    assert state == books([worker])
-    for tell in (lambda: pacing.prefilled(worker, 0.1, 2.0), lambda: pacing.ended(worker, 2.0)):
+    assert state == books([instance])
+    for tell in (lambda: pacing.prefilled(instance, 0.1, 2.0), lambda: pacing.ended(instance, 2.0)):
         assert tell() is None
         assert asked() == asked()
-    assert pacing.passed(worker, 2.0) is None
-    assert state == books([worker])
+    assert pacing.passed(instance, 2.0) is None
+    assert state == books([instance])
 
 
 stages = st.builds(
@@ -159,10 +159,10 @@ stages = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(stage=stages)
 def test_migrations_place_on_one_of_the_offered_or_wait(name, stage):
-    placement, offered = MIGRATIONS[name](), workers(Role.DECODE)
+    placement, offered = MIGRATIONS[name](), instances(Role.DECODE)
     state = books(offered)
     choice = placement.choose(stage, offered, 2.0)
-    assert choice is None or (choice.worker in offered and choice.reason)
+    assert choice is None or (choice.instance in offered and choice.reason)
     assert choice == placement.choose(stage, list(reversed(offered)), 2.0), "the order of offering decides nothing"
     assert placement.choose(stage, [], 2.0) is None
     assert placement.hopeless(stage, offered, 2.0) in (True, False)
@@ -174,11 +174,11 @@ def test_migrations_place_on_one_of_the_offered_or_wait(name, stage):
 @pytest.mark.parametrize("name", list(MIGRATIONS))
 def test_migrations_take_what_fits_an_idle_instance(name):
     """Else a stage would wait for ever."""
-    idle = Worker(InstanceSpec("w", "m", role=Role.DECODE, latency=SPEED))
+    idle = ShadowInstance(InstanceSpec("w", "m", role=Role.DECODE, latency=SPEED))
     fits = Prefilled(Request("s", 0.0, Targets(1.0, 1.0), 100, 50), 1.0)
     choice = MIGRATIONS[name]().choose(fits, [idle], 1.0)
     assert choice is not None
-    assert choice.worker is idle
+    assert choice.instance is idle
 
 
 standings = st.builds(SequenceStanding, st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 100_000))

@@ -16,7 +16,7 @@ from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 WINDOW_S = 5.0  # the least delay of this window and of the one before counts
 TELL_EVERY_S = 2.0  # what is told may have the whole queue judged again
@@ -27,11 +27,11 @@ SAME_S = 0.02  # nor one by less than this
 class FirstBytes:
     """Learns what follows a placement, by model; what KV takes on measured links is known for each prefill instance.
 
-    `workers` and `links` are the migrator's. `now` in seconds.
+    `instances` and `links` are the migrator's. `now` in seconds.
     """
 
-    def __init__(self, workers: Mapping[str, Worker], links: LinkBook) -> None:
-        self._workers = workers
+    def __init__(self, instances: Mapping[str, ShadowInstance], links: LinkBook) -> None:
+        self._instances = instances
         self._links = links
         self._rest: dict[str, Recent] = {}  # by model: seconds beyond the expected transfer
         self._told: dict[str, tuple[float, float]] = {}
@@ -54,23 +54,25 @@ class FirstBytes:
             return []
         self._learned, self._tell_at = False, now + TELL_EVERY_S
         found: list[ev.Event] = []
-        for worker in self._workers.values():
-            if worker.spec.role is not Role.PREFILL:
+        for instance in self._instances.values():
+            if instance.spec.role is not Role.PREFILL:
                 continue
-            delay = self._after(worker)
-            if _differs(delay, self._told.get(worker.id, (0.0, 0.0))):
-                self._told[worker.id] = delay
-                found.append(ev.FirstByteDelay(worker.id, *delay))
+            delay = self._after(instance)
+            if _differs(delay, self._told.get(instance.id, (0.0, 0.0))):
+                self._told[instance.id] = delay
+                found.append(ev.FirstByteDelay(instance.id, *delay))
         return found
 
     def forget(self, instance_id: str) -> None:
         """It is gone, and one of the same name begins with nothing told."""
         self._told.pop(instance_id, None)
 
-    def _after(self, source: Worker) -> tuple[float, float]:
+    def _after(self, source: ShadowInstance) -> tuple[float, float]:
         """Seconds after its prefills: of any request, and of each token of its prompt."""
         model = source.spec.model
-        targets = [w.id for w in self._workers.values() if w.spec.model == model and w.spec.role is Role.DECODE]
+        targets = [
+            each.id for each in self._instances.values() if each.spec.model == model and each.spec.role is Role.DECODE
+        ]
         latency_s, s_a_token = self._links.mean_move(source.id, targets)
         recent = self._rest.get(model)
         return latency_s + (recent.least if recent is not None else 0.0), s_a_token

@@ -44,10 +44,10 @@ class Migrator:
         self.placement = placement
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
-        self.first_bytes = FirstBytes(self._roster.workers, self.links)
+        self.first_bytes = FirstBytes(self._roster.instances, self.links)
         self._queue = TransferQueue(placement.order, config)
         self._incompatible = IncompatiblePeers(config.strangers_s, self._queue.under_way)
-        self._reach = Reach(self._roster.workers, self.links, self._incompatible)
+        self._reach = Reach(self._roster.instances, self.links, self._incompatible)
         self.rollback = Rollback(
             config, self._queue, self._roster, self.links, self._reach, self._incompatible, placement.one_shot
         )
@@ -101,7 +101,7 @@ class Migrator:
 
     def fleet(self, now: float) -> list[FleetState]:
         """The decode instances as they are believed to be."""
-        return [worker.view(now) for worker in self._roster.workers.values() if worker.spec.role is Role.DECODE]
+        return [instance.view(now) for instance in self._roster.instances.values() if instance.spec.role is Role.DECODE]
 
     def kept_kv(self) -> Counter[str]:
         """By prefill instance, how many prompts it computed whose KV is still to be pulled or freed. A copy that an
@@ -195,9 +195,9 @@ class Migrator:
             self._queue.advance(transfer, On.RELEASED, now)
         elif not event.assumed:  # else it may still be pulled: freed when the answer has ended
             self.rollback.free(transfer, now, actions)
-        worker = self._roster.workers.get(transfer.target)
-        if worker is not None:
-            worker.first_token(event.request_id, now, elsewhere=True)
+        instance = self._roster.instances.get(transfer.target)
+        if instance is not None:
+            instance.first_token(event.request_id, now, elsewhere=True)
 
     def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
         self.rollback.kv_releases.over(event.request_id, event.instance_id)
@@ -237,15 +237,15 @@ class Migrator:
 
     def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
-        for worker in map(self._roster.workers.get, (event.source, event.target)):
-            if worker is not None:
-                self._queue.changed(worker.spec.model)
+        for instance in map(self._roster.instances.get, (event.source, event.target)):
+            if instance is not None:
+                self._queue.changed(instance.spec.model)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
         transfer = self._queue.get(event.request_id)
-        worker = self._roster.workers.get(transfer.target) if transfer is not None else None
-        if worker is not None:
-            worker.progress(event.request_id, event.tokens, now)
+        instance = self._roster.instances.get(transfer.target) if transfer is not None else None
+        if instance is not None:
+            instance.progress(event.request_id, event.tokens, now)
 
     def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
         if isinstance(event, ev.Finished):
@@ -273,7 +273,7 @@ class Migrator:
             self.rollback.free(transfer, now, actions)
 
     def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
-        before = self._roster.workers.get(event.spec.id)
+        before = self._roster.instances.get(event.spec.id)
         self._roster.handle(event)
         self._incompatible.forget(event.spec.id)
         self._instances_changed(event.spec.model, now)
@@ -281,28 +281,28 @@ class Migrator:
             self._instances_changed(before.spec.model, now)
 
     def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
-        worker = self._roster.workers.get(event.instance_id)
-        if worker is not None and self._incompatible and begins_new_run(event.load, worker.load):
+        instance = self._roster.instances.get(event.instance_id)
+        if instance is not None and self._incompatible and begins_new_run(event.load, instance.load):
             self._incompatible.forget(event.instance_id)
         self._roster_event(event)
 
     def _roster_event(self, event: ev.Event) -> None:
         """What is believed of an instance changes."""
         self._roster.handle(event)
-        worker = self._roster.workers.get(getattr(event, "instance_id", ""))
-        if worker is not None:
-            self._queue.changed(worker.spec.model)
+        instance = self._roster.instances.get(getattr(event, "instance_id", ""))
+        if instance is not None:
+            self._queue.changed(instance.spec.model)
 
     def _instances_changed(self, model: str, now: float) -> None:
-        self._queue.context_lengths(model, (w.spec.max_model_len for w in self._roster.of_model(model)), now)
+        self._queue.context_lengths(model, (each.spec.max_model_len for each in self._roster.of_model(model)), now)
 
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
-        worker = self._roster.workers.get(gone)
+        instance = self._roster.instances.get(gone)
         self._roster.handle(event)
-        if worker is not None:
-            self._instances_changed(worker.spec.model, now)
-        self.links.forget(gone, self._roster.workers)
+        if instance is not None:
+            self._instances_changed(instance.spec.model, now)
+        self.links.forget(gone, self._roster.instances)
         self.first_bytes.forget(gone)
         self._incompatible.forget(gone)
         self.rollback.kv_releases.gone(gone)

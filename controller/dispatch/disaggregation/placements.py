@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
 from controller.core.types import Request
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 
 Order = tuple[float, float, str]
 IDLE_DISTANCE = 1e-9  # of an idle instance from any TPOT (seconds a token): worse than equal, better than unlike
@@ -51,10 +51,10 @@ class Prefilled(NamedTuple):
         left = max(self.request.ttft_due - self.first_at, LEAST_LEFT * ttft_s)
         return max(0.0, now - self.first_at) / left if left > 0 else 0.0
 
-    def first_byte_s(self, worker_id: str, step_s: float, now: float) -> float:
+    def first_byte_s(self, instance_id: str, step_s: float, now: float) -> float:
         """Seconds until the client's first byte, if the request is placed there now: the prefill ends, its KV moves,
         and one decode step of `step_s` runs."""
-        return max(self.first_at - now, self.move_s.get(worker_id, 0.0)) + step_s
+        return max(self.first_at - now, self.move_s.get(instance_id, 0.0)) + step_s
 
     @property
     def kv_tokens(self) -> int:
@@ -64,7 +64,7 @@ class Prefilled(NamedTuple):
 class Choice(NamedTuple):
     """`binds`: its TPOT limits what else the instance may take; that of a hopeless request does not."""
 
-    worker: Worker
+    instance: ShadowInstance
     reason: str
     binds: bool = True
 
@@ -78,11 +78,11 @@ class Placement(Protocol):
         """In which order requests are looked at: smaller first."""
         ...
 
-    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
-        """One of `workers` (each has KV room for the prompt), or None: wait for an event or the next step."""
+    def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
+        """One of `instances` (each has KV room for the prompt), or None: wait for an event or the next step."""
         ...
 
-    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+    def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
         """Should it from now on be placed only when no other waits?"""
         ...
 
@@ -125,35 +125,39 @@ class TpotBudget:
     def order(self, stage: Prefilled) -> Order:
         return (stage.request.targets.tpot_s, stage.request.arrival, stage.request.id)
 
-    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+    def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
         request = stage.request
-        roomy = [w for w in workers if w.free_slots > 0 and (stage.kv_tokens < w.free_tokens() or not w.outstanding)]
+        roomy = [
+            each
+            for each in instances
+            if each.free_slots > 0 and (stage.kv_tokens < each.free_tokens() or not each.outstanding)
+        ]
         if not roomy:
             return None
-        hopeless = self.hopeless(stage, workers, now)
-        for worker in self.rank(stage, roomy):
-            grown = self.config.growth * (worker.expected_tokens + request.output_tokens)
-            step = worker.decode_with(request.prompt_tokens + 1 + round(grown))
-            allowed = self.config.share * worker.tightest_tpot()
-            if step <= allowed and self._keeps(stage, worker, step, now):
-                return Choice(worker, "fits_tpot")
+        hopeless = self.hopeless(stage, instances, now)
+        for instance in self.rank(stage, roomy):
+            grown = self.config.growth * (instance.expected_tokens + request.output_tokens)
+            step = instance.decode_with(request.prompt_tokens + 1 + round(grown))
+            allowed = self.config.share * instance.tightest_tpot()
+            if step <= allowed and self._keeps(stage, instance, step, now):
+                return Choice(instance, "fits_tpot")
             if hopeless and step <= allowed:
-                return Choice(worker, "hopeless_harmless", binds=False)
+                return Choice(instance, "hopeless_harmless", binds=False)
         return None
 
-    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+    def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
         """Could it not keep its targets even alone on an idle instance?"""
         prompt = stage.request.prompt_tokens
-        return not any(self._keeps(stage, worker, worker.latency.decode(1, prompt), now) for worker in workers)
+        return not any(self._keeps(stage, instance, instance.latency.decode(1, prompt), now) for instance in instances)
 
-    def _keeps(self, stage: Prefilled, worker: Worker, step_s: float, now: float) -> bool:
+    def _keeps(self, stage: Prefilled, instance: ShadowInstance, step_s: float, now: float) -> bool:
         """Would it keep its TTFT and its TPOT there with steps of `step_s`?"""
-        in_time = stage.first_byte_s(worker.id, step_s, now) <= stage.slack_s(now)
+        in_time = stage.first_byte_s(instance.id, step_s, now) <= stage.slack_s(now)
         return in_time and step_s <= self.config.share * stage.pace_s
 
-    def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
+    def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         """In which order instances are tried: by the end of their next step."""
-        return sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id))
+        return sorted(instances, key=lambda each: (each.decode_s(), each.last_sent, each.id))
 
 
 @MIGRATIONS.register("tpot_grouped")
@@ -171,19 +175,19 @@ class TpotGrouped(TpotBudget):
         request = stage.request
         return (request.ttft_due, request.targets.tpot_s * max(1, request.output_tokens - 1), request.id)
 
-    def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
+    def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         own = stage.request.targets.tpot_s
 
-        def cost(worker: Worker) -> tuple[float, float, int, str]:
-            kept = worker.tightest_tpot()
+        def cost(instance: ShadowInstance) -> tuple[float, float, int, str]:
+            kept = instance.tightest_tpot()
             apart = abs(kept - own) if math.isfinite(kept) else IDLE_DISTANCE
-            return (apart, self.joins_s(stage, worker), worker.last_sent, worker.id)
+            return (apart, self.joins_s(stage, instance), instance.last_sent, instance.id)
 
-        return sorted(workers, key=cost)
+        return sorted(instances, key=cost)
 
-    def joins_s(self, stage: Prefilled, worker: Worker) -> float:
+    def joins_s(self, stage: Prefilled, instance: ShadowInstance) -> float:
         """Seconds until the request could take part in a step there."""
-        return worker.decode_s()
+        return instance.decode_s()
 
 
 @MIGRATIONS.register("tpot_linked")
@@ -194,8 +198,8 @@ class TpotLinked(TpotGrouped):
 
     name: ClassVar[str] = "tpot_linked"
 
-    def joins_s(self, stage: Prefilled, worker: Worker) -> float:
-        return max(worker.decode_s(), stage.move_s.get(worker.id, 0.0))
+    def joins_s(self, stage: Prefilled, instance: ShadowInstance) -> float:
+        return max(instance.decode_s(), stage.move_s.get(instance.id, 0.0))
 
 
 class AtOnce:
@@ -214,7 +218,7 @@ class AtOnce:
     def order(self, stage: Prefilled) -> Order:
         return (0.0, stage.request.arrival, stage.request.id)
 
-    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+    def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
         return False
 
 
@@ -224,12 +228,12 @@ class LeastOutstandingPlacement(AtOnce):
 
     name: ClassVar[str] = "least_outstanding"
 
-    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
-        def load(worker: Worker) -> tuple[float, int, str]:
-            return (worker.outstanding / max(1, worker.max_num_seqs), worker.last_sent, worker.id)
+    def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
+        def load(instance: ShadowInstance) -> tuple[float, int, str]:
+            return (instance.outstanding / max(1, instance.max_num_seqs), instance.last_sent, instance.id)
 
-        worker = min(workers, key=load, default=None)
-        return None if worker is None else Choice(worker, "least_outstanding")
+        instance = min(instances, key=load, default=None)
+        return None if instance is None else Choice(instance, "least_outstanding")
 
 
 @MIGRATIONS.register("round_robin")
@@ -238,9 +242,9 @@ class RoundRobinPlacement(AtOnce):
 
     name: ClassVar[str] = "round_robin"
 
-    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
-        worker = min(workers, key=lambda w: (w.last_sent, w.id), default=None)
-        return None if worker is None else Choice(worker, "round_robin")
+    def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
+        instance = min(instances, key=lambda each: (each.last_sent, each.id), default=None)
+        return None if instance is None else Choice(instance, "round_robin")
 
 
 @MIGRATIONS.register("one_shot")

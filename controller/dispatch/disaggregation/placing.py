@@ -30,7 +30,7 @@ from controller.dispatch.disaggregation.transfers import (
     TransferQueue,
 )
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
-from controller.dispatch.shadow_state import Roster, Worker
+from controller.dispatch.shadow_state import Roster, ShadowInstance
 
 StuckKinds = dict[Kind, Stuck]  # of one model, in one pass
 
@@ -128,7 +128,7 @@ class Placing:
     def _waits_for_instance(
         self,
         transfer: DecodeTransfer,
-        able: Sequence[Worker],
+        able: Sequence[ShadowInstance],
         stuck: StuckKinds,
         now: float,
         actions: list[ev.Action],
@@ -147,7 +147,9 @@ class Placing:
             self._sticks(transfer, Stuck(self._queue.most_s(transfer), competes=False), stuck)
         return False
 
-    def _cut_off(self, transfer: DecodeTransfer, full: Sequence[Worker], for_s: float, stuck: StuckKinds) -> bool:
+    def _cut_off(
+        self, transfer: DecodeTransfer, full: Sequence[ShadowInstance], for_s: float, stuck: StuckKinds
+    ) -> bool:
         """It waits for a link; for room too (True) if one leads to an instance that is `full`."""
         if full:
             return True
@@ -166,7 +168,7 @@ class Placing:
         if transfer.paired or source in transfer.request.avoid:
             return False
         able = self._reach.decoders(transfer, now)
-        doubted = bool(able) and self._incompatible.doubted(source, [w.id for w in able])
+        doubted = bool(able) and self._incompatible.doubted(source, [each.id for each in able])
         if doubted and not self._incompatible.tried(source):
             self._incompatible.tries(transfer)
             return False
@@ -178,12 +180,12 @@ class Placing:
         self._rollback.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
         return True
 
-    def _waits_for_trial(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> bool:
+    def _waits_for_trial(self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], now: float) -> bool:
         """While another transfer tries a link from its source it does not start over, for a while: the link may be good
         in a moment, and its KV would be lost. Of a pair nothing is computed yet."""
         return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
 
-    def _turns_hopeless(self, transfer: DecodeTransfer, able: Sequence[Worker], now: float) -> bool:
+    def _turns_hopeless(self, transfer: DecodeTransfer, able: Sequence[ShadowInstance], now: float) -> bool:
         if transfer.target or not able:
             return False
         if not self._placement.hopeless(self._stage(transfer, able), able, now):
@@ -191,42 +193,44 @@ class Placing:
         self._queue.turn_hopeless(transfer, now)
         return True
 
-    def _stage(self, transfer: DecodeTransfer, workers: Sequence[Worker]) -> Prefilled:
+    def _stage(self, transfer: DecodeTransfer, instances: Sequence[ShadowInstance]) -> Prefilled:
         """With the seconds its KV would take, for a placement that reads them."""
         if not self._placement.measures_links:
             return transfer.stage
-        return transfer.stage._replace(move_s=self._reach.moves(transfer, workers))
+        return transfer.stage._replace(move_s=self._reach.moves(transfer, instances))
 
-    def _any(self, candidates: Sequence[Worker]) -> Choice | None:
-        worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
-        return Choice(worker, "held_too_long", binds=False) if worker is not None else None
+    def _any(self, candidates: Sequence[ShadowInstance]) -> Choice | None:
+        instance = min(candidates, key=lambda each: (each.outstanding, each.last_sent, each.id), default=None)
+        return Choice(instance, "held_too_long", binds=False) if instance is not None else None
 
     def assign(self, transfer: DecodeTransfer, choice: Choice, now: float) -> None:
         """Choose this instance: from now on the shadow state counts it there."""
         self._serial += 1
-        transfer.target = choice.worker.id
-        choice.worker.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
+        transfer.target = choice.instance.id
+        choice.instance.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
 
     def _place(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
-        request, worker = transfer.request, self._roster.workers[transfer.target]
+        request, instance = transfer.request, self._roster.instances[transfer.target]
         figures: dict[str, Figure] = {
             "policy": self._name,
             "source": transfer.source,
             "waited_s": now - transfer.since,
             "slack_s": transfer.stage.slack_s(now),
-            "decode_s": worker.decode_s(),
-            "outstanding": worker.outstanding,
+            "decode_s": instance.decode_s(),
+            "outstanding": instance.outstanding,
             "kv_tokens": transfer.kv_tokens,
         }
-        others = [w for w in self._reach.decoders(transfer, now) if w is not worker]
-        rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
+        others = [each for each in self._reach.decoders(transfer, now) if each is not instance]
+        rejected: dict[str, Figure] = (
+            {each.id: f"{each.outstanding} outstanding" for each in others} if len(others) <= 8 else {}
+        )
         self._queue.advance(transfer, On.PLACE, now)
         transfer.placed_at = now
-        self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
+        self._links.placed((transfer.source, instance.id), transfer, self._trial(transfer, instance.id, now), now)
         if transfer.paired and transfer.early:
             self._rollback.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
-        actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
+        actions.append(ev.Place(request, transfer.source, instance.id, self._rank(request), decision))
 
     def _trial(self, transfer: DecodeTransfer, target: str, placed_at: float) -> Ask:
         """How to look up whether the result of this transfer will tell if its link is good.
@@ -256,8 +260,8 @@ class Placing:
 
     def _next_step_s(self, model: str) -> float:
         """Until the first decode step of the model's instances ends; infinite if none runs."""
-        workers = self._roster.of_model(model)
-        return min((w.decode_s() for w in workers if w.takes_decodes and w.outstanding), default=math.inf)
+        instances = self._roster.of_model(model)
+        return min((each.decode_s() for each in instances if each.takes_decodes and each.outstanding), default=math.inf)
 
 
 def without_decoder(transfer: DecodeTransfer) -> str:

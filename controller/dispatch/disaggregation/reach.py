@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from controller.core.types import Load, Request, Role
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
-from controller.dispatch.shadow_state import Worker, longest_context
+from controller.dispatch.shadow_state import ShadowInstance, longest_context
 
 NO_INSTANCE: frozenset[str] = frozenset()
 
@@ -92,52 +92,60 @@ def begins_new_run(load: Load, before: Load | None) -> bool:
 
 
 class Reach:
-    """Reads the migrator's `workers` (by id), `links` and `incompatible`; changes nothing. `now` in seconds."""
+    """Reads the migrator's `instances` (by id), `links` and `incompatible`; changes nothing. `now` in seconds."""
 
-    def __init__(self, workers: Mapping[str, Worker], links: LinkBook, incompatible: IncompatiblePeers) -> None:
-        self._workers = workers
+    def __init__(
+        self, instances: Mapping[str, ShadowInstance], links: LinkBook, incompatible: IncompatiblePeers
+    ) -> None:
+        self._instances = instances
         self._links = links
         self._incompatible = incompatible
 
-    def decoders(self, transfer: DecodeTransfer, now: float) -> list[Worker]:
+    def decoders(self, transfer: DecodeTransfer, now: float) -> list[ShadowInstance]:
         """Decode instances of its model and of its prefill engine's kind (others cannot read its KV) whose context is
         long enough, or the longest there is; without incompatible peers."""
         able = self._alike(transfer.request, self._backend(transfer.source))
         incompatible = self._incompatible.of(transfer.source, now)
-        return [w for w in able if w.id not in incompatible] if incompatible else able
+        return [each for each in able if each.id not in incompatible] if incompatible else able
 
     def only_incompatible(self, transfer: DecodeTransfer, now: float) -> bool:
         """Do decode instances serve, all of them incompatible with its source?"""
         able = self._alike(transfer.request, self._backend(transfer.source))
-        return bool(able) and self._incompatible.of(transfer.source, now).issuperset(w.id for w in able)
+        return bool(able) and self._incompatible.of(transfer.source, now).issuperset(each.id for each in able)
 
     def may_come(self, transfer: DecodeTransfer) -> bool:
         """Does one that could take it sleep or start? A sleeping one may wake with a model that reads its KV."""
         able = self._alike(transfer.request, self._backend(transfer.source), serving=False)
-        return any(not w.takes_decodes for w in able)
+        return any(not each.takes_decodes for each in able)
 
-    def candidates(self, transfer: DecodeTransfer, decoders: Sequence[Worker]) -> list[Worker]:
+    def candidates(self, transfer: DecodeTransfer, decoders: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         """Those of `decoders` with KV room for the prompt; those that failed it only if there is no other."""
         tokens = transfer.request.prompt_tokens
-        able = [w for w in decoders if tokens < w.free_tokens() or not w.outstanding]
-        return [w for w in able if w.id not in transfer.excluded] or able
+        able = [each for each in decoders if tokens < each.free_tokens() or not each.outstanding]
+        return [each for each in able if each.id not in transfer.excluded] or able
 
-    def reached(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> list[Worker]:
+    def reached(
+        self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], now: float
+    ) -> list[ShadowInstance]:
         """Those over whose link KV can move: not down and not closed."""
-        return [w for w in candidates if self._links.usable((transfer.source, w.id), now)]
+        return [each for each in candidates if self._links.usable((transfer.source, each.id), now)]
 
-    def tried(self, transfer: DecodeTransfer, candidates: Sequence[Worker], patience_s: float, now: float) -> bool:
+    def tried(
+        self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], patience_s: float, now: float
+    ) -> bool:
         """Is a link to one of them closed only while another transfer tries it, for no longer than `patience_s`?"""
-        return any(self._links.tried((transfer.source, w.id), patience_s, now) for w in candidates)
+        return any(self._links.tried((transfer.source, each.id), patience_s, now) for each in candidates)
 
     def at_worst(
-        self, transfer: DecodeTransfer, candidates: Sequence[Worker], patience_s: float, now: float
-    ) -> list[Worker]:
+        self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], patience_s: float, now: float
+    ) -> list[ShadowInstance]:
         """With no usable link and no other way: those whose link is not down, or after `patience_s` any."""
-        answering = [w for w in candidates if not self._links.down((transfer.source, w.id))]
+        answering = [each for each in candidates if not self._links.down((transfer.source, each.id))]
         return answering or (list(candidates) if now - transfer.since >= patience_s else [])
 
-    def other_way(self, transfer: DecodeTransfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
+    def other_way(
+        self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], now: float
+    ) -> frozenset[str] | None:
         """No decode instance with room is reached from where it was prefilled, or there is none at all. From another
         prefill instance one may be reached, or a collocated one may take both stages: returns the instances to avoid
         then, None if no other is left."""
@@ -155,15 +163,15 @@ class Reach:
         """Prefill instances from which its KV gets to no decode instance: none is compatible and has the context, or no
         link to such a one is usable."""
         found = set()
-        by_backend: dict[str, list[Worker]] = {}  # found once each: fleets have many prefill instances
-        for worker in self._prefillers(request.model):
-            if worker.spec.role is not Role.PREFILL:
+        by_backend: dict[str, list[ShadowInstance]] = {}  # found once each: fleets have many prefill instances
+        for instance in self._prefillers(request.model):
+            if instance.spec.role is not Role.PREFILL:
                 continue
-            backend, source = worker.spec.backend, worker.id
+            backend, source = instance.spec.backend, instance.id
             if backend not in by_backend:
                 by_backend[backend] = self._alike(request, backend)
             incompatible = self._incompatible.of(source, now)
-            ways = (w.id for w in by_backend[backend] if w.id not in incompatible)
+            ways = (each.id for each in by_backend[backend] if each.id not in incompatible)
             if not any(self._links.usable((source, target), now) for target in ways):
                 found.add(source)
         return frozenset(found)
@@ -171,36 +179,36 @@ class Reach:
     def elsewhere(self, request: Request, avoid: frozenset[str]) -> bool:
         """Could an instance that is not in `avoid` prefill it again? By the dispatcher's rule for contexts, or the
         dispatcher would send it back to where it comes from."""
-        longest = longest_context(w for w in self._workers.values() if w.spec.model == request.model)
-        others = (worker for worker in self._prefillers(request.model) if worker.id not in avoid)
-        return any(worker.long_enough(request, longest) for worker in others)
+        longest = longest_context(each for each in self._instances.values() if each.spec.model == request.model)
+        others = (instance for instance in self._prefillers(request.model) if instance.id not in avoid)
+        return any(instance.long_enough(request, longest) for instance in others)
 
-    def moves(self, transfer: DecodeTransfer, workers: Sequence[Worker]) -> Mapping[str, float]:
+    def moves(self, transfer: DecodeTransfer, instances: Sequence[ShadowInstance]) -> Mapping[str, float]:
         """Seconds its KV is expected to take to each of them."""
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
-        return self._links.moves(transfer.source, [w.id for w in workers], tokens)
+        return self._links.moves(transfer.source, [each.id for each in instances], tokens)
 
     def _backend(self, source: str) -> str | None:
-        worker = self._workers.get(source)
-        return worker.spec.backend if worker is not None else None
+        instance = self._instances.get(source)
+        return instance.spec.backend if instance is not None else None
 
-    def _alike(self, request: Request, backend: str | None, *, serving: bool = True) -> list[Worker]:
+    def _alike(self, request: Request, backend: str | None, *, serving: bool = True) -> list[ShadowInstance]:
         """Decode instances of its model and `backend`; of any backend (None) once its prefill engine is gone.
 
         `serving` False: also those that will serve once they wake.
         """
         able = [  # fleets may serve many models: the cheapest test first
-            w
-            for w in self._workers.values()
-            if w.spec.model == request.model
-            and (backend is None or w.spec.backend == backend)
-            and (w.takes_decodes or (not serving and w.may_take_decodes))
+            each
+            for each in self._instances.values()
+            if each.spec.model == request.model
+            and (backend is None or each.spec.backend == backend)
+            and (each.takes_decodes or (not serving and each.may_take_decodes))
         ]
-        lengths = [w.spec.max_model_len for w in able]
+        lengths = [each.spec.max_model_len for each in able]
         if not able or min(lengths) >= (need := able[0].context_need(request)):
             return able
         need = min(need, max(lengths))
-        return [w for w in able if w.spec.max_model_len >= need]
+        return [each for each in able if each.spec.max_model_len >= need]
 
-    def _prefillers(self, model: str) -> Iterator[Worker]:
-        return (worker for worker in self._workers.values() if worker.takes and worker.spec.model == model)
+    def _prefillers(self, model: str) -> Iterator[ShadowInstance]:
+        return (instance for instance in self._instances.values() if instance.takes and instance.spec.model == model)

@@ -93,8 +93,8 @@ class Rollback:
         transfer = self._queue.pop(request_id)
         if transfer is not None:
             self._queue.changed(transfer.request.model)
-        if transfer is not None and transfer.target in self._roster.workers:
-            self._roster.workers[transfer.target].remove(request_id)
+        if transfer is not None and transfer.target in self._roster.instances:
+            self._roster.instances[transfer.target].remove(request_id)
         return transfer
 
     def free(self, transfer: DecodeTransfer, now: float, actions: list[ev.Action]) -> None:
@@ -130,14 +130,14 @@ class Rollback:
         """It failed at its target. Another is looked for, later if there is none."""
         transfer.excluded.add(transfer.target)
         if reason == OTHER_MODEL:  # no failure of the request: remembered of the two instances
-            if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it was of an earlier run
+            if {transfer.source, transfer.target} <= self._roster.instances.keys():  # else it was of an earlier run
                 self._incompatible.met(transfer.source, transfer.target, now)
             self.withdraw(transfer, now)
             return
         transfer.failures += 1
         if reason != "refused":  # else the engine answered, so the link is good
             self._links.failed((transfer.source, transfer.target), transfer, now)
-        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer, now)):
+        if all(instance.id in transfer.excluded for instance in self._reach.decoders(transfer, now)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # no other is left: let one recover
         self.withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:
@@ -149,9 +149,9 @@ class Rollback:
         """Back to waiting. A one-shot choice of instance stays, unless that instance failed it."""
         keeps = self._one_shot and transfer.target not in transfer.excluded
         if transfer.target and not keeps:
-            worker = self._roster.workers.get(transfer.target)
-            if worker is not None:
-                worker.remove(transfer.request.id)
+            instance = self._roster.instances.get(transfer.target)
+            if instance is not None:
+                instance.remove(transfer.request.id)
             transfer.target = ""
             self._queue.changed(transfer.request.model)
         if transfer.paired:

@@ -1,4 +1,4 @@
-"""Admission policies: whether a queued request should be sent to a worker now. Importing this registers all of them."""
+"""Admission policies: whether a queued request should be sent to an instance now. Importing this registers all."""
 
 from controller.policies.admission import admit_all, scorpio_ttft_guard, ttft_probability
 

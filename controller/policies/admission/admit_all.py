@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, Stateless, WorkerView
+from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, InstanceView, Stateless
 from controller.core.types import Request
 
 
@@ -22,7 +22,9 @@ class AdmitAll(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> AdmissionResult:
+    def judge(
+        self, request: Request, cost: Cost, instance: InstanceView, backlog_s: float, now: float
+    ) -> AdmissionResult:
         return AdmissionResult(True, 1.0, "admitted")
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:

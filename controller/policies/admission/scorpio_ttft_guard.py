@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, Stateless, WorkerView
+from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, InstanceView, Stateless
 from controller.core.types import Request
 from controller.policies.ordering.earliest_deadline_first import due
 
@@ -63,7 +63,9 @@ class ScorpioTtftGuard(Stateless):
                 ahead += request.prompt_tokens
         return out
 
-    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> AdmissionResult:
+    def judge(
+        self, request: Request, cost: Cost, instance: InstanceView, backlog_s: float, now: float
+    ) -> AdmissionResult:
         return AdmissionResult(True, 1.0, "attainable")
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:

@@ -5,7 +5,7 @@ instance decodes). The paper gives neither the curve nor theta. Ours is the norm
 distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with sigma = error
 x (expected prefill + backlog). It stays within [0, 1], never falls with the time left, never rises with utilisation
 (which only moves the mean), and is 1 or 0 for a predictor without error. `backlog` is prefill work that already waits
-in the worker. Cost per decision: O(1).
+in the instance. Cost per decision: O(1).
 
 `theta` 0.5 (as likely as not), `error` 0.15 (the profiles' p95 relative error), `margin_s` 0.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, Stateless, WorkerView
+from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, InstanceView, Stateless
 from controller.core.types import Request
 from controller.policies.ordering.earliest_deadline_first import due
 
@@ -51,14 +51,16 @@ class TtftProbability(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> AdmissionResult:
+    def judge(
+        self, request: Request, cost: Cost, instance: InstanceView, backlog_s: float, now: float
+    ) -> AdmissionResult:
         config = self.config
         needed_s = cost.prefill_s + cost.first_byte_s + backlog_s
-        left = due(request) - now - needed_s - config.margin_s * worker.utilisation()
+        left = due(request) - now - needed_s - config.margin_s * instance.utilisation()
         p = probability(left, config.error * needed_s)
         if p >= config.theta:
             return AdmissionResult(True, p, "likely_in_time")
-        return AdmissionResult(False, p, "unlikely_on_this_worker")
+        return AdmissionResult(False, p, "unlikely_on_this_instance")
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
         """When p on an idle engine falls below theta; with a deadline, when even the answer alone would end too

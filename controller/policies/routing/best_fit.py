@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.policy import ROUTINGS, Stateless, WorkerView
+from controller.core.policy import ROUTINGS, InstanceView, Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class BestFit(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
+    def choose(self, instances: Sequence[InstanceView], now: float) -> InstanceView | None:
         sign = -1 if self.config.fit == "best" else 1
 
-        def fullness(worker: WorkerView) -> tuple[float, int, int, str]:
-            tokens = worker.context_tokens + worker.waiting_tokens
-            return (sign * worker.utilisation(), sign * tokens, worker.last_sent, worker.id)
+        def fullness(instance: InstanceView) -> tuple[float, int, int, str]:
+            tokens = instance.context_tokens + instance.waiting_tokens
+            return (sign * instance.utilisation(), sign * tokens, instance.last_sent, instance.id)
 
-        return min(workers, key=fullness, default=None)
+        return min(instances, key=fullness, default=None)

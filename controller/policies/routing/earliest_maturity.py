@@ -1,4 +1,4 @@
-"""HyperFlexis Alg. 1: the worker with the earliest maturity time; ties by fewest outstanding requests, then in turn."""
+"""HyperFlexis Alg. 1: the instance with the earliest maturity; ties by fewest outstanding requests, then in turn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controller.core.policy import ROUTINGS, Stateless, WorkerView
+from controller.core.policy import ROUTINGS, InstanceView, Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,9 @@ class EarliestMaturity(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
-        return min(workers, key=lambda w: (max(w.mature_at, now), w.outstanding, w.last_sent, w.id), default=None)
+    def choose(self, instances: Sequence[InstanceView], now: float) -> InstanceView | None:
+        return min(
+            instances,
+            key=lambda each: (max(each.mature_at, now), each.outstanding, each.last_sent, each.id),
+            default=None,
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controller.core.policy import ROUTINGS, Stateless, WorkerView
+from controller.core.policy import ROUTINGS, InstanceView, Stateless
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class LeastOutstanding(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
-        return min(workers, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
+    def choose(self, instances: Sequence[InstanceView], now: float) -> InstanceView | None:
+        return min(instances, key=lambda each: (each.outstanding, each.last_sent, each.id), default=None)

@@ -78,9 +78,9 @@ def test_one_that_failed_goes_back_to_the_only_one_that_is_long_enough():
 def test_a_prefill_engine_needs_no_room_for_the_answer():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("p", role=Role.PREFILL, **SHORT), up("q", role=Role.PREFILL, **LONG)], 0.0)
-    (worker,) = (each for each in dispatcher._fleet.workers.values() if each.id == "p")
-    assert worker.holds(request("r", prompt=999, max_tokens=3000))
-    assert not worker.holds(request("r", prompt=1000, max_tokens=1))
+    (instance,) = (each for each in dispatcher._fleet.instances.values() if each.id == "p")
+    assert instance.holds(request("r", prompt=999, max_tokens=3000))
+    assert not instance.holds(request("r", prompt=1000, max_tokens=1))
 
 
 def test_the_longest_context_is_looked_for_once_however_many_wait_that_are_too_long(monkeypatch):

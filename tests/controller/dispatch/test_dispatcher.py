@@ -21,8 +21,8 @@ def test_h7_one_pass():
     running = [request(f"x{i}", prompt=10, output=2) for i in range(3)]
     dispatcher.handle([ev.Arrived(r) for r in running], 0.0)
     dispatcher.handle([ev.FirstToken(r.id) for r in running], 0.05)
-    (worker,) = dispatcher._fleet.workers.values()
-    worker.spec.kv_capacity_tokens = 800 + worker.context_tokens + worker.expected_tokens
+    (instance,) = dispatcher._fleet.instances.values()
+    instance.spec.kv_capacity_tokens = 800 + instance.context_tokens + instance.expected_tokens
     queue = [
         request("r1", 9.90, tpot=0.5, prompt=300, output=0),
         request("r2", 9.91, tpot=0.5, prompt=600, output=0),
@@ -36,7 +36,7 @@ def test_h7_one_pass():
     assert dispatcher.queue().ids() == ["r2", "r4"]
 
 
-def test_an_idle_worker_with_nothing_to_do_sleeps_until_an_event():
+def test_an_idle_instance_with_nothing_to_do_sleeps_until_an_event():
     dispatcher = build_dispatcher("hyperflexis")
     assert dispatcher.handle([up()], 0.0) == ev.Reply([], None)
 
@@ -261,9 +261,9 @@ def test_nothing_is_learned_from_a_first_token_that_no_one_saw(assumed):
         dispatcher.handle([ev.Arrived(request(name, at, ttft=5.0, output=50))], at)
         dispatcher.handle([ev.FirstToken(name, assumed)], at + 0.1)
         dispatcher.handle([ev.Finished(name, 50)], at + 2.6)
-    (worker,) = dispatcher._fleet.workers.values()
+    (instance,) = dispatcher._fleet.instances.values()
     assert (dispatcher.learned()["w"] == SPEED) is assumed
-    assert (worker.waiting, worker.running, worker.expected_tokens) == ({}, {}, 0)
+    assert (instance.waiting, instance.running, instance.expected_tokens) == ({}, {}, 0)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICY_SETS))
@@ -362,7 +362,7 @@ def test_a_late_request_does_not_wait_in_the_queue_for_an_engine_that_selects(se
     late = [request(name, ttft=1e-3, prompt=200 + 10 * index) for index, name in enumerate("abcde")]
     found = sends(told.handle([ev.Arrived(each) for each in late], 0.0))
     assert [name for name, _ in found] == sent
-    assert {worker for _, worker in found} == set(engines)
+    assert {instance for _, instance in found} == set(engines)
 
 
 @pytest.mark.parametrize(("policy", "selects"), [("slackline", True), ("round_robin", False)])

@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec
 from controller.dispatch import build_dispatcher
-from controller.dispatch.shadow_state import Worker
+from controller.dispatch.shadow_state import ShadowInstance
 from controller.dispatch.virtual_batch import VirtualBatch
 from controller.dispatch.worst_case_fit import WorstCaseFit
 from controller.policies.admission.scorpio_ttft_guard import Config, ScorpioTtftGuard
@@ -64,8 +64,8 @@ def test_put_off_instead_of_refused_it_is_served_when_no_one_else_waits():
     assert sends(reply) == [("late", "w")]
 
 
-def worker(*sent, decoding=True, slots=32):
-    made = Worker(InstanceSpec("w", "m", latency=SPEED, max_num_seqs=slots))
+def instance(*sent, decoding=True, slots=32):
+    made = ShadowInstance(InstanceSpec("w", "m", latency=SPEED, max_num_seqs=slots))
     for index, each in enumerate(sent):
         made.send(each, 0.0, 0, index)
         if decoding:
@@ -76,7 +76,7 @@ def worker(*sent, decoding=True, slots=32):
 def test_the_virtual_batch_counts_each_by_its_share_of_the_steps():
     """50/50 + 50/50 + 50/100 + 50/200 of SCORPIO's own test, and the newcomer: 3.75 sequences."""
     tpots = (0.05, 0.05, 0.1, 0.2)
-    busy = worker(*(request(f"r{i}", tpot=tpot) for i, tpot in enumerate(tpots)))
+    busy = instance(*(request(f"r{i}", tpot=tpot) for i, tpot in enumerate(tpots)))
     step = VirtualBatch().step_s(busy, 0.05)
     assert step == pytest.approx(SPEED.decode_a + SPEED.decode_c * 3.75)
     assert VirtualBatch().room(busy, 1.0, 0.05, 0.0).slots == 1
@@ -86,13 +86,13 @@ def test_the_virtual_batch_counts_each_by_its_share_of_the_steps():
 
 def test_one_steps_prompt_tokens_wait_at_an_engine_and_no_more():
     pacing = VirtualBatch(VirtualBatch.Config(batch_tokens=300))
-    assert pacing.ready(worker(request("a", prompt=299), decoding=False), 0.0)
-    assert not pacing.ready(worker(request("a", prompt=300), decoding=False), 0.0)
-    assert pacing.room(worker(request("a", prompt=200), decoding=False), 1.0, 0.5, 0.0).tokens == 101
+    assert pacing.ready(instance(request("a", prompt=299), decoding=False), 0.0)
+    assert not pacing.ready(instance(request("a", prompt=300), decoding=False), 0.0)
+    assert pacing.room(instance(request("a", prompt=200), decoding=False), 1.0, 0.5, 0.0).tokens == 101
 
 
 def test_aladdin_takes_the_fullest_that_can_and_the_emptiest_when_told():
-    full, empty = worker(request("a"), request("b")), worker()
+    full, empty = instance(request("a"), request("b")), instance()
     full.id, empty.id = "full", "empty"
     assert BestFit().choose([full, empty], 0.0) is full
     assert BestFit(FitConfig(fit="worst")).choose([full, empty], 0.0) is empty
@@ -101,14 +101,14 @@ def test_aladdin_takes_the_fullest_that_can_and_the_emptiest_when_told():
 
 def test_aladdins_prefill_must_fit_what_the_decodes_have_in_hand():
     # A decode at TPOT 0.5 whose first token came at 0 has until 0.5 for its next: at 0.2, 0.3 s are in hand.
-    room = WorstCaseFit().room(worker(request("a", tpot=0.5)), 0.7, 0.5, 0.2)
+    room = WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.7, 0.5, 0.2)
     assert room.tokens == pytest.approx((0.3 - SPEED.prefill_a) / SPEED.prefill_b)
-    assert WorstCaseFit().room(worker(request("a", tpot=0.5)), 0.1, 0.5, 0.2).tokens == pytest.approx(900)
-    assert WorstCaseFit().room(worker(request("a", tpot=0.5)), 0.7, 0.5, 0.6).tokens == 0.0
+    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.1, 0.5, 0.2).tokens == pytest.approx(900)
+    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.7, 0.5, 0.6).tokens == 0.0
 
 
 def test_aladdins_step_at_full_length_must_keep_the_tpot():
-    busy = worker(*(request(f"r{i}") for i in range(10)))  # a step of 11 takes 31 ms
+    busy = instance(*(request(f"r{i}") for i in range(10)))  # a step of 11 takes 31 ms
     assert WorstCaseFit().room(busy, 0.7, 0.0311, 0.0).slots == 1
     assert WorstCaseFit().room(busy, 0.7, 0.0309, 0.0).slots == 0
     assert WorstCaseFit(WorstCaseFit.Config(tpot_share=0.5)).room(busy, 0.7, 0.0311, 0.0).slots == 0

@@ -101,8 +101,8 @@ def test_the_wait_for_a_decode_instance_is_no_part_of_it():
     settings = SimulationSettings((PREFILL, replace(DECODE, max_num_seqs=6)))
     simulation = Simulation(settings, build_dispatcher("slackline"), demands)
     assert max(record.kv_transfer_s for record in simulation.run().records) > 1.0
-    worker = simulation.scheduler.dispatcher._fleet.workers["engine-0"]
-    assert worker.first_byte_s(300) < 0.1
+    instance = simulation.scheduler.dispatcher._fleet.instances["engine-0"]
+    assert instance.first_byte_s(300) < 0.1
 
 
 # ---- scaling -------------------------------------------------------------------------------------------------------

@@ -265,8 +265,8 @@ def test_whatever_is_said_the_books_balance(script, name):
             if isinstance(action, ev.GiveUp | ev.PrefillAgain):
                 assert action.request.id not in ended
                 ended.add(action.request.id)
-        holders = [rid for state in made.fleet(now) for rid in made._roster.workers[state.id].waiting]
-        holders += [rid for state in made.fleet(now) for rid in made._roster.workers[state.id].running]
+        holders = [rid for state in made.fleet(now) for rid in made._roster.instances[state.id].waiting]
+        holders += [rid for state in made.fleet(now) for rid in made._roster.instances[state.id].running]
         assert len(holders) == len(set(holders))
         assert reply.wake_at is None or reply.wake_at > now - 1e-9
     for rid in asked:

@@ -116,14 +116,14 @@ def test_placements_say_what_they_are_and_change_nothing(name):
     assert placement.name == name
     assert len(MIGRATIONS[name].__doc__) > 40
     made = migrator(migration={"name": name}, decoders=2)
-    workers = list(made._roster.workers.values())
+    instances = list(made._roster.instances.values())
     stage = Prefilled(request("a"), 0.0)
-    before = [(w.outstanding, w.waiting_tokens, w.last_sent) for w in workers]
-    choice = placement.choose(stage, workers, 0.0)
-    assert choice.worker in workers
-    assert placement.choose(stage, list(reversed(workers)), 0.0) == choice
+    before = [(w.outstanding, w.waiting_tokens, w.last_sent) for w in instances]
+    choice = placement.choose(stage, instances, 0.0)
+    assert choice.instance in instances
+    assert placement.choose(stage, list(reversed(instances)), 0.0) == choice
     assert placement.choose(stage, [], 0.0) is None
-    assert before == [(w.outstanding, w.waiting_tokens, w.last_sent) for w in workers]
+    assert before == [(w.outstanding, w.waiting_tokens, w.last_sent) for w in instances]
 
 
 def test_the_hopeless_wait_for_all_who_can_still_make_it():
