@@ -155,7 +155,7 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
-    "EXCEPTION_HANDLER": "api.errors.exception_handler",
+    "EXCEPTION_HANDLER": "api.control.framework.errors.exception_handler",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Slackline",
@@ -185,7 +185,10 @@ SPECTACULAR_SETTINGS = {
         "ComponentState": "api.control.health.STATES",
         "WeightSource": "api.control.instances.SOURCES",
     },
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "api.control.openapi.document.add_data_path",
+    ],
 }
 
 # ---- time, language, logs ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
-from api.schema import DocsView, SchemaView
+from api.control.openapi.document import DocsView, SchemaView
 from console.views import (
     audit,
     changes,

@@ -18,11 +18,11 @@ import controller.policies.routing  # noqa: F401  (importing registers the polic
 from api.openai.ledger import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
-from controller.core.process_spec import SAYABLE
 from controller.dispatch import MIGRATIONS, POLICY_SETS
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
+from controller.engine.process_spec import SAYABLE
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS
 from controller.simulator.network import LinkSettings

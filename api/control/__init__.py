@@ -1,1 +1,1 @@
-"""The control API under /api/v1: one resource a file, served by Django REST framework. Writes go through services."""
+"""The control API under /api/v1, on Django REST framework: one resource a file, named as in its URL, and `urls`."""

@@ -8,10 +8,10 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, filtered
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.references import tenant_named
-from api.permissions import IsAdmin
+from api.control.access.permissions import IsAdmin
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, filtered
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.references import tenant_named
 from controller.models import ApiKey
 from controller.selectors.catalogue import api_keys
 from controller.services.api_keys import api_key_create, api_key_revoke

@@ -17,9 +17,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView
-from api.control.documented import LISTED, operation
-from api.control.gateways import fresh_fleets
+from api.control.framework.base import SIGNED_IN, ControlView
+from api.control.framework.documented import LISTED, operation
+from api.control.framework.gateways import fresh_fleets
 from controller.core.messages import ClassWindow
 from controller.selectors import catalogue
 from controller.selectors.attainment import Attainment, attainment

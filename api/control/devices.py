@@ -8,11 +8,11 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import VersionField
-from api.control.references import host_named
-from api.permissions import IsAdmin, IsViewer
+from api.control.access.permissions import IsAdmin, IsViewer
+from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import VersionField
+from api.control.framework.references import host_named
 from controller.models import Device
 from controller.selectors.catalogue import devices
 from controller.services.topology import device_create, device_remove, device_update

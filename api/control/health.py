@@ -9,8 +9,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView
-from api.control.documented import operation
+from api.control.framework.base import SIGNED_IN, ControlView
+from api.control.framework.documented import operation
 from controller.core.staleness import is_fresh
 from controller.selectors.health import database_health
 from workers import live

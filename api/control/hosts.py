@@ -8,10 +8,10 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import LabelsField, NameField, VersionField
-from api.permissions import IsAdmin, IsViewer
+from api.control.access.permissions import IsAdmin, IsViewer
+from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import LabelsField, NameField, VersionField
 from controller.models import Host
 from controller.selectors.catalogue import hosts
 from controller.services.topology import host_create, host_remove, host_update

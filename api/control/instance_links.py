@@ -8,9 +8,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, filtered
-from api.control.documented import FOUND, operation, page_of
-from api.permissions import IsViewer
+from api.control.access.permissions import IsViewer
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import FOUND, operation, page_of
 from controller.models import InstanceLink
 from controller.models.links import STATES
 from controller.selectors.links import instance_links

@@ -11,12 +11,19 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from api.control.access.permissions import IsOperator, IsViewer
 from api.control.actions import ActionOutput
-from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version, stated_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
-from api.control.references import host_named, model_named
-from api.permissions import IsOperator, IsViewer
+from api.control.framework.base import (
+    ControlView,
+    PageQuery,
+    claimed_version,
+    filtered,
+    matched_version,
+    stated_version,
+)
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
+from api.control.framework.references import host_named, model_named
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
 from controller.models.fleet import Role

@@ -8,11 +8,11 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NumberField, VersionField
-from api.control.references import host_named
-from api.permissions import IsAdmin, IsViewer
+from api.control.access.permissions import IsAdmin, IsViewer
+from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import NumberField, VersionField
+from api.control.framework.references import host_named
 from controller.models import Link
 from controller.selectors.catalogue import links
 from controller.services.topology import link_create, link_remove, link_update

@@ -8,10 +8,10 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NameField, NumberField, VersionField
-from api.permissions import IsAdmin
+from api.control.access.permissions import IsAdmin
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import NameField, NumberField, VersionField
 from controller.models import ServedModel
 from controller.selectors.catalogue import served_models
 from controller.services.served_models import served_model_create, served_model_remove, served_model_update

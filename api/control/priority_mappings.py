@@ -8,11 +8,11 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import SecondsSerializerField, VersionField
-from api.control.references import tenant_named
-from api.permissions import IsOperator
+from api.control.access.permissions import IsOperator
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import SecondsSerializerField, VersionField
+from api.control.framework.references import tenant_named
 from controller.models import PriorityMapping
 from controller.selectors.catalogue import priority_mappings
 from controller.services.priority_mappings import (

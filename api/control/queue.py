@@ -14,11 +14,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView
-from api.control.documented import operation
-from api.control.gateways import fresh_fleets
-from api.errors import LiveDataUnavailable
-from api.permissions import IsOperator
+from api.control.access.permissions import IsOperator
+from api.control.framework.base import SIGNED_IN, ControlView
+from api.control.framework.documented import operation
+from api.control.framework.errors import LiveDataUnavailable
+from api.control.framework.gateways import fresh_fleets
 from controller.core.messages import QUEUE_ROWS_SHOWN, QueueRow, QueueState
 from controller.services.queue_commands import queue_command_outcome, queue_command_record
 from workers import live

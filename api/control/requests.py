@@ -9,8 +9,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, without_page
-from api.control.documented import FOUND, operation, page_of
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, without_page
+from api.control.framework.documented import FOUND, operation, page_of
 from controller.core.types import Outcome
 from controller.models import RequestRecord
 from controller.selectors import requests

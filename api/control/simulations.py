@@ -16,11 +16,11 @@ from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, claimed_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import JsonObjectField, VersionField
-from api.errors import Conflict
-from api.permissions import IsOperator, IsViewer
+from api.control.access.permissions import IsOperator, IsViewer
+from api.control.framework.base import ControlView, PageQuery, claimed_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.errors import Conflict
+from api.control.framework.fields import JsonObjectField, VersionField
 from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import experiments

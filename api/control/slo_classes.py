@@ -8,11 +8,11 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NameField, NumberField, SecondsSerializerField, VersionField
-from api.control.references import tenant_named
-from api.permissions import IsOperator
+from api.control.access.permissions import IsOperator
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.fields import NameField, NumberField, SecondsSerializerField, VersionField
+from api.control.framework.references import tenant_named
 from controller.models import SLOClass
 from controller.selectors.catalogue import slo_classes
 from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update

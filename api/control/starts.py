@@ -9,9 +9,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView
-from api.control.documented import LISTED, operation
-from api.permissions import IsViewer
+from api.control.access.permissions import IsViewer
+from api.control.framework.base import ControlView
+from api.control.framework.documented import LISTED, operation
 from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, InstanceStart, starts, times_by_way
 
 LIMIT_MAX = 100

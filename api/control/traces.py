@@ -11,9 +11,9 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import BoundedJSONParser, ControlView, PageQuery
-from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.permissions import IsOperator, IsViewer
+from api.control.access.permissions import IsOperator, IsViewer
+from api.control.framework.base import BoundedJSONParser, ControlView, PageQuery
+from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
 from controller.models import Trace
 from controller.selectors import experiments
 from controller.services.traces import BYTES_MAX, trace_create, trace_remove

@@ -9,7 +9,7 @@ from rest_framework.exceptions import NotFound
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 
-from api.control.base import ControlView
+from api.control.framework.base import ControlView
 
 
 @extend_schema(exclude=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.core.process_spec import BLOCK_SIZE, PREEMPTIVE_BATCHING, whole_number
 from controller.core.types import LatencyCoefficients, Role
+from controller.engine.process_spec import BLOCK_SIZE, PREEMPTIVE_BATCHING, whole_number
 from controller.models import Instance, ServedModel
 from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part, scheduler_of
 from controller.selectors.latency_fits import Fits, active_fits

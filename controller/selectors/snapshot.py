@@ -8,7 +8,6 @@ from django.conf import settings
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
-from controller.core.process_spec import start_after, whole_number
 from controller.core.snapshot import (
     ClassConfig,
     ComingConfig,
@@ -20,6 +19,7 @@ from controller.core.snapshot import (
     TenantConfig,
 )
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from controller.engine.process_spec import start_after, whole_number
 from controller.models import (
     Action,
     ApiKey,

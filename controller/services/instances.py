@@ -16,8 +16,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from controller.core.process_spec import refusal, values_refused, values_refused_of_all
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
+from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change

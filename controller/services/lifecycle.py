@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from controller.core.process_spec import SAYABLE, start_after, start_refused, values_refused
+from controller.engine.process_spec import SAYABLE, start_after, start_refused, values_refused
 from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 
 from controller.core.messages import FleetMessage
-from controller.core.process_spec import SAYABLE
+from controller.engine.process_spec import SAYABLE
 from controller.models import Instance, ScalerState, ScalingPolicy
 from controller.models.fleet import Role, Weights
 from controller.scale import ScalerMemory

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from api.throttle import _LocalThrottle
+from api.control.access.throttle import _LocalThrottle
 from tests import factories
 
 NUL = "\x00"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError, UnknownName
-from controller.core.process_spec import CONSTANT
 from controller.core.steps import Step
 from controller.core.types import LatencyCoefficients
+from controller.engine.process_spec import CONSTANT
 from controller.predict.latency import LatencyModel
 
 SHIPPED = Path(__file__).with_name("profiles.json")

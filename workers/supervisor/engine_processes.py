@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.core.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
+from controller.engine.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
 from workers.engine.weights.host_copy import sweep
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
-from api.throttle import _LocalThrottle
+from api.control.access.throttle import _LocalThrottle
 from tests import factories
 
 ROOT = "/api/v1"

@@ -8,7 +8,7 @@ from django.utils import timezone
 from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory, force_authenticate
 
-from api.control.base import ControlView
+from api.control.framework.base import ControlView
 from api.control.urls import urlpatterns
 from controller.models import ApiKey, SLOClass, Tenant
 from tests import factories

@@ -4,7 +4,7 @@ import pytest
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection
 from rest_framework import exceptions, serializers
 
-from api.errors import exception_handler
+from api.control.framework.errors import exception_handler
 from controller.core.errors import UnknownName
 from controller.selectors import catalogue
 from tests import factories

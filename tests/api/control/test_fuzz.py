@@ -8,7 +8,7 @@ from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.throttle import _LocalThrottle
+from api.control.access.throttle import _LocalThrottle
 from tests import factories
 from tests.api.control.conftest import ROOT
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from django.core.management import call_command
 
-from api.data_path_schema import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
+from api.control.openapi.data_path import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
 from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import KINDS
 from api.openai.protocol.response_requests import NOT_SERVED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api import throttle
+from api.control.access import throttle
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 

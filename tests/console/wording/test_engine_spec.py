@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from console.wording.engine_spec import HIDDEN, engine_spec
-from controller.core.process_spec import SAYABLE
+from controller.engine.process_spec import SAYABLE
 from tests import factories
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from api.control.access.refusals import REASONS as REFUSALS
 from api.openai.protocol.errors import KINDS
-from api.refusals import REASONS as REFUSALS
 from controller.core.types import Outcome
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import State

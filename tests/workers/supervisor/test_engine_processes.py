@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from controller.core.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
+from controller.engine.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
 from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
 from workers.supervisor.engine_processes import EngineFolder, engine_argv, engine_env, last_error

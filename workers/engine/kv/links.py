@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from controller.core.kv_links import OTHER_MODEL, KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
-from controller.engine.link_health import LinkHealth
+from workers.engine.kv.link_health import LinkHealth
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import NOBODY, KvConnection, KvTraffic, Listener, Offer, Pulled, as_transfer_errors
 from workers.engine.kv.wire import KvTransferError

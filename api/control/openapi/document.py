@@ -11,13 +11,13 @@ from typing import Any
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
-from api.data_path_schema import COMPONENTS, PATHS
+from api.control.openapi.data_path import COMPONENTS, PATHS
 
 
 class BearerKeyScheme(OpenApiAuthenticationExtension):
     """Describes API keys, which the control API and the data path share."""
 
-    target_class = "api.auth.BearerKeyAuthentication"
+    target_class = "api.control.access.auth.BearerKeyAuthentication"
     name = "apiKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
@@ -27,7 +27,7 @@ class BearerKeyScheme(OpenApiAuthenticationExtension):
 class PeopleSessionScheme(OpenApiAuthenticationExtension):
     """Describes the console's session cookie."""
 
-    target_class = "api.auth.PeopleSessionAuthentication"
+    target_class = "api.control.access.auth.PeopleSessionAuthentication"
     name = "session"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

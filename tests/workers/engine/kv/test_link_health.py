@@ -1,7 +1,7 @@
 """A link's state from what happened on it."""
 
 from controller.core.kv_links import LinkReport, LinkState, moved_from_json, report_from_json
-from controller.engine.link_health import LinkHealth, LinkLimits
+from workers.engine.kv.link_health import LinkHealth, LinkLimits
 
 MIB = 1 << 20
 

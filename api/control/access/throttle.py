@@ -11,7 +11,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from rest_framework.request import Request
 from rest_framework.throttling import SimpleRateThrottle
 
-from api.auth import TenantPrincipal
+from api.control.access.auth import TenantPrincipal
 
 KEY_RATE = "300/min"
 PERSON_RATE = "1200/min"

@@ -7,7 +7,7 @@ from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated, Pe
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 
-from api.auth import CsrfFailed, ScopeMissing, TenantPrincipal
+from api.control.access.auth import CsrfFailed, ScopeMissing, TenantPrincipal
 from controller.services.actors import Actor
 from controller.services.refusals import NOBODY, access_refused
 

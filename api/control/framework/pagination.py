@@ -17,7 +17,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Q, QuerySet
 
-from api.errors import ControlApiError
+from api.control.framework.errors import ControlApiError
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 500

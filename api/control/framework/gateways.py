@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from api.errors import LiveDataUnavailable
+from api.control.framework.errors import LiveDataUnavailable
 from controller.core.messages import FleetMessage
 from controller.core.staleness import is_fresh
 from workers import live

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from django.db.models import QuerySet
 
-from api.errors import ControlApiError
+from api.control.framework.errors import ControlApiError
 from controller.models import Host, ServedModel, SLOClass, Tenant
 from controller.selectors import catalogue
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from controller.core.process_spec import (
+from controller.engine.process_spec import (
     BLOCK_SIZE,
     PREEMPTIVE_BATCHING,
     PROFILES,

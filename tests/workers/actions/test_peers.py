@@ -1,6 +1,6 @@
 """Who keeps a link to whom."""
 
-from controller.scale.peers import PeerMember, need_links, peers
+from workers.actions.peers import PeerMember, need_links, peers
 
 
 def member(name, role="decode", model="m", no_weights=False, host="h"):

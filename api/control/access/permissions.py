@@ -12,7 +12,7 @@ from typing import Any
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from api.auth import TenantPrincipal
+from api.control.access.auth import TenantPrincipal
 from controller.selectors.roles import UserRole, role_of
 
 

@@ -1,4 +1,4 @@
-"""The gateway's `/v1/*` endpoints as OpenAPI fragments, which `api.schema` merges into the control API's document.
+"""The gateway's `/v1/*` endpoints as OpenAPI fragments, which `document` merges into the control API's document.
 
 The gateway is not a Django process, so this part cannot be generated from views. `tests/api/control/test_schema.py`
 compares fields and codes with the gateway's modules.

@@ -18,13 +18,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
-from api.control.fields import name_choices
-from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
-from api.errors import ControlApiError, exception_handler
-from api.permissions import IsAdmin, IsTenantKey, IsViewer
-from api.refusals import refusal_record
-from api.throttle import KeyThrottle, PersonThrottle
+from api.control.access.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
+from api.control.access.permissions import IsAdmin, IsTenantKey, IsViewer
+from api.control.access.refusals import refusal_record
+from api.control.access.throttle import KeyThrottle, PersonThrottle
+from api.control.framework.errors import ControlApiError, exception_handler
+from api.control.framework.fields import name_choices
+from api.control.framework.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
 from controller.services.actors import Actor
 from workers.notices import announce_config
 

@@ -1,0 +1,1 @@
+"""Who may call the control API: authentication, permissions, request limits, and records of refused calls."""

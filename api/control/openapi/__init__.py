@@ -1,0 +1,1 @@
+"""The OpenAPI document of both APIs, and the pages that show it."""
