@@ -46,7 +46,7 @@ class Migrator:
         self._roster = Roster()
         self.first_bytes = FirstBytes(self._roster.instances, self.links)
         self._queue = TransferQueue(placement.order, config)
-        self._incompatible = IncompatiblePeers(config.strangers_s, self._queue.under_way)
+        self._incompatible = IncompatiblePeers(config.incompatible_s, self._queue.under_way)
         self._reach = Reach(self._roster.instances, self.links, self._incompatible)
         self.rollback = Rollback(
             config, self._queue, self._roster, self.links, self._reach, self._incompatible, placement.one_shot

@@ -49,9 +49,9 @@ class MigratorConfig:
     wherever there is room, whatever its TPOT; without any decode instance it is given up, after its waiting time if
     that is less. Less than the lease for which engines keep KV (30 s).
 
-    `strangers_hold_s`: the same where all decode instances are incompatible peers, which time does not mend: only long
-    enough for one that is being started. `strangers_s`: how long two instances count as incompatible before one prefill
-    tries again.
+    `incompatible_hold_s`: the same where all decode instances are incompatible peers, which time does not mend: only
+    long enough for one that is being started. `incompatible_s`: how long two instances count as incompatible before one
+    prefill tries again.
 
     `scan_limit`: a pass leaves a model's requests after this many that find no room. `engine_rank`: what the engine is
     told about urgency. `link_failures`: transfers that fail in a row until a link is closed, for `link_closed_s` at
@@ -75,8 +75,8 @@ class MigratorConfig:
     retry_s: float = 0.05
     max_failures: int = 6
     hold_s: float = 25.0
-    strangers_hold_s: float = 3.0
-    strangers_s: float = 60.0
+    incompatible_hold_s: float = 3.0
+    incompatible_s: float = 60.0
     scan_limit: int = 16
     engine_rank: str = "tpot"
     link_failures: int = 3
@@ -91,8 +91,8 @@ class MigratorConfig:
         for name in ("max_failures", "scan_limit", "link_failures", "release_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
-        if self.strangers_s < self.strangers_hold_s:  # a waiting request would try the same engine again and again
-            raise ConfigError("strangers_s must be at least strangers_hold_s", field="strangers_s")
+        if self.incompatible_s < self.incompatible_hold_s:  # or a waiting request would try the same engine for ever
+            raise ConfigError("incompatible_s must be at least incompatible_hold_s", field="incompatible_s")
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
 
@@ -511,7 +511,7 @@ class TransferQueue:
     def most_s(self, transfer: DecodeTransfer) -> float:
         """Seconds until a request that waits for an instance is given up: fewer with incompatible peers only."""
         config = self.config
-        return min(config.strangers_hold_s, config.hold_s) if transfer.incompatible else config.hold_s
+        return min(config.incompatible_hold_s, config.hold_s) if transfer.incompatible else config.hold_s
 
     def hold_s(self, transfer: DecodeTransfer) -> float:
         """The same for this request: no longer than it would have waited for a prefill instance."""

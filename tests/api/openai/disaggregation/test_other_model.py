@@ -79,7 +79,7 @@ async def test_the_log_says_what_the_record_says(caplog: pytest.LogCaptureFixtur
 
 async def test_where_no_two_engines_have_one_model_it_ends_when_each_was_asked() -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
-        patience(bed, strangers_hold_s=0.05)
+        patience(bed, incompatible_hold_s=0.05)
         reads(bed, "d")
         answer = await bed.ask(STREAMED)
         assert (answer.status, answer.error["code"]) == (503, "no_capacity")

@@ -59,7 +59,7 @@ def test_once_it_was_refused_the_pair_is_held_apart_for_as_long_again() -> None:
     sent(made, "tries", OVER)
     made.handle([done("tries", OVER)], OVER)
     stranger(made, "tries", "d0", OVER + 1.0)
-    later = OVER + 1.0 + made.config.strangers_s
+    later = OVER + 1.0 + made.config.incompatible_s
     assert [sent(made, name, later - 0.1) for name in ("b", "c")] == [False, False]
     assert [sent(made, name, later) for name in ("e", "f")] == [True, False]
 
@@ -110,7 +110,7 @@ def test_what_is_computed_waits_for_no_trial() -> None:
     made.handle([ev.TransferStarted("fills", "d0")], OVER)
     waiting = [done(name, OVER, prompt=300) for name in ("x", "y", "z")]
     assert places(made.handle(waiting, OVER)) == []
-    late = OVER + 2 * made.config.strangers_hold_s
+    late = OVER + 2 * made.config.incompatible_hold_s
     room = made.handle([ev.TransferDone("fills", "d0", assumed=True), ev.Finished("fills", 10)], late)
     assert (len(places(room)), of(room, ev.GiveUp)) == (3, [])
 

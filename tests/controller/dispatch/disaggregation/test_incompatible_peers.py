@@ -99,7 +99,7 @@ def test_news_of_the_same_run_and_runs_of_others_change_nothing() -> None:
 
 def test_a_mistake_heals() -> None:
     made = apart("q")
-    until = 0.1 + made.config.strangers_s
+    until = 0.1 + made.config.incompatible_s
     assert len(of(made.handle([ev.PrefillSent(request("b"), "p")], until - 0.1), ev.PrefillAgain)) == 1
     assert places(made.handle([done("c", until)], until)) == [("c", "d0")]
 
@@ -191,6 +191,6 @@ def test_with_the_one_that_failed_it_gone_it_goes_where_its_kv_got_nowhere() -> 
 
 def test_a_pair_is_not_forgotten_while_somebody_waits_for_another() -> None:
     with pytest.raises(ConfigError) as refused:
-        MigratorConfig(strangers_s=2.0, strangers_hold_s=3.0)
-    assert refused.value.field == "strangers_s"
-    assert MigratorConfig(strangers_s=3.0, strangers_hold_s=3.0).strangers_s == 3.0
+        MigratorConfig(incompatible_s=2.0, incompatible_hold_s=3.0)
+    assert refused.value.field == "incompatible_s"
+    assert MigratorConfig(incompatible_s=3.0, incompatible_hold_s=3.0).incompatible_s == 3.0

@@ -82,7 +82,7 @@ def test_with_nowhere_to_go_it_waits_for_somebody_and_is_then_given_up() -> None
     made.handle([done("a")], 0.0)
     reply = stranger(made, "a", "d0", 1.0)
     assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([], [], [])
-    assert reply.wake_at == 1.0 + made.config.strangers_hold_s
+    assert reply.wake_at == 1.0 + made.config.incompatible_hold_s
     over = made.handle([ev.Woke()], reply.wake_at)
     assert [given.decision.reason for given in of(over, ev.GiveUp)] == ["other_model"]
     assert of(over, ev.FreeKv) == [ev.FreeKv("a", "p")]

@@ -70,7 +70,7 @@ def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_
 
 def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> None:
     made = incompatible()
-    hold_s = made.config.strangers_hold_s
+    hold_s = made.config.incompatible_hold_s
     older = [done(name, 1.0, tpot=0.2) for name in names()]
     made.handle(older, 1.0)
     reply = made.handle([done("younger", 2.0, tpot=0.1)], 2.0)
@@ -85,20 +85,20 @@ def test_those_that_were_passed_over_wake_it_in_time() -> None:
     made = incompatible()
     made.handle([ev.Cancelled("first"), ev.KvReleased("first", "p")], 0.5)
     made.handle([done("older", 1.0, tpot=0.2)], 1.0)
-    assert made.handle([done("younger", 2.0, tpot=0.1)], 2.0).wake_at == 1.0 + made.config.strangers_hold_s
+    assert made.handle([done("younger", 2.0, tpot=0.1)], 2.0).wake_at == 1.0 + made.config.incompatible_hold_s
 
 
 def test_one_that_sleeps_or_starts_is_waited_for_as_long_as_one_that_is_not_there() -> None:
     made = incompatible()
     made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False)), done("a", 0.3)], 0.3)
-    assert of(made.handle([ev.Woke()], 0.3 + made.config.strangers_hold_s), ev.GiveUp) == []
+    assert of(made.handle([ev.Woke()], 0.3 + made.config.incompatible_hold_s), ev.GiveUp) == []
     assert ("a", "d1") in places(made.handle([ev.Telemetry("d1", Load(5.0))], 5.0))
 
 
 def test_one_that_drains_is_not_waited_for() -> None:
     made = incompatible()
     made.handle([up("d1"), ev.InstanceDraining("d1"), done("a", 0.2)], 0.2)
-    assert of(made.handle([ev.Woke()], 0.2 + made.config.strangers_hold_s), ev.GiveUp) != []
+    assert of(made.handle([ev.Woke()], 0.2 + made.config.incompatible_hold_s), ev.GiveUp) != []
 
 
 def test_where_one_sleeps_what_was_sent_to_the_wrong_one_still_leaves_it_at_once() -> None:
