@@ -14,7 +14,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
-from workers.supervisor.engine_processes import STATE, STOP, WISH
+from workers.supervisor.engine_processes import DESIRED, STATE, STOP
 from workers.supervisor.ports import write_json
 
 
@@ -28,23 +28,23 @@ class ProcessProvisioner:
     def observe(self) -> list[Observed]:
         """Engines that the supervisor has not started yet count as starting."""
         found = {state["id"]: _observed(state) for state in map(_read, self.folder.glob(f"*{STATE}")) if state}
-        for wish in self.folder.glob(f"*{WISH}"):
-            instance_id = wish.name.removesuffix(WISH)
+        for desired in self.folder.glob(f"*{DESIRED}"):
+            instance_id = desired.name.removesuffix(DESIRED)
             found.setdefault(instance_id, Observed(instance_id, "starting"))
         return sorted(found.values(), key=lambda observed: observed.id)
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
         if not self.folder.is_dir():
             raise ConfigError(f"{self.folder} does not exist: process instances need `make up` on this machine", "id")
-        wish = self.folder / f"{checked_id(id)}{WISH}"
-        if not wish.exists():
-            write_json(wish, dict(spec))
+        desired = self.folder / f"{checked_id(id)}{DESIRED}"
+        if not desired.exists():
+            write_json(desired, dict(spec))
 
     def stop(self, id: str, grace_s: float) -> None:
-        wish = self.folder / f"{checked_id(id)}{WISH}"
-        if wish.exists():  # the grace first, since the supervisor acts as soon as the desired engine's file is gone
+        desired = self.folder / f"{checked_id(id)}{DESIRED}"
+        if desired.exists():  # the grace first, since the supervisor acts as soon as the desired engine's file is gone
             write_json(self.folder / f"{id}{STOP}", {"grace_s": grace_s})
-            wish.unlink(missing_ok=True)
+            desired.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Engine processes of the supervisor. The process provisioner orders them through files in DATA_DIR/engines.
 
-`<id>.wish.json`: the engine should run, with these options. `<id>.stop.json` (optional): its grace once that file is
+`<id>.desired.json`: the engine should run, with these options. `<id>.stop.json` (optional): its grace once that file is
 gone. `<id>.state.json`: its state, written by the supervisor. A crashed engine is *not* restarted under its id: its
 state is `exited`, and the reconciler decides. Files are used because an engine must outlive the worker that ordered it
 and end with `make up`.
@@ -24,7 +24,8 @@ from workers.engine.weights.host_copy import sweep
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
-WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
+DESIRED, STOP, STATE = ".desired.json", ".stop.json", ".state.json"
+FORMER_DESIRED = ".wish.json"  # as versions before this one called it
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ (?P<level>[A-Z]+) \S+ (?P<message>.*)")
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
@@ -99,11 +100,13 @@ class EngineFolder:
         self.engines: dict[str, EngineProcess] = {}
         self.refused: set[str] = set()  # ordered, but their options are invalid
         folder.mkdir(parents=True, exist_ok=True)
+        for former in folder.glob(f"*{FORMER_DESIRED}"):  # after an upgrade, the fleet of the last run starts again
+            former.rename(folder / (former.name.removesuffix(FORMER_DESIRED) + DESIRED))
         for left in folder.glob(f"*{STATE}"):  # states of an earlier run
             left.unlink()
 
     def sync(self) -> None:
-        ordered = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
+        ordered = {path.name.removesuffix(DESIRED): path for path in self.folder.glob(f"*{DESIRED}")}
         for engine_id in ordered.keys() - self.engines.keys():
             self._start(engine_id, ordered[engine_id])
         for engine_id, engine in list(self.engines.items()):

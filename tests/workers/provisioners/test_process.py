@@ -23,7 +23,7 @@ def state(folder, id, **fields):
 def test_a_start_sets_the_desired_state_and_counts_as_starting(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
-    assert json.loads((folder / "a.wish.json").read_text()) == SPEC
+    assert json.loads((folder / "a.desired.json").read_text()) == SPEC
     assert [(o.id, o.state, o.started_at) for o in provisioner.observe()] == [("a", "starting", None)]
 
 
@@ -31,7 +31,7 @@ def test_starting_twice_keeps_the_first_spec(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
     provisioner.start("a", {"profile": "constant:9ms"})
-    assert json.loads((folder / "a.wish.json").read_text()) == SPEC
+    assert json.loads((folder / "a.desired.json").read_text()) == SPEC
 
 
 def test_the_supervisors_answer_is_what_is_observed(folder):
@@ -47,7 +47,7 @@ def test_stop_gives_its_grace_period_and_removes_the_spec(folder):
     provisioner.start("a", SPEC)
     provisioner.stop("a", 4.5)
     provisioner.stop("a", 9.0)
-    assert not (folder / "a.wish.json").exists()
+    assert not (folder / "a.desired.json").exists()
     assert json.loads((folder / "a.stop.json").read_text()) == {"grace_s": 4.5}
 
 

@@ -138,7 +138,7 @@ def test_a_start_that_fails_reports_why(folder):
 
 
 def test_a_spec_that_is_no_json_is_reported_as_exited(folder):
-    (folder.folder / "a.wish.json").write_text("{")
+    (folder.folder / "a.desired.json").write_text("{")
     folder.sync()
     assert states(folder) == {"a": "exited"}
 
@@ -153,3 +153,9 @@ def test_specs_outlive_the_supervisor(folder, tmp_path):
         assert len(ProcessProvisioner(folder.folder).observe()) == 1
     finally:
         again.stop_all(lambda: True)
+
+
+def test_a_folder_of_a_former_version_keeps_its_fleet(tmp_path):
+    (tmp_path / "a.wish.json").write_text("{}")
+    EngineFolder(tmp_path, tmp_path, {})
+    assert [file.name for file in tmp_path.iterdir()] == ["a.desired.json"]
