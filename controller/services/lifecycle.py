@@ -60,7 +60,7 @@ def instance_mark(*, step: Mark) -> list[Decision]:
         if row.observed_state == step.state and row.url == (step.url or row.url) and not again:
             return []
         waited_s = round((at - row.desired_at).total_seconds(), 2)
-        inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_wish_s": waited_s}
+        inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_desired_s": waited_s}
         instance_observe(
             instance_id=row.pk,
             observed_state=step.state,

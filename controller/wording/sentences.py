@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from controller.core.decisions import DecisionMessage
 from controller.wording.changes import changes
-from controller.wording.vocabulary import line, reason_in_words
+from controller.wording.vocabulary import RENAMED, line, reason_in_words
 
 # Whole sentences for what happens often; the figures are those that the decision was based on.
 SENTENCES: dict[tuple[str, str], str] = {
@@ -71,13 +71,13 @@ SENTENCES: dict[tuple[str, str], str] = {
     ),
     ("launch_unserved", "never_served"): "{subject} was launched but never received a request",
     # the life of an instance
-    ("instance_started", "starting"): "{subject} is starting, {since_wish_s:.1f} s after it was requested",
-    ("instance_ready", "healthy"): "{subject} is ready, {since_wish_s:.1f} s after it was requested",
+    ("instance_started", "starting"): "{subject} is starting, {since_desired_s:.1f} s after it was requested",
+    ("instance_ready", "healthy"): "{subject} is ready, {since_desired_s:.1f} s after it was requested",
     ("instance_ready", "new_run"): "{subject} restarted and is ready at {url}",
     ("instance_draining", "healthy"): "{subject} is draining",
     ("instance_unreachable", "no_answer"): "{subject} does not respond at {url}, so it receives no requests",
     ("instance_unreachable", "unreachable"): "{subject} does not respond at {url}, so it receives no requests",
-    ("instance_gone", "stopped"): "{subject} has stopped, {since_wish_s:.1f} s after the request to stop",
+    ("instance_gone", "stopped"): "{subject} has stopped, {since_desired_s:.1f} s after the request to stop",
     ("instance_replaced", "exited"): (
         "{actor} is replacing {subject}, whose process exited ({error}), with {replacement}; it starts in "
         "{pause_s:g} s (failures in the last 5 min: {failures_5min})"
@@ -175,8 +175,13 @@ class StoredDecision(Protocol):
 
 
 def sentence(decision: StoredDecision) -> str:
-    known = {**decision.inputs, **decision.outcome}
+    known = _known(decision)
     return say(decision.kind, decision.actor, decision.subject_type, decision.subject, decision.reason, known)
+
+
+def _known(decision: StoredDecision) -> dict[str, Any]:
+    """Its inputs and its outcome, by their present names."""
+    return {RENAMED.get(name, name): value for name, value in {**decision.inputs, **decision.outcome}.items()}
 
 
 def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, known: Mapping[str, Any]) -> str:
@@ -285,7 +290,7 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
 
 def message_of(decision: StoredDecision) -> DecisionMessage:
     """One line of the live list. Its sentence is made here and nowhere else."""
-    known = {**decision.inputs, **decision.outcome}
+    known = _known(decision)
     return DecisionMessage(
         id=str(decision.pk),
         at=decision.at.timestamp(),

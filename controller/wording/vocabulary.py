@@ -111,7 +111,7 @@ NAMES: dict[str, tuple[str, str]] = {
     # instances: start, drain, sleep, weights, links, roles
     "was": ("was", "word"),
     "url": ("address", ""),
-    "since_wish_s": ("time since the request", "s"),
+    "since_desired_s": ("time since the request", "s"),
     "drained_for_s": ("drained for", "s"),
     "never_ready": ("consecutive starts that never became ready", ""),
     "failures_5min": ("failures in the last 5 min", ""),
@@ -459,8 +459,12 @@ class Figure(NamedTuple):
         return f"{self.name}{' ' if number else ': '}{self.value}"
 
 
+RENAMED = {"since_wish_s": "since_desired_s"}  # keys of stored decisions that have another name now
+
+
 def named(key: str) -> str:
     """A key without an entry reads as its own words, so nothing is ever hidden."""
+    key = RENAMED.get(key, key)
     return NAMES[key][0] if key in NAMES else key.replace("_", " ")
 
 
@@ -476,6 +480,7 @@ def line(values: Mapping[str, Any] | None) -> str:
 
 def shown(key: str, value: Any, unit: str | None = None) -> str:
     """A value with its unit. `unit`: of what holds it, for keys that are no figures' (a tenant's name, an id)."""
+    key = RENAMED.get(key, key)
     unit = NAMES[key][1] if key in NAMES else unit or ""
     if isinstance(value, Mapping):
         return ", ".join(_inner(name, each, unit) for name, each in value.items()) or "none"

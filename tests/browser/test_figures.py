@@ -45,16 +45,16 @@ def test_nothing_is_recorded_that_has_no_name(caller: Caller, places: Places):
 
 def test_a_decision_is_said_in_words_with_units_and_kept_as_recorded(visit: Visit, caller: Caller, places: Places):
     made = caller.first("decisions", kind="instance_ready")
-    waited_s = made["inputs"]["since_wish_s"]
+    waited_s = made["inputs"]["since_desired_s"]
     page = visit("viewer", f"/audit/{made['id']}/")
     fact = page.locator("dl.facts div").filter(has=page.get_by_text("time since the request", exact=True))
-    expect(fact.locator("dd")).to_have_text(shown("since_wish_s", waited_s))
-    assert fact.get_attribute("title") == f"since_wish_s: {waited_s}"
+    expect(fact.locator("dd")).to_have_text(shown("since_desired_s", waited_s))
+    assert fact.get_attribute("title") == f"since_desired_s: {waited_s}"
     for key in made["inputs"]:
         if "_" in key:
             expect(page.locator("main")).not_to_contain_text(key)
     page.get_by_role("link", name="View as JSON").click()
-    expect(page.locator("body")).to_contain_text('"since_wish_s"')
+    expect(page.locator("body")).to_contain_text('"since_desired_s"')
 
 
 def test_a_requests_figures_have_units_and_their_keys_on_hover(visit: Visit, places: Places):

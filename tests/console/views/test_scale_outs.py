@@ -90,7 +90,8 @@ def test_of_a_new_process_what_has_not_come_is_said(viewer, live_store):
     steps = {each.what: each for each in way_of(row, row.actions.all()).steps}
     assert (steps["Requested"].text, steps["Ready"].text) == ("cold start: a new process", "not ready yet")
     assert (steps["First token"].at, steps["First token"].text) == (None, "no request served yet")
-    up = decide("instance_ready", "healthy", subject=("instance", "new-1"), at=after(8), inputs={"since_wish_s": 8.0})
+    inputs = {"since_desired_s": 8.0}
+    up = decide("instance_ready", "healthy", subject=("instance", "new-1"), at=after(8), inputs=inputs)
     ready = {each.what: each for each in way_of(row, row.actions.all()).steps}["Ready"]
     assert (ready.after_s, ready.url) == (8.0, address(up))
     assert "new-1 is ready, 8.0 s after" in viewer.get(address(out)).content.decode()

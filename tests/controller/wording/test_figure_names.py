@@ -166,7 +166,7 @@ def configured() -> dict[str, str]:
         {"reference_ttft_s", "queue_correction_s"},  # targets
         {"wait_over_slo", "snapshot_age_s", "cooldown_left_s", "wanting_load"},  # scaler
         {"source_utilisation", "first_served_s", "load_s", "tries", "asleep_s", "switch_s"},  # jobs
-        {"since_wish_s", "failures_5min", "down_s", "gone"},  # lifecycle, links, retention
+        {"since_desired_s", "failures_5min", "down_s", "gone"},  # lifecycle, links, retention
         {"matched", "applied", "needed", "is_staff", "span_s", "compares"},  # people
     ],
 )

@@ -31,6 +31,14 @@ def test_scaling_reads_with_its_figures(kind, reason, text):
     assert say(kind, "scaler", "scaling_policy", "demo", reason, SCALER) == text
 
 
+def test_a_figure_that_was_renamed_since_reads_as_before():
+    stored = Decision(pk=1, at=datetime.now(UTC), actor="reconciler", kind="instance_ready", reason="healthy")
+    stored.subject, stored.inputs, stored.outcome = "engine-2", {"since_wish_s": 8.0}, {}
+    message = message_of(stored)
+    assert message["sentence"] == "engine-2 is ready, 8.0 s after it was requested"
+    assert message["figures_text"] == ""
+
+
 def test_a_record_without_its_figures_still_reads():
     said = say("scale_out", "scaler", "scaling_policy", "demo", "load_above_upper", {"load": None})
     assert said == "scaler scaled out demo: load is above the upper threshold"
