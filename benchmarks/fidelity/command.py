@@ -27,6 +27,7 @@ is measured, never on the runs that are compared:
 For comparison the report also has the same with idle engines' times, without the scatter, and with the profile alone.
 As a diagnosis, not a prediction, each real run is also simulated with the machine of that very run: what still differs
 there is an error of the simulator, and the rest comes from the machine, which was different in the calibration runs.
+The last table has both parts, and how far equal real runs are apart.
 Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
 and report are stored in docs/measurements/fidelity, one folder per machine; --resume uses them. About 50 minutes,
 --quick 20. Last line: JSON.
@@ -47,7 +48,7 @@ from typing import Any, NamedTuple, cast
 
 from benchmarks.bench_vllm import known_knees
 from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
-from benchmarks.fidelity.compare import compare, table, worst
+from benchmarks.fidelity.compare import compare, parts, parts_table, table, worst
 from benchmarks.fidelity.live import RealRun, measured, overhead_s, read_at_once, seen, simulated
 from benchmarks.fidelity.machine import KnownMachine, Machine, machine_of
 from benchmarks.fidelity.recorded import RECORDINGS, recorded
@@ -69,6 +70,7 @@ QUICK_RUNS, QUICK_SECONDS = 2, 30.0
 SEED, CALIBRATION_SEED = 4200, 77
 SPEED_SEEDS = tuple(range(1, 10))
 FIGURE = "refitted, with the machine's scatter"
+OWN = "each run with its own machine (no prediction)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
         ),
         "refitted, always as fitted": lambda one, policy: scattered(one, policy, one.machine._replace(speed=None)),
         "profiled": lambda one, policy: scattered(one, policy, profile),
-        "each run with its own machine (no prediction)": its_own,
+        OWN: its_own,
     }
 
 
@@ -205,6 +207,7 @@ def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> 
         "dropped_runs": bench.dropped,
         "read_at_once": round(max(late), 4),
         "by_model": by_model,
+        "parts": parts(by_model[FIGURE], by_model[OWN]),
         **worst(by_model[FIGURE]),
     }
 
@@ -259,6 +262,8 @@ def show(report: Mapping[str, Any]) -> None:
     for name, entries in report["by_model"].items():
         print(f"step times {name}")
         print(table(entries))
+    if "parts" in report:
+        print(parts_table(report["parts"]))
     print(json.dumps(report))
 
 

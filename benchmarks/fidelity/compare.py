@@ -71,6 +71,48 @@ def compare(real: Sequence[SeenRun], simulated: Sequence[SeenRun]) -> dict[str, 
     }
 
 
+def parts(predicted: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Whose each error is, by load and policy, from two entries of `compare` over the same real runs.
+
+    `own`: each real run simulated with the machine of that very run, so that its error is the simulator's. The rest of
+    the predicted error is the machine's, which was another in the calibration runs before and after. `noise_pct`: how
+    far equal real runs are apart, of their median. `within`: the error is within its aim, or the simulator's part is.
+    """
+    found = []
+    for whole, alone in zip(predicted, own, strict=True):
+        entry: dict[str, Any] = {"what": whole["what"]}
+        for name, aim in (("p50", P50_AIM_PCT), ("p95", P95_AIM_PCT)):
+            error, simulator = whole[f"ttft_{name}_error_pct"], alone[f"ttft_{name}_error_pct"]
+            low, high = whole[f"ttft_{name}_spread_s"]
+            median = whole[f"ttft_{name}_s"]
+            entry[name] = {
+                "error_pct": error,
+                "simulator_pct": simulator,
+                "machine_pct": round(error - simulator, 2),
+                "noise_pct": round(100 * (high - low) / median, 2) if median > 0 else math.nan,
+                "within": abs(error) <= aim or abs(simulator) <= aim,
+            }
+        found.append(entry)
+    return found
+
+
+def parts_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """One row per entry of `parts`, in per cent of the measured TTFT."""
+    columns = ("error", "simulator", "machine", "noise")
+    lines = [
+        f"{'per cent of the measured TTFT':44}" + "".join(f"{f'{n} {c}':>15}" for n in ("p50", "p95") for c in columns)
+    ]
+    for entry in entries:
+        cells = []
+        for name in ("p50", "p95"):
+            of = entry[name]
+            cells += [f"{of[f'{column}_pct']:>+14.1f} " for column in columns[:3]]
+            cells.append(f"{of['noise_pct']:>14.1f}" + (" " if of["within"] else "*"))
+        lines.append(f"{entry['what']:44}" + "".join(cells))
+    lines.append("* the simulator's own part is beyond 10 % (p50) or 20 % (p95), and so is the error")
+    return "\n".join(lines)
+
+
 def _error_pct(simulated: float, real: float) -> float:
     return 100 * (simulated / real - 1) if real > 0 else math.nan
 

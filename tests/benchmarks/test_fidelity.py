@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engines import MAX_NUM_SEQS, EngineFailed
 from benchmarks.fidelity import command as fidelity
-from benchmarks.fidelity.compare import SeenRun, compare, table, worst
+from benchmarks.fidelity.compare import SeenRun, compare, parts, parts_table, table, worst
 from benchmarks.fidelity.live import RealRun, read_at_once, seen, simulated
 from benchmarks.fidelity.machine import SPEED_PERIOD_S, KnownMachine, busy_way_s, machine_of, refitted
 from benchmarks.fidelity.recorded import ENGINES, RECORDINGS, RecordedRow, calibrate, read, recorded
@@ -51,6 +51,24 @@ def test_the_worst_is_taken_by_size_and_marked():
     assert worst(entries)["ttft_p50_error_pct"] == pytest.approx(-30)
     assert "-20.0*" in table(entries)
     assert "+10.0%" in table(entries)
+
+
+def test_an_error_is_the_simulators_or_the_machines():
+    real = [run(0.8, 1.0), run(0.8, 1.5), run(0.8, 1.0)]
+    predicted = {"what": "round_robin", **compare(real, [run(0.8, 1.3)])}
+    own = {"what": "round_robin", **compare(real, [run(0.8, 1.05)])}
+    [found] = parts([predicted], [own])
+    assert found["p50"] == {
+        "error_pct": pytest.approx(30),
+        "simulator_pct": pytest.approx(5),
+        "machine_pct": pytest.approx(25),
+        "noise_pct": pytest.approx(50),
+        "within": True,
+    }
+    [other] = parts([predicted], [predicted])
+    assert (other["p50"]["within"], other["p50"]["machine_pct"]) == (False, 0.0)
+    assert "*" in parts_table([other]).splitlines()[1]
+    assert "*" not in parts_table([found]).splitlines()[1]
 
 
 def test_calibration_takes_the_first_to_end():
