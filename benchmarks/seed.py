@@ -14,8 +14,9 @@ from typing import Any
 def seed(wish: dict[str, Any]) -> dict[str, str]:
     """One tenant with a key, classes for all, a model with its latency profile, and the engines as static instances."""
     from controller.core.types import LatencyCoefficients
-    from controller.services import api_keys, instances, served_models, slo_classes, tenants
     from controller.services.actors import Actor
+    from controller.services.fleet import instances, served_models
+    from controller.services.slo import api_keys, slo_classes, tenants
 
     actor = Actor.job("benchmark")
     model = served_models.served_model_create(actor=actor, name=wish["model"], context_tokens=wish["context_tokens"])

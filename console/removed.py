@@ -20,7 +20,7 @@ from console.forms.base import LevelForm, MappingForm, SLOClassForm
 from console.forms.scaling import ScalingForm
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from controller.models import PriorityMapping
-from controller.selectors.removals import Removal, removal
+from controller.selectors.records.removals import Removal, removal
 
 GONE = 410
 UNTYPED = ("csrfmiddlewaretoken", "version", "simulate")

@@ -9,8 +9,8 @@ from django.db import connection
 
 from controller.models import Experiment, LatencyProfile
 from controller.services.actors import Actor
-from controller.services.experiments import experiment_create
-from controller.services.records import records_write
+from controller.services.experiments.commands import experiment_create
+from controller.services.records.requests import records_write
 from tests import factories
 
 OLGA = Actor.person("olga")

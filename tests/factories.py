@@ -22,8 +22,8 @@ from controller.models import (
     Tenant,
 )
 from controller.services.actors import Actor
-from controller.services.api_keys import NewKey, api_key_create
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
+from controller.services.slo.api_keys import NewKey, api_key_create
 
 _serial = count(1)
 ACTOR = Actor.person("olga")

@@ -14,7 +14,7 @@ from api.control.framework.documented import CHANGED, CREATED, FOUND, operation,
 from api.control.framework.references import tenant_named
 from controller.models import ApiKey
 from controller.selectors.catalogue import api_keys
-from controller.services.api_keys import api_key_create, api_key_revoke
+from controller.services.slo.api_keys import api_key_create, api_key_revoke
 
 
 class ApiKeyQuery(PageQuery):

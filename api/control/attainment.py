@@ -22,7 +22,7 @@ from api.control.framework.documented import LISTED, operation
 from api.control.framework.gateways import fresh_fleets
 from controller.core.messages import ClassWindow
 from controller.selectors import catalogue
-from controller.selectors.attainment import Attainment, attainment
+from controller.selectors.records.attainment import Attainment, attainment
 from controller.slo.windows import merged_windows
 
 WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(days=1)}

@@ -12,7 +12,7 @@ from api.control.access.permissions import IsViewer
 from api.control.framework.base import ControlView, PageQuery, without_page
 from api.control.framework.documented import FOUND, operation, page_of
 from controller.models import Decision
-from controller.selectors import decisions
+from controller.selectors.records import decisions
 
 
 class DecisionQuery(PageQuery):

@@ -15,7 +15,7 @@ from api.control.framework.fields import VersionField
 from api.control.framework.references import host_named
 from controller.models import Device
 from controller.selectors.catalogue import devices
-from controller.services.topology import device_create, device_remove, device_update
+from controller.services.fleet.topology import device_create, device_remove, device_update
 
 INDEX_MAX = 32_767
 BYTES_MAX = 2**50

@@ -14,7 +14,7 @@ from api.control.framework.documented import CHANGED, CREATED, FOUND, operation,
 from api.control.framework.fields import LabelsField, NameField, VersionField
 from controller.models import Host
 from controller.selectors.catalogue import hosts
-from controller.services.topology import host_create, host_remove, host_update
+from controller.services.fleet.topology import host_create, host_remove, host_update
 
 
 class HostQuery(PageQuery):

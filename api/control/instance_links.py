@@ -13,7 +13,7 @@ from api.control.framework.base import ControlView, PageQuery, filtered
 from api.control.framework.documented import FOUND, operation, page_of
 from controller.models import InstanceLink
 from controller.models.links import STATES
-from controller.selectors.links import instance_links
+from controller.selectors.fleet.links import instance_links
 
 LOOKUPS = {"source": "source", "target": "target", "model": "model", "state": "state", "link": "link_id"}
 

@@ -28,8 +28,8 @@ from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
 from controller.models.fleet import Role
 from controller.selectors.catalogue import instances
-from controller.services.actions import weights_load_order
-from controller.services.instances import (
+from controller.services.fleet.actions import weights_load_order
+from controller.services.fleet.instances import (
     instance_create,
     instance_drain,
     instance_remove,
@@ -37,9 +37,9 @@ from controller.services.instances import (
     instance_undrain,
     instance_update,
 )
-from controller.services.launches import instance_join
-from controller.services.role_switches import role_order
-from controller.services.sleeping import LEVELS, sleep_order, wake_order
+from controller.services.fleet.launches import instance_join
+from controller.services.fleet.role_switches import role_order
+from controller.services.fleet.sleeping import LEVELS, sleep_order, wake_order
 
 BACKENDS = ("reference", "sglang", "vllm")
 NAMES = {"sglang": "SGLang", "vllm": "vLLM"}

@@ -13,7 +13,7 @@ from api.control.framework.base import ControlView, PageQuery, without_page
 from api.control.framework.documented import FOUND, operation, page_of
 from controller.models import KvTransfer
 from controller.models.links import OUTCOME_CHOICES, REACHED_CHOICES
-from controller.selectors.links import ORDER, kv_transfers
+from controller.selectors.fleet.links import ORDER, kv_transfers
 
 
 class KvTransferQuery(PageQuery):

@@ -15,7 +15,7 @@ from api.control.framework.fields import NumberField, VersionField
 from api.control.framework.references import host_named
 from controller.models import Link
 from controller.selectors.catalogue import links
-from controller.services.topology import link_create, link_remove, link_update
+from controller.services.fleet.topology import link_create, link_remove, link_update
 
 BANDWIDTH_MAX = 1e15
 LATENCY_MAX_S = 3600

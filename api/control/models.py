@@ -14,7 +14,7 @@ from api.control.framework.documented import CHANGED, CREATED, FOUND, operation,
 from api.control.framework.fields import NameField, NumberField, VersionField
 from controller.models import ServedModel
 from controller.selectors.catalogue import served_models
-from controller.services.served_models import served_model_create, served_model_remove, served_model_update
+from controller.services.fleet.served_models import served_model_create, served_model_remove, served_model_update
 
 ALIASES_MAX = 20
 CONTEXT_MAX = 10_000_000

@@ -15,7 +15,7 @@ from api.control.framework.fields import SecondsSerializerField, VersionField
 from api.control.framework.references import tenant_named
 from controller.models import PriorityMapping
 from controller.selectors.catalogue import priority_mappings
-from controller.services.priority_mappings import (
+from controller.services.slo.priority_mappings import (
     LEVELS_MAX,
     priority_mapping_create,
     priority_mapping_remove,

@@ -20,7 +20,7 @@ from api.control.framework.documented import operation
 from api.control.framework.errors import LiveDataUnavailable
 from api.control.framework.gateways import fresh_fleets
 from controller.core.messages import QUEUE_ROWS_SHOWN, QueueRow, QueueState
-from controller.services.queue_commands import queue_command_outcome, queue_command_record
+from controller.services.records.queue_commands import queue_command_outcome, queue_command_record
 from workers import live
 
 FIRST_LOOK_S = 1.5

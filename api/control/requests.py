@@ -13,7 +13,7 @@ from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, withou
 from api.control.framework.documented import FOUND, operation, page_of
 from controller.core.types import Outcome
 from controller.models import RequestRecord
-from controller.selectors import requests
+from controller.selectors.records import requests
 
 
 class RequestQuery(PageQuery):

@@ -16,7 +16,7 @@ from api.control.framework.references import model_named
 from controller.models import ScalingPolicy
 from controller.models.fleet import Role
 from controller.selectors.catalogue import scaling_policies
-from controller.services.scaling_policies import (
+from controller.services.fleet.scaling_policies import (
     scaling_policy_create,
     scaling_policy_remove,
     scaling_policy_update,

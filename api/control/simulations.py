@@ -23,8 +23,8 @@ from api.control.framework.errors import Conflict
 from api.control.framework.fields import JsonObjectField, VersionField
 from controller.core.errors import ConfigError
 from controller.models import Experiment
-from controller.selectors import experiments
-from controller.services.experiments import (
+from controller.selectors.experiments import results as experiments
+from controller.services.experiments.commands import (
     experiment_cancel,
     experiment_create,
     experiment_remove,

@@ -15,7 +15,7 @@ from api.control.framework.fields import NameField, NumberField, SecondsSerializ
 from api.control.framework.references import tenant_named
 from controller.models import SLOClass
 from controller.selectors.catalogue import slo_classes
-from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 
 VALUE_MAX = 1_000_000
 

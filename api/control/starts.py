@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from api.control.access.permissions import IsViewer
 from api.control.framework.base import ControlView
 from api.control.framework.documented import LISTED, operation
-from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, InstanceStart, starts, times_by_way
+from controller.selectors.fleet.scaling import STARTS_SHOWN, WEIGHTS_FROM, InstanceStart, starts, times_by_way
 
 LIMIT_MAX = 100
 

@@ -15,7 +15,7 @@ from api.control.framework.fields import NameField, VersionField
 from api.control.framework.references import class_named
 from controller.models import Tenant
 from controller.selectors.catalogue import tenants
-from controller.services.tenants import tenant_create, tenant_remove, tenant_update
+from controller.services.slo.tenants import tenant_create, tenant_remove, tenant_update
 
 QUOTA_MAX = 2**31 - 1
 

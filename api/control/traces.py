@@ -15,8 +15,8 @@ from api.control.access.permissions import IsOperator, IsViewer
 from api.control.framework.base import BoundedJSONParser, ControlView, PageQuery
 from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
 from controller.models import Trace
-from controller.selectors import experiments
-from controller.services.traces import BYTES_MAX, trace_create, trace_remove
+from controller.selectors.experiments import results as experiments
+from controller.services.experiments.traces import BYTES_MAX, trace_create, trace_remove
 
 
 class TraceOutput(serializers.ModelSerializer):

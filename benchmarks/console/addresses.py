@@ -39,8 +39,8 @@ def prepare() -> None:
     """What the SQL of benchmarks/console/data.py cannot make: an experiment with its result, and a trace."""
     from console.management.demo import PROFILE, TRACE, TRACE_NAME
     from controller.services.actors import Actor
-    from controller.services.experiments import experiment_create
-    from controller.services.traces import trace_create
+    from controller.services.experiments.commands import experiment_create
+    from controller.services.experiments.traces import trace_create
     from workers.experiments.runner import next_experiment
     from workers.experiments.shipped_profiles import shipped_profile
 

@@ -37,10 +37,10 @@ def _preview(name: str) -> dict[str, Any]:
     from django.utils import timezone
 
     from controller.models import Experiment, SLOClass
-    from controller.selectors import previews
-    from controller.selectors.edits import ClassEdit
+    from controller.selectors.experiments import previews
+    from controller.selectors.experiments.edits import ClassEdit
     from controller.services.actors import Actor
-    from controller.services.previews import preview_order
+    from controller.services.experiments.previews import preview_order
     from workers.experiments.runner import next_experiment
 
     row = SLOClass.objects.get(name=name, tenant=None)
@@ -75,7 +75,7 @@ def _demo_hour() -> None:
 
     from console.management import demo
     from controller.models import AttainmentMinute, Instance, LatencyProfile, ServedModel, SLOClass
-    from controller.services.records import records_write
+    from controller.services.records.requests import records_write
     from controller.simulator.__main__ import read_profile, read_trace
     from controller.simulator.experiment import parse_experiment
     from controller.simulator.simulation import Simulation

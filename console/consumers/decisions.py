@@ -10,7 +10,7 @@ from channels.db import database_sync_to_async
 from console.consumers.base import LiveConsumer
 from controller.core.decisions import DecisionMessage
 from controller.core.messages import LIVE_DECISIONS
-from controller.selectors import decisions as selectors
+from controller.selectors.records import decisions as selectors
 from controller.wording.sentences import message_of
 from workers import live
 

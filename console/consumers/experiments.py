@@ -11,7 +11,7 @@ from django.utils import timezone
 from console.consumers.base import LiveConsumer
 from controller.core.messages import LIVE_EXPERIMENTS
 from controller.models import Experiment
-from controller.selectors import experiments as selectors
+from controller.selectors.experiments import results as selectors
 from workers import live
 
 SHOWN_AFTER_END = timedelta(minutes=5)

@@ -16,8 +16,8 @@ from django.utils.functional import cached_property
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
-from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
-from controller.services.slo_classes import name_is_taken, name_taken
+from controller.services.slo.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
+from controller.services.slo.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
 
 LONGEST_S = 86_400.0

@@ -14,10 +14,10 @@ from django.utils import timezone
 from console.forms.base import PositiveSecondsField, TimeField
 from controller.dispatch import POLICY_SETS
 from controller.models import ServedModel
-from controller.selectors import experiments
-from controller.selectors.fleet_model import default_model
-from controller.services.experiment_reading import REQUESTS_MAX
-from controller.services.experiment_specs import RATES_MAX
+from controller.selectors.experiments import results as experiments
+from controller.selectors.experiments.fleet_model import default_model
+from controller.services.experiments.reading import REQUESTS_MAX
+from controller.services.experiments.specs import RATES_MAX
 from workers.experiments.shipped_profiles import profile_names
 
 CONTENDERS = 4

@@ -10,7 +10,7 @@ from psycopg_pool import PoolTimeout
 
 from console.metrics import REFUSED
 from controller.services.actors import Actor
-from controller.services.refusals import NOBODY, access_refused
+from controller.services.records.refusals import NOBODY, access_refused
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from console.live.polled import fleet_now
 from console.live.queue_filter import haystack, words_of
 from controller.core.messages import CommandAnswer, QueueRow, QueueState
 from controller.services.actors import Actor
-from controller.services.queue_commands import queue_filter_command_record
+from controller.services.records.queue_commands import queue_filter_command_record
 from workers import live
 
 IDS_AT_ONCE = 250

@@ -13,7 +13,8 @@ from django.utils.http import urlencode
 
 from console.panels.history import NO_CLASS
 from controller.models import Decision, RequestRecord, ScalingPolicy, ScalingSample, SLOClass
-from controller.selectors import causes, decisions, scaling
+from controller.selectors.fleet import scaling
+from controller.selectors.records import causes, decisions
 from controller.wording.request_steps import never_decoded_s
 from controller.wording.scaling import why
 from controller.wording.sentences import sentence

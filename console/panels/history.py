@@ -16,8 +16,9 @@ from console.live.live_view import row_key
 from console.templatetags.units import count, money
 from console.wording.budget import budget_words, error_budget
 from controller.models import PriorityMapping, SLOClass
-from controller.selectors import catalogue, fleet
-from controller.selectors.attainment import Attainment, attainment, attainment_series
+from controller.selectors import catalogue
+from controller.selectors.fleet import cost as fleet
+from controller.selectors.records.attainment import Attainment, attainment, attainment_series
 from controller.slo.classes import level_label
 from controller.wording.vocabulary import class_name
 

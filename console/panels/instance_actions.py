@@ -14,9 +14,9 @@ from console.panels.role_change import counted_instances
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role, Weights
 from controller.selectors import catalogue
-from controller.services.actions import weights_load_order
-from controller.services.instances import instance_drain, instance_stop, instance_undrain
-from controller.services.sleeping import LEVELS, can_sleep, sleep_order, wake_order
+from controller.services.fleet.actions import weights_load_order
+from controller.services.fleet.instances import instance_drain, instance_stop, instance_undrain
+from controller.services.fleet.sleeping import LEVELS, can_sleep, sleep_order, wake_order
 
 FIRST = "It receives no new requests and finishes those it is running."
 KEEPS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role
-from controller.services.instances import ONE_SIDED
-from controller.services.role_switches import CANNOT_DO_BOTH, must_be_told
+from controller.services.fleet.instances import ONE_SIDED
+from controller.services.fleet.role_switches import CANNOT_DO_BOTH, must_be_told
 
 STAGES = {
     Role.COLLOCATED: "It prefills and decodes: requests stay on it from prompt to last token.",

@@ -23,9 +23,10 @@ from console.panels.scale_outs import ways_of
 from console.templatetags.units import alternatives
 from console.views.paging import page_of
 from controller.models import Decision, ScalingPolicy
-from controller.selectors import catalogue, decisions
-from controller.selectors.causes import ClassTraffic, bearing_on, in_force, looked_back_to, traffic
+from controller.selectors import catalogue
 from controller.selectors.exports import csv_lines, json_lines
+from controller.selectors.records import decisions
+from controller.selectors.records.causes import ClassTraffic, bearing_on, in_force, looked_back_to, traffic
 from controller.selectors.roles import UserRole
 from controller.wording.changes import changed_fields
 from controller.wording.sentences import sentence

@@ -14,8 +14,9 @@ from console.access import allows
 from console.forms.numbers import number_of
 from console.views.paging import page_of
 from controller.models import Decision
-from controller.selectors import catalogue, decisions
-from controller.selectors.removals import removal
+from controller.selectors import catalogue
+from controller.selectors.records import decisions
+from controller.selectors.records.removals import removal
 from controller.selectors.roles import UserRole
 from controller.wording.changes import changed_fields
 

@@ -22,11 +22,12 @@ from console.views.changes import before_of
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
 from controller.models import Decision, SLOClass
-from controller.selectors import catalogue, decisions
+from controller.selectors import catalogue
+from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 
 NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
 

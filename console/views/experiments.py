@@ -29,18 +29,19 @@ from console.forms.unsaved_forms import data_of
 from console.views.paging import page_of
 from controller.core.errors import ConfigError
 from controller.models import Experiment
-from controller.selectors import catalogue, experiments
-from controller.selectors.fleet_model import default_model
+from controller.selectors import catalogue
+from controller.selectors.experiments import results as experiments
+from controller.selectors.experiments.fleet_model import default_model
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.experiment_specs import requests_expected, resolved, run_count
-from controller.services.experiments import (
+from controller.services.experiments.commands import (
     experiment_cancel,
     experiment_create,
     experiment_remove,
     experiment_update,
 )
+from controller.services.experiments.specs import requests_expected, resolved, run_count
 from workers.experiments.shipped_profiles import shipped_profile
 
 PAGE_ROWS = 50

@@ -26,7 +26,9 @@ from console.panels.scale_outs import way_of
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
 from controller.models import Action, Instance, InstanceLink
-from controller.selectors import catalogue, decisions, links, measured, topology
+from controller.selectors import catalogue
+from controller.selectors.fleet import links, measured, topology
+from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict

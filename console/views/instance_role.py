@@ -16,7 +16,7 @@ from controller.selectors import catalogue
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.role_switches import role_order
+from controller.services.fleet.role_switches import role_order
 from workers.backends.registry import BACKENDS
 from workers.notices import announce_config
 

@@ -23,11 +23,12 @@ from console.views.classes import restore_link, show_errors
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
 from controller.models import PriorityMapping
-from controller.selectors import catalogue, decisions
+from controller.selectors import catalogue
+from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.priority_mappings import priority_mapping_update
+from controller.services.slo.priority_mappings import priority_mapping_update
 
 SETTINGS = ("window", "window_age_s", "contention")
 

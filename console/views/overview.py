@@ -17,7 +17,7 @@ from console.live.polled import fleet_now
 from console.live.ttl_cache import TtlCache
 from console.panels.history import links, overview_history
 from controller.core.messages import FleetMessage
-from controller.selectors import decisions
+from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.wording.sentences import message_of
 

@@ -22,11 +22,13 @@ from console.views.mappings import as_levels, level_forms
 from controller.core.errors import ConfigError
 from controller.core.snapshot import LevelBounds
 from controller.models import Experiment
-from controller.selectors import catalogue, experiments, previews
-from controller.selectors.edits import ClassEdit, Edit, MappingEdit
+from controller.selectors import catalogue
+from controller.selectors.experiments import previews
+from controller.selectors.experiments import results as experiments
+from controller.selectors.experiments.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
-from controller.services.previews import EDITED, RECORDED, preview_order
+from controller.services.experiments.previews import EDITED, RECORDED, preview_order
 from controller.wording.vocabulary import class_name
 
 

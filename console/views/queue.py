@@ -20,10 +20,10 @@ from console.access import allows
 from console.forms.numbers import number_of
 from console.live.queue_commands import Order, RunningCommand, matching
 from console.live.queue_view import window_of
-from controller.selectors import decisions
+from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
-from controller.services.queue_commands import (
+from controller.services.records.queue_commands import (
     queue_command_outcome,
     queue_command_record,
     queue_filter_command_record,

@@ -19,8 +19,8 @@ from console.views.paging import page_of
 from console.wording.verdict import COUNTED_SEPARATELY
 from controller.core.types import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
-from controller.selectors import decisions
-from controller.selectors import requests as records
+from controller.selectors.records import decisions
+from controller.selectors.records import requests as records
 from controller.selectors.roles import UserRole
 from controller.wording.misses import why_missed
 from controller.wording.request_steps import end_code, step

@@ -28,13 +28,14 @@ from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
-from controller.selectors import catalogue, scaling
+from controller.selectors import catalogue
+from controller.selectors.fleet import scaling
+from controller.selectors.fleet.scaling import Counts, InstanceStart
 from controller.selectors.roles import UserRole, role_of
-from controller.selectors.scaling import Counts, InstanceStart
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
-from controller.services.scaling_stages import patterns
+from controller.services.fleet.scaling_policies import scaling_policy_create, scaling_policy_update
+from controller.services.fleet.scaling_stages import patterns
 from controller.wording.scaling import warm_in_words, why
 from controller.wording.sentences import figures_line, sentence
 

@@ -28,13 +28,14 @@ from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
 from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant
-from controller.selectors import catalogue, decisions, usage
-from controller.selectors.attainment import attainment
+from controller.selectors import catalogue
+from controller.selectors.records import decisions, usage
+from controller.selectors.records.attainment import attainment
 from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
-from controller.services.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.change import VersionConflict
-from controller.services.tenants import tenant_create, tenant_update
+from controller.services.slo.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
+from controller.services.slo.tenants import tenant_create, tenant_update
 from controller.wording.sentences import sentence
 from controller.wording.vocabulary import class_name
 from workers.notices import announce_config

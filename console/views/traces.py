@@ -12,10 +12,10 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.access import allows, refuse
 from console.views.classes import show_errors
 from controller.models import Trace
-from controller.selectors import experiments
+from controller.selectors.experiments import results as experiments
 from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
-from controller.services.traces import BYTES_MAX, trace_create, trace_remove
+from controller.services.experiments.traces import BYTES_MAX, trace_create, trace_remove
 
 SHOWN = 200
 

@@ -10,7 +10,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from controller.selectors.distinct import distinct
+from controller.selectors.records.distinct import distinct
 
 WINDOWS = (
     ("15m", "15 minutes", timedelta(minutes=15)),

@@ -11,8 +11,8 @@ from controller.models.base import NAME, Versioned
 
 
 class Trace(models.Model):
-    """A registered request trace, which the simulator reads as a workload: CSV with the columns of services.traces,
-    compressed. It never changes."""
+    """A registered request trace, which the simulator reads as a workload: CSV, compressed, with the columns of
+    `controller.services.experiments.traces`. It never changes."""
 
     slug = models.CharField(max_length=80, unique=True, validators=[NAME])
     name = models.CharField(max_length=120)

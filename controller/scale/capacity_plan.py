@@ -15,9 +15,9 @@ order of preference: what can serve soonest comes first.
 An instance that the stage can do without is put to sleep (`PutToSleep`) where the policy has a sleep level and the
 engine can sleep, so that it is third in this order at the next rise; otherwise it is drained and stopped (`Drain`).
 
-The service (`controller.services.scaling`) and the simulator carry out these plans and store the scaler memory that the
-plan returns for a stage that gave an instance. Neither has an order or a bound of its own, so what is simulated is what
-serves. The warm pool is refilled between scale-outs (`controller.scale.warm_pool`).
+The service (`controller.services.fleet.scaling`) and the simulator carry out these plans and store the scaler memory
+that the plan returns for a stage that gave an instance. Neither has an order or a bound of its own, so what is
+simulated is what serves. The warm pool is refilled between scale-outs (`controller.scale.warm_pool`).
 Cost: O(spares log spares + instances).
 """
 

@@ -1,1 +1,1 @@
-"""Reads. Each function says how many queries it makes where that is more than one."""
+"""Reads, by concern. Each function says how many queries it makes where that is more than one."""

@@ -33,7 +33,7 @@ from controller.models import (
 from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import batching_of
-from controller.selectors.latency_fits import Fits, active_fits
+from controller.selectors.fleet.latency_fits import Fits, active_fits
 
 
 def config_version() -> int:

@@ -32,7 +32,7 @@ class StoredSample(Protocol):
 
 
 class PoolState(Protocol):
-    """Warm spares of a policy (`controller.selectors.scaling.WarmPool`)."""
+    """Warm spares of a policy (`controller.selectors.fleet.scaling.WarmPool`)."""
 
     @property
     def ready(self) -> int: ...

@@ -27,13 +27,13 @@ from controller.scale.capacity_plan import (
 )
 from controller.scale.role_changes import SwitchRole
 from controller.scale.scaler import Drain, Undrain
-from controller.services import scaling
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_drain, instance_observe, instance_update
-from controller.services.role_switches import role_order
-from controller.services.scaling_policies import scaling_policy_create
-from controller.services.served_models import served_model_create
-from controller.services.topology import device_create, host_create
+from controller.services.fleet import scaling
+from controller.services.fleet.instances import instance_create, instance_drain, instance_observe, instance_update
+from controller.services.fleet.role_switches import role_order
+from controller.services.fleet.scaling_policies import scaling_policy_create
+from controller.services.fleet.served_models import served_model_create
+from controller.services.fleet.topology import device_create, host_create
 from controller.simulator import Demand, ElasticSettings
 from controller.simulator.fleet import elastic
 from tests.controller.simulator.fleet.test_elastic import wave

@@ -17,8 +17,8 @@ from api.openai.gateway import Gateway, GatewayOptions
 from controller.core.snapshot import ClassConfig, GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.models import Decision, InstanceLink
-from controller.selectors.links import kv_transfers
-from controller.services.records import records_write
+from controller.selectors.fleet.links import kv_transfers
+from controller.services.records.requests import records_write
 from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
 from tests.workers.engine.process import EngineProcess

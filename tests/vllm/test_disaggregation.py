@@ -90,7 +90,7 @@ def test_a_whole_answer_goes_the_same_way(apart: Client, pair: list[RunningEngin
 
 TURN = """
 from controller.services.actors import Actor
-from controller.services.role_switches import role_order
+from controller.services.fleet.role_switches import role_order
 for name, role in (("engine-0", "decode"), ("engine-1", "prefill")):
     assert role_order(actor=Actor.job("test"), instance_id=name, role=role) is None
 """

@@ -15,7 +15,7 @@ import requests
 from benchmarks.engines import MODEL_NAME, EngineFailed, RunningEngine, vllm_servers
 from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
-from controller.services.sleeping import sleep_order
+from controller.services.fleet.sleeping import sleep_order
 from tests import factories
 from tests.vllm.test_serving import wait_until
 from workers.actions import sleeping

@@ -1,7 +1,7 @@
 """An engine that does what a test says, and the order to load weights there."""
 
-from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
+from controller.services.fleet.actions import weights_load_order
 from workers.actions.weights_client import EngineWeights
 
 

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from controller.models import Action, Instance
 from controller.services.actors import Actor
-from controller.services.sleeping import sleep_order
+from controller.services.fleet.sleeping import sleep_order
 from workers.actions.long_calls import LongCalls
 from workers.actions.runner import advance_actions
 from workers.actions.sleep_client import SleepClient

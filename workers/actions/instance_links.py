@@ -24,7 +24,7 @@ from django.db.models import QuerySet
 from controller.core.kv_links import LinkReport, report_from_json
 from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
-from controller.services.instance_links import instance_links_observe
+from controller.services.fleet.instance_links import instance_links_observe
 from workers.actions.parallel_calls import Asker
 from workers.actions.peers import PeerMember, need_links, peers
 from workers.actions.weights_client import EngineAway

@@ -18,8 +18,8 @@ from django.utils import timezone
 from controller.core.types import InstanceSpec, Role
 from controller.models import Action, Decision, Instance
 from controller.scale.lifecycle import SETTLE_S
-from controller.services.actions import action_keep
-from controller.services.role_switches import role_kept, role_switched
+from controller.services.fleet.actions import action_keep
+from controller.services.fleet.role_switches import role_kept, role_switched
 from workers.actions.long_calls import LongCall, LongCalls, call_mark, in_progress_elsewhere
 from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
 from workers.backends.registry import ask

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from controller.core.messages import FleetMessage
 from controller.models import Action, Decision, Instance
-from controller.services.actions import action_keep, action_lease, actions_open
+from controller.services.fleet.actions import action_keep, action_lease, actions_open
 from workers.actions import role_switches, sleeping, weight_loads
 from workers.actions.long_calls import LongCalls
 from workers.actions.parallel_calls import Asker

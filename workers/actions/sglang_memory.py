@@ -23,7 +23,7 @@ from typing import Any
 
 from controller.models import Action, Instance
 from controller.models.fleet import Weights
-from controller.services.actions import action_keep
+from controller.services.fleet.actions import action_keep
 from workers.actions.sleep_client import NotOurs
 
 TAGS = ("kv_cache", "weights", "cuda_graph")

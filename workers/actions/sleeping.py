@@ -22,7 +22,7 @@ from django.utils import timezone
 from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.scale.observation import fresh
-from controller.services.actions import action_end, action_keep
+from controller.services.fleet.actions import action_end, action_keep
 from workers.actions.long_calls import LongCalls, call_mark, in_progress_elsewhere
 from workers.actions.sleep_client import NoSleepMode, NotOurs, SleepClient, SleepState
 from workers.actions.weights_client import EngineAway, EngineRefuses

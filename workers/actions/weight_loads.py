@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from controller.models import Action, Decision, Instance
 from controller.models.fleet import Weights
-from controller.selectors.weights import first_token_at, weight_plan
-from controller.services.actions import action_end, action_keep
+from controller.selectors.fleet.weights import first_token_at, weight_plan
+from controller.services.fleet.actions import action_end, action_keep
 from controller.wording.vocabulary import reason_in_words
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controller.services.experiment_reading import RecordedReplay
+from controller.services.experiments.reading import RecordedReplay
 
 if TYPE_CHECKING:
     from controller.simulator.experiment import ExperimentPlan as Simulated

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import ConfigError
 from controller.models import Experiment, ExperimentRun
-from controller.services import experiment_runs as steps
-from controller.services.experiment_reading import REQUESTS_MAX, RecordedReplay, prefix_note, read
-from controller.services.experiment_runs import Lease, LeaseLost
+from controller.services.experiments import runs as steps
+from controller.services.experiments.reading import REQUESTS_MAX, RecordedReplay, prefix_note, read
+from controller.services.experiments.runs import Lease, LeaseLost
 from workers.experiments import preview_sample
 from workers.experiments.preview_sample import PreviewSample, WrongSize
 from workers.live import LiveUnavailable, send_experiment

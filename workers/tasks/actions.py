@@ -1,4 +1,4 @@
-"""Advances the open actions that `controller.services.actions` stores: once a second, and at once after a new one.
+"""Advances the open actions that `controller.services.fleet.actions` stores: once a second, and after each new one.
 
 Queue `actions`. Each run is short, since engines load weights by themselves. The next run continues what a killed
 worker left.

@@ -11,7 +11,7 @@ import logging
 from celery import shared_task
 
 from controller.services.actors import Actor
-from controller.services.experiments import experiments_retain
+from controller.services.experiments.commands import experiments_retain
 from workers.tasks.names import EXPERIMENTS, EXPERIMENTS_RETAIN
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from controller.models import Instance
 from controller.models.fleet import Weights
 from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
-from controller.services import lifecycle
+from controller.services.fleet import lifecycle
 from workers.actions.instance_links import join
 from workers.live import announce
 from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch

@@ -7,10 +7,10 @@ import logging
 from celery import shared_task
 from django.conf import settings
 
-from controller.services.instance_links import instance_links_retain
-from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
-from controller.services.retention import actions_retain, decisions_retain
-from controller.services.scaling import SAMPLES_KEPT_DAYS, samples_retain
+from controller.services.fleet.instance_links import instance_links_retain
+from controller.services.fleet.scaling import SAMPLES_KEPT_DAYS, samples_retain
+from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain
+from controller.services.records.retention import actions_retain, decisions_retain
 from workers.tasks.names import PARTITIONS, RETENTION
 
 log = logging.getLogger(__name__)

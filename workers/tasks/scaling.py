@@ -11,7 +11,7 @@ from kombu.exceptions import KombuError
 
 from controller.core.messages import FailingPolicies, FleetMessage
 from controller.models import ScalingPolicy
-from controller.services.scaling import scaler_tick
+from controller.services.fleet.scaling import scaler_tick
 from workers.live import LiveUnavailable, announce, read_fleet
 from workers.tasks.failures import failed_again, read_failing_policies, write_failing_policies
 from workers.tasks.names import ACTIONS, SCALE

@@ -17,7 +17,7 @@ from rest_framework.request import Request
 
 from controller.models import ApiKey
 from controller.selectors.catalogue import key_of_secret
-from controller.services.api_keys import api_keys_used
+from controller.services.slo.api_keys import api_keys_used
 
 KEYWORD = "Bearer"
 USE_NOTED_EVERY = timedelta(minutes=1)

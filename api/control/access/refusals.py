@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 from api.control.access.auth import CsrfFailed, ScopeMissing, TenantPrincipal
 from controller.services.actors import Actor
-from controller.services.refusals import NOBODY, access_refused
+from controller.services.records.refusals import NOBODY, access_refused
 
 # The reason code is that of the first class that matches.
 REASONS: tuple[tuple[type[Exception], str], ...] = (

@@ -26,7 +26,7 @@ class Database:
 
     def write(self, records: Sequence[RequestRecord]) -> int:
         """Write records; stored ids are ignored. Raises Unstorable, or psycopg.Error, after which it reconnects."""
-        from controller.services.records import records_connection, records_write
+        from controller.services.records.requests import records_connection, records_write
 
         if self._connection is None or self._connection.closed:
             self._connection = records_connection(PATIENCE_S)
@@ -76,7 +76,7 @@ class Database:
         from django.db import close_old_connections
         from django.utils import timezone
 
-        from controller.services.api_keys import api_keys_used
+        from controller.services.slo.api_keys import api_keys_used
 
         close_old_connections()
         api_keys_used(key_ids=key_ids, at=timezone.now())

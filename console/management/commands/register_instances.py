@@ -11,8 +11,8 @@ from django.core.management.base import BaseCommand, CommandError
 from controller.models import Instance, ServedModel
 from controller.models.fleet import KvRole, Role
 from controller.services.actors import SYSTEM
-from controller.services.launches import instance_join
-from controller.services.served_models import served_model_create
+from controller.services.fleet.launches import instance_join
+from controller.services.fleet.served_models import served_model_create
 
 OPTIONS = ("backend", "role", "kv_role", "context_tokens", "max_num_seqs", "device_kind")
 

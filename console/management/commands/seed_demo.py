@@ -29,16 +29,16 @@ from controller.models import (
 )
 from controller.models.tenants import secret_digest
 from controller.services.actors import SYSTEM
-from controller.services.api_keys import api_key_create, api_key_revoke
-from controller.services.instances import instance_create
-from controller.services.partitions import partitions_ensure
-from controller.services.priority_mappings import priority_mapping_create
-from controller.services.scaling_policies import scaling_policy_create
-from controller.services.served_models import latency_profile_set, served_model_create
-from controller.services.slo_classes import slo_class_create
-from controller.services.tenants import tenant_create
-from controller.services.topology import device_create, host_create
-from controller.services.traces import trace_create
+from controller.services.experiments.traces import trace_create
+from controller.services.fleet.instances import instance_create
+from controller.services.fleet.scaling_policies import scaling_policy_create
+from controller.services.fleet.served_models import latency_profile_set, served_model_create
+from controller.services.fleet.topology import device_create, host_create
+from controller.services.records.partitions import partitions_ensure
+from controller.services.slo.api_keys import api_key_create, api_key_revoke
+from controller.services.slo.priority_mappings import priority_mapping_create
+from controller.services.slo.slo_classes import slo_class_create
+from controller.services.slo.tenants import tenant_create
 from workers.engine.profiles import load_profile
 
 

@@ -17,7 +17,7 @@ from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, Role
 from controller.models import Instance
 from controller.services.actors import SYSTEM
-from controller.services.launches import launch_record
+from controller.services.fleet.launches import launch_record
 from workers.backends.base import Backend, EngineError, NotSupported
 from workers.backends.registry import ask
 from workers.backends.sglang import SglangBackend

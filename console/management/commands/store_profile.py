@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandError
 from controller.core.types import LatencyCoefficients
 from controller.models import ServedModel
 from controller.services.actors import SYSTEM
-from controller.services.served_models import latency_profile_set
+from controller.services.fleet.served_models import latency_profile_set
 
 
 def _profile(file: str) -> tuple[LatencyCoefficients, dict[str, float], int]:

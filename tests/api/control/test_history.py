@@ -7,7 +7,7 @@ from django.db import connection
 
 from controller.models import Decision
 from controller.services.decisions import decision_record
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
 from tests import factories
 from tests.factories import ACTOR, NOON
 

@@ -6,7 +6,7 @@ from django.utils import timezone
 from api.control.instances import BACKENDS, PROVISIONERS
 from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.scaling_stages import like
+from controller.services.fleet.scaling_stages import like
 from tests import factories
 from tests.api.control.conftest import ROOT
 from workers.backends.registry import BACKENDS as ADAPTERS

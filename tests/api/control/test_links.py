@@ -5,8 +5,8 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.core.kv_links import LinkReport, LinkState
-from controller.services.instance_links import instance_links_observe
-from controller.services.records import records_write
+from controller.services.fleet.instance_links import instance_links_observe
+from controller.services.records.requests import records_write
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]

@@ -6,7 +6,7 @@ import pytest
 from django.db import OperationalError
 
 from controller.models import Decision
-from controller.services import refusals
+from controller.services.records import refusals
 from tests import factories
 from tests.api.control.conftest import Caller
 

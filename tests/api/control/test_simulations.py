@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from controller.models import Decision, Experiment
-from controller.services import traces
+from controller.services.experiments import traces
 from tests import experiment_data as data
 from workers.experiments import runner as worker
 

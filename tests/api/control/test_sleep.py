@@ -3,7 +3,7 @@
 import pytest
 
 from controller.models import Action, Decision, Instance
-from controller.services.actions import action_end, action_lease
+from controller.services.fleet.actions import action_end, action_lease
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]

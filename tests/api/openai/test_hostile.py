@@ -81,7 +81,7 @@ async def test_a_hostile_header_is_no_defect(path, headers):
 
 
 async def test_what_is_recorded_of_a_hostile_request_can_be_stored():
-    from controller.services.records import _row
+    from controller.services.records.requests import _row
 
     async with TestBed() as bed:
         bed.every(Script())

@@ -25,11 +25,11 @@ from django.utils import timezone
 
 from controller.models import ApiKey, Instance, RequestRecord
 from controller.services.actors import SYSTEM
-from controller.services.api_keys import api_key_create, api_key_revoke
-from controller.services.instances import instance_observe, instance_register
-from controller.services.served_models import served_model_create
-from controller.services.slo_classes import slo_class_create
-from controller.services.tenants import tenant_create
+from controller.services.fleet.instances import instance_observe, instance_register
+from controller.services.fleet.served_models import served_model_create
+from controller.services.slo.api_keys import api_key_create, api_key_revoke
+from controller.services.slo.slo_classes import slo_class_create
+from controller.services.slo.tenants import tenant_create
 from tests.workers.engine.process import EngineProcess
 from workers import live
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis

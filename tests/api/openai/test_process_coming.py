@@ -17,12 +17,12 @@ from controller.models import Instance, RequestRecord, ServedModel
 from controller.scale.lifecycle import Replace
 from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM
-from controller.services.api_keys import api_key_create
-from controller.services.instances import instance_create, instance_observe, instance_stop
-from controller.services.lifecycle import instance_replace
-from controller.services.served_models import served_model_create
-from controller.services.slo_classes import slo_class_create
-from controller.services.tenants import tenant_create
+from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
+from controller.services.fleet.lifecycle import instance_replace
+from controller.services.fleet.served_models import served_model_create
+from controller.services.slo.api_keys import api_key_create
+from controller.services.slo.slo_classes import slo_class_create
+from controller.services.slo.tenants import tenant_create
 from tests.api.openai.test_process import GatewayProcess, eventually
 from tests.workers.engine.process import EngineProcess
 

@@ -19,8 +19,8 @@ from api.openai.in_flight import COMPLETIONS
 from controller.models import Instance, RequestRecord
 from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_observe
-from controller.services.served_models import served_model_create
+from controller.services.fleet.instances import instance_create, instance_observe
+from controller.services.fleet.served_models import served_model_create
 from tests.api.openai.gateways import KEY, TestBed, completion, snapshot, until
 from tests.api.openai.test_process import GatewayProcess, eventually, gateway_over
 from tests.workers.engine.process import EngineProcess

@@ -14,8 +14,8 @@ from console.management import demo
 from controller.models import ApiKey, Decision, Instance, SLOClass
 from controller.selectors.catalogue import key_of_secret
 from controller.selectors.snapshot import config_version, gateway_snapshot
-from controller.services.api_keys import api_key_revoke
-from controller.services.slo_classes import slo_class_update
+from controller.services.slo.api_keys import api_key_revoke
+from controller.services.slo.slo_classes import slo_class_update
 from tests.factories import ACTOR
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from django.utils import timezone
 from controller.models import Action, Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.decisions import decision_record
-from controller.services.launches import LAUNCH, launch_record
+from controller.services.fleet.launches import LAUNCH, launch_record
 from controller.wording.sentences import sentence
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from controller.models import Decision, Instance, LatencyProfile
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_register
+from controller.services.fleet.instances import instance_register
 from tests.factories import served_model
 
 pytestmark = pytest.mark.django_db

@@ -11,11 +11,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controller.models import ScalingSample
-from controller.selectors.causes import traffic
+from controller.selectors.records.causes import traffic
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.records import records_write
-from controller.services.scaling_policies import scaling_policy_update
+from controller.services.fleet.scaling_policies import scaling_policy_update
+from controller.services.records.requests import records_write
 from tests import factories
 from tests.console.views.test_audit import body
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from controller.models import Decision, SLOClass
-from controller.services import refusals as refusal_log
+from controller.services.records import refusals as refusal_log
 from tests import factories
 
 CLASS = {

@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from console.management import demo
 from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
 from tests import factories
 from tests.console.live.live_data import fleet, instance
 from workers.engine.profiles import load_profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.models import PriorityMapping
-from controller.services.priority_mappings import LEVELS_MAX
+from controller.services.slo.priority_mappings import LEVELS_MAX
 from tests import factories
 
 LEVEL = {"ttft_s": 1.0, "ttft_min_s": 0.5, "ttft_max_s": 2.0, "tpot_s": 0.1, "tpot_min_s": 0.05, "tpot_max_s": 0.2}

@@ -11,10 +11,10 @@ from console.views.previews import compared
 from controller.core.snapshot import LevelBounds
 from controller.core.types import Outcome, Targets
 from controller.models import Decision, Experiment, PriorityMapping, RequestRecord
-from controller.selectors import previews, traffic
-from controller.selectors.edits import ClassEdit, MappingEdit, Owners, edit_as_json, edit_of_json
-from controller.services.priority_mappings import priority_mapping_update
-from controller.services.slo_classes import slo_class_update
+from controller.selectors.experiments import previews, traffic
+from controller.selectors.experiments.edits import ClassEdit, MappingEdit, Owners, edit_as_json, edit_of_json
+from controller.services.slo.priority_mappings import priority_mapping_update
+from controller.services.slo.slo_classes import slo_class_update
 from controller.slo.attainment import judge
 from tests import experiment_data as data
 from tests import factories

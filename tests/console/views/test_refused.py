@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from controller.models import ApiKey, Decision, Experiment, Instance, SLOClass
 from controller.services.decisions import decision_record
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
 from tests import factories
 
 EVIL = "<script>window.evil=1</script>\"'><img src=x onerror=alert(1)>"

@@ -7,10 +7,10 @@ from django.urls import reverse
 
 from controller.models import PriorityMapping, ScalingPolicy, SLOClass, Tenant
 from controller.services.actors import Actor
-from controller.services.priority_mappings import priority_mapping_remove
-from controller.services.scaling_policies import scaling_policy_remove
-from controller.services.slo_classes import slo_class_remove, slo_class_update
-from controller.services.tenants import tenant_remove
+from controller.services.fleet.scaling_policies import scaling_policy_remove
+from controller.services.slo.priority_mappings import priority_mapping_remove
+from controller.services.slo.slo_classes import slo_class_remove, slo_class_update
+from controller.services.slo.tenants import tenant_remove
 from tests import factories
 
 OLGA = Actor.person("olga")

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from controller.services.decisions import decision_record
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
 from tests import factories
 
 

@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from console.views import scaling as views
 from controller.models import Decision, Device, Instance, InstanceDevice, ScalingPolicy, ScalingSample
-from controller.selectors import scaling
+from controller.selectors.fleet import scaling
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.scaling import samples_retain
-from controller.services.scaling_stages import stage_of
+from controller.services.fleet.scaling import samples_retain
+from controller.services.fleet.scaling_stages import stage_of
 from controller.wording.scaling import why
 from tests import factories
 

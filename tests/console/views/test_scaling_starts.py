@@ -9,8 +9,8 @@ from django.db import connection
 from django.urls import reverse
 from django.utils import timezone
 
-from controller.selectors import scaling
-from controller.services.records import records_write
+from controller.selectors.fleet import scaling
+from controller.services.records.requests import records_write
 from tests import factories
 
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from controller.models import ApiKey, Decision, Tenant
 from controller.models.tenants import secret_digest
-from controller.services.api_keys import api_key_revoke, api_key_rotate
-from controller.services.records import records_write
+from controller.services.records.requests import records_write
+from controller.services.slo.api_keys import api_key_revoke, api_key_rotate
 from tests import factories
 from tests.console.live.live_data import fleet
 

@@ -10,8 +10,8 @@ from django.db import connection
 from django.urls import reverse
 
 from controller.models import ScalingSample
-from controller.services.records import records_write
-from controller.services.scaling_policies import scaling_policy_update
+from controller.services.fleet.scaling_policies import scaling_policy_update
+from controller.services.records.requests import records_write
 from controller.wording.misses import why_missed
 from controller.wording.request_steps import AGAIN, GIVEN_UP, PLACED, came_of_placing, step
 from controller.wording.vocabulary import reason_in_words

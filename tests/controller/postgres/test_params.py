@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 
 from controller.postgres.params import server_params
-from controller.services.records import records_connection
+from controller.services.records.requests import records_connection
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from controller.core.snapshot import snapshot_from_json
 from controller.core.types import LatencyCoefficients
 from controller.models import ConfigVersion, Instance
 from controller.selectors.snapshot import config_version, gateway_snapshot
-from controller.services.served_models import latency_profile_set
+from controller.services.fleet.served_models import latency_profile_set
 from tests import factories
 
 pytestmark = pytest.mark.django_db

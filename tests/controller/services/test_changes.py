@@ -11,12 +11,12 @@ from controller.selectors.snapshot import config_version
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.decisions import decision_record
-from controller.services.priority_mappings import priority_mapping_create, priority_mapping_update
-from controller.services.scaling_policies import scaler_state_save, scaling_policy_create, scaling_policy_update
-from controller.services.served_models import latency_profile_set, served_model_create, served_model_remove
-from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
-from controller.services.tenants import tenant_create, tenant_update
-from controller.services.topology import device_create, host_create, host_remove, link_create
+from controller.services.fleet.scaling_policies import scaler_state_save, scaling_policy_create, scaling_policy_update
+from controller.services.fleet.served_models import latency_profile_set, served_model_create, served_model_remove
+from controller.services.fleet.topology import device_create, host_create, host_remove, link_create
+from controller.services.slo.priority_mappings import priority_mapping_create, priority_mapping_update
+from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+from controller.services.slo.tenants import tenant_create, tenant_update
 from tests import factories
 from tests.factories import ACTOR
 

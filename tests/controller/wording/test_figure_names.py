@@ -13,7 +13,7 @@ from django.apps import apps
 
 from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
-from controller.services.experiments import EDITABLE as OF_EXPERIMENTS
+from controller.services.experiments.commands import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
 from controller.wording.vocabulary import NAMES, VALUES, figure, line, named, number, shown
 
@@ -44,7 +44,7 @@ TAKERS = {
 OTHER = {
     "console/charts/experiments.py", "console/forms/experiments.py", "console/views/patterns.py",
     "console/views/previews.py", "console/views/requests.py", "console/live/live_view.py", "workers/engine",
-    "workers/backends", "workers/experiments/runner.py", "controller/services/experiment_specs.py",
+    "workers/backends", "workers/experiments/runner.py", "controller/services/experiments/specs.py",
 }  # fmt: skip
 UNITS = {
     "", "s", "share", "times", "at", "word", "code", "codes", "requests", "tokens", "instances", "days", "bytes",

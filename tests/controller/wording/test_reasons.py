@@ -14,7 +14,7 @@ from api.openai.protocol.errors import KINDS
 from controller.core.types import Outcome
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import State
-from controller.services.sleeping import LEVELS
+from controller.services.fleet.sleeping import LEVELS
 from controller.wording.sentences import SENTENCES, say
 from controller.wording.vocabulary import REASONS, SOURCES
 from tests.controller.wording.reason_search import Source, read

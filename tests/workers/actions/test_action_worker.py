@@ -7,8 +7,8 @@ import pytest
 import requests
 
 from controller.models import Action, Decision, Instance
-from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
+from controller.services.fleet.actions import weights_load_order
 from tests import factories
 from tests.workers.engine.process import EngineProcess
 

@@ -9,9 +9,9 @@ import pytest
 from django.utils import timezone
 
 from controller.models import Action, Decision, Instance
-from controller.selectors.weights import weight_plan
-from controller.services.actions import action_lease
-from controller.services.instances import instance_stop
+from controller.selectors.fleet.weights import weight_plan
+from controller.services.fleet.actions import action_lease
+from controller.services.fleet.instances import instance_stop
 from tests import factories
 from tests.workers.scripted_engine import Engine, order
 from tests.workers.sleep_orders import OLGA, Killed, lease_runs_out

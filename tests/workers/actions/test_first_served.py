@@ -7,12 +7,12 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Instance
-from controller.services.actions import first_served_watch
 from controller.services.actors import SYSTEM, Actor
 from controller.services.decisions import decision_record
-from controller.services.instances import instance_stop
-from controller.services.launches import LAUNCH, instance_join, launch_record
-from controller.services.records import records_write
+from controller.services.fleet.actions import first_served_watch
+from controller.services.fleet.instances import instance_stop
+from controller.services.fleet.launches import LAUNCH, instance_join, launch_record
+from controller.services.records.requests import records_write
 from controller.wording.sentences import sentence
 from tests import factories
 from tests.workers.scripted_engine import order

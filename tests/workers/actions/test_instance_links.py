@@ -11,7 +11,7 @@ import pytest
 from controller.core.kv_links import LinkReport, LinkState
 from controller.models import Instance, InstanceLink
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_set_role, instance_stop
+from controller.services.fleet.instances import instance_observe, instance_set_role, instance_stop
 from tests import factories
 from workers.actions import instance_links as links
 from workers.actions.parallel_calls import AT_ONCE, Asker

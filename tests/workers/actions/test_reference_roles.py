@@ -13,7 +13,7 @@ from django.utils import timezone
 from controller.models import Action, Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import Actor
-from controller.services.role_switches import role_order
+from controller.services.fleet.role_switches import role_order
 from tests import factories
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.actions.long_calls import LongCalls

@@ -14,9 +14,9 @@ from django.utils import timezone
 from controller.core.types import InstanceSpec, Role
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM, Actor
-from controller.services.role_switches import role_order
+from controller.services.fleet.actions import action_lease
+from controller.services.fleet.role_switches import role_order
 from tests import factories
 from tests.workers.backends.sglang_requests import Job
 from tests.workers.backends.sglang_server import SglangServer, serving

@@ -12,7 +12,7 @@ import requests
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
-from controller.services.sleeping import sleep_order, wake_order
+from controller.services.fleet.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
 from tests.workers.sleep_orders import Killed, lease_runs_out, looks

@@ -11,7 +11,7 @@ from django.utils import timezone
 from controller.models import Action, Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
-from controller.services.sleeping import wake_order
+from controller.services.fleet.sleeping import wake_order
 from tests.workers.actions import test_sglang_kept_memory as kept
 from tests.workers.actions.test_sglang_kept_memory import LEVELS, PAUSE, RELEASE, RESUME, asleep, looks, outcome, serves
 from tests.workers.backends.sglang_server import SglangServer

@@ -9,7 +9,7 @@ import pytest
 
 from controller.models import Action, Instance
 from controller.services.actors import SYSTEM
-from controller.services.sleeping import sleep_order
+from controller.services.fleet.sleeping import sleep_order
 from tests import factories
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers.actions import runner as actions

@@ -9,12 +9,12 @@ from django.utils import timezone
 
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.actions import action_end, action_lease, weights_load_order
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_drain
-from controller.services.role_switches import role_order
-from controller.services.scaling_stages import stage_of
-from controller.services.sleeping import sleep_order, wake_order
+from controller.services.fleet.actions import action_end, action_lease, weights_load_order
+from controller.services.fleet.instances import instance_drain
+from controller.services.fleet.role_switches import role_order
+from controller.services.fleet.scaling_stages import stage_of
+from controller.services.fleet.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.sleep_orders import OLGA, Killed, answer, killed, lease_runs_out, looks, put_to_sleep
 from workers.actions import sleeping

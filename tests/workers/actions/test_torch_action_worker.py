@@ -8,8 +8,8 @@ import pytest
 import requests
 
 from controller.models import Action, Decision, Instance, Transfer
-from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
+from controller.services.fleet.actions import weights_load_order
 from tests import factories
 from tests.workers.actions.test_action_worker import said, until
 from tests.workers.engine.torch.bench import folder

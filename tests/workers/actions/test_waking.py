@@ -9,7 +9,7 @@ from django.utils import timezone
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
-from controller.services.sleeping import sleep_order, wake_order
+from controller.services.fleet.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.sleep_orders import OLGA, Killed, answer, killed, lease_runs_out, looks, put_to_sleep

@@ -9,9 +9,9 @@ import pytest
 from django.utils import timezone
 
 from controller.models import Decision, Experiment
-from controller.selectors import experiments as selectors
-from controller.services import experiment_runs as steps
-from controller.services.experiments import experiment_cancel, experiment_remove, preview_create
+from controller.selectors.experiments import results as selectors
+from controller.services.experiments import runs as steps
+from controller.services.experiments.commands import experiment_cancel, experiment_remove, preview_create
 from tests import experiment_data as data
 from workers.experiments import preview_sample
 from workers.experiments import runner as worker

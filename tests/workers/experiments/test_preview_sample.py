@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.types import Targets
-from controller.services.experiment_reading import Origin, RecordedReplay
+from controller.services.experiments.reading import Origin, RecordedReplay
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.workloads.demand import Demand
 from tests import experiment_data as data

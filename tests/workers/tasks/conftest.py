@@ -6,9 +6,9 @@ import pytest
 
 from controller.models import Instance
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_observe
-from controller.services.scaling_policies import scaling_policy_create
-from controller.services.served_models import served_model_create
+from controller.services.fleet.instances import instance_create, instance_observe
+from controller.services.fleet.scaling_policies import scaling_policy_create
+from controller.services.fleet.served_models import served_model_create
 from workers.provisioners import Observed
 from workers.tasks import heartbeat
 

@@ -9,9 +9,9 @@ from django.test import Client
 
 from controller.models import ScalerState
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_observe
-from controller.services.scaling_policies import scaling_policy_create
-from controller.services.served_models import served_model_create
+from controller.services.fleet.instances import instance_create, instance_observe
+from controller.services.fleet.scaling_policies import scaling_policy_create
+from controller.services.fleet.served_models import served_model_create
 from workers.celery import app
 from workers.tasks import scaling
 from workers.tasks.names import SCALE

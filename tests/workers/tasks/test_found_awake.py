@@ -10,7 +10,7 @@ from django.utils import timezone
 from controller.models import Decision, Instance
 from controller.scale.lifecycle import FoundAwake
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services import lifecycle
+from controller.services.fleet import lifecycle
 from tests.workers.sleep_orders import answer, put_to_sleep
 from workers.actions.parallel_calls import Asker
 from workers.provisioners import Watch, static

@@ -14,7 +14,7 @@ from api.openai import status
 from controller.models import Action, Decision, Instance
 from controller.scale.observation import InstanceRow, observe
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_drain, instance_observe
+from controller.services.fleet.instances import instance_create, instance_drain, instance_observe
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet
 from tests.api.openai.gateways import TestBed, until
 from workers.actions import sleeping

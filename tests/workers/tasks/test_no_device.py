@@ -8,9 +8,9 @@ import pytest
 
 from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_stop, instance_update
-from controller.services.scaling_policies import scaling_policy_update
-from controller.services.topology import device_create, host_create
+from controller.services.fleet.instances import instance_observe, instance_stop, instance_update
+from controller.services.fleet.scaling_policies import scaling_policy_update
+from controller.services.fleet.topology import device_create, host_create
 from tests.workers.tasks import test_stages
 from tests.workers.tasks.test_scaling import fleet, tick
 from tests.workers.tasks.test_stages import CALM_DECODE, stages

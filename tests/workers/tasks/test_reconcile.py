@@ -12,7 +12,7 @@ from controller.models import Decision, Instance, InstanceInterval
 from controller.policies.batching import selects
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
-from controller.services.instances import (
+from controller.services.fleet.instances import (
     instance_create,
     instance_drain,
     instance_register,
@@ -20,8 +20,8 @@ from controller.services.instances import (
     instance_set_role,
     instance_stop,
 )
-from controller.services.scaling_stages import stage_of
-from controller.services.served_models import served_model_create
+from controller.services.fleet.scaling_stages import stage_of
+from controller.services.fleet.served_models import served_model_create
 from workers.engine.config import parse
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile

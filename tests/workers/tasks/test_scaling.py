@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from controller.models import Decision, Instance, ScalerState
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_drain
-from controller.services.scaling import scaler_tick
-from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_update
+from controller.services.fleet.instances import instance_drain
+from controller.services.fleet.scaling import scaler_tick
+from controller.services.fleet.scaling_policies import LOCK_CLASS, scaling_policy_update
 
 pytestmark = pytest.mark.django_db
 

@@ -9,11 +9,11 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Instance
-from controller.services.actions import action_end, action_lease, first_served_watch
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_register
-from controller.services.scaling_policies import scaling_policy_update
-from controller.services.sleeping import sleep_order, wake_order
+from controller.services.fleet.actions import action_end, action_lease, first_served_watch
+from controller.services.fleet.instances import instance_observe, instance_register
+from controller.services.fleet.scaling_policies import scaling_policy_update
+from controller.services.fleet.sleeping import sleep_order, wake_order
 from tests.workers.tasks.test_scaling import fleet, tick
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]

@@ -10,13 +10,13 @@ from django.utils import timezone
 
 from controller.models import Action, Decision, Instance, InstanceInterval, ScalerState
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_observe
-from controller.services.role_switches import role_kept, role_order
-from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
-from controller.services.scaling_stages import stage_of
-from controller.services.served_models import served_model_create
+from controller.services.fleet.actions import action_lease
+from controller.services.fleet.instances import instance_create, instance_observe
+from controller.services.fleet.role_switches import role_kept, role_order
+from controller.services.fleet.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
+from controller.services.fleet.scaling_stages import stage_of
+from controller.services.fleet.served_models import served_model_create
 from tests.workers.tasks.test_scaling import tick
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]

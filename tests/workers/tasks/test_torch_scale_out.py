@@ -22,13 +22,13 @@ import safetensors.torch
 from django.conf import settings
 
 from controller.models import Action, Decision, Instance, Transfer
-from controller.selectors.scaling import starts
+from controller.selectors.fleet.scaling import starts
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_create, instance_register
-from controller.services.scaling_policies import scaling_policy_create
-from controller.services.served_models import served_model_create
+from controller.services.fleet.actions import weights_load_order
+from controller.services.fleet.instances import instance_create, instance_register
+from controller.services.fleet.scaling_policies import scaling_policy_create
+from controller.services.fleet.served_models import served_model_create
 from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
 from workers.actions.runner import advance_actions

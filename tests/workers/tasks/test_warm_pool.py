@@ -6,11 +6,11 @@ import pytest
 
 from controller.models import Action, Decision, Instance, ScalerState
 from controller.selectors.snapshot import gateway_snapshot
-from controller.services.actions import action_end, action_lease
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe
-from controller.services.scaling_policies import scaling_policy_update
-from controller.services.sleeping import wake_order
+from controller.services.fleet.actions import action_end, action_lease
+from controller.services.fleet.instances import instance_observe
+from controller.services.fleet.scaling_policies import scaling_policy_update
+from controller.services.fleet.sleeping import wake_order
 from tests.workers.tasks.test_scaling import fleet, tick
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile

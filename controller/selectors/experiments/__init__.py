@@ -1,0 +1,1 @@
+"""Reads for experiments: their results, and recorded traffic and fleets as input of the simulator."""

@@ -1,0 +1,348 @@
+"""The history of the scaler: what it saw, what it did, and how long started instances took to serve; its warm pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import median
+from typing import Any, NamedTuple
+
+from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
+
+from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
+from controller.models.fleet import Weights
+from controller.scale.capacity_plan import NO_DEVICE, NOTHING_TO_START
+from controller.selectors.fleet.topology import rooms_for
+from controller.selectors.fleet.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
+
+STARTS_SHOWN = 20
+SERVED_WITHIN = timedelta(hours=1)
+LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
+WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
+OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
+SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStart:
+    """One instance from the request to start it until it serves, in seconds after that request; None: not yet, or
+    never.
+
+    For a warm spare or a sleeper the request is the scale-out that took it, and it is ready once its weights are there,
+    as it reports itself if it does. For one that was launched from a seed the request is the launch command
+    (`controller/services/fleet/launches.py`). Otherwise it is ready when it was first seen ready, or at its first token
+    if that was earlier.
+    """
+
+    id: str
+    source: str  # its provisioner, and whether it was warm, asleep or launched from a seed
+    wished_at: datetime
+    ready_s: float | None
+    served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
+    weights: str = ""  # engine, host or disk, if an action loaded them
+    load_s: float | None = None
+    cold: bool = False  # a new process was started for it
+    idle_s: float = 0.0  # of `served_s`: it was ready and waited for its first request
+    state: str = ""  # now, as pages name it
+    error: str = ""
+
+    @property
+    def way(self) -> str:
+        """What its time depends on: its provisioner, how it began, and where its weights came from."""
+        began = f"{self.source}, cold" if self.cold else self.source
+        return f"{began}, weights from {WEIGHTS_FROM[self.weights]}" if self.weights in WEIGHTS_FROM else began
+
+
+@dataclass(frozen=True, slots=True)
+class WayTimes:
+    """Medians over the starts of one way, in seconds after the request; `served` of `count` have given a first token.
+
+    `served_s` is without the wait for a first request, since that says nothing about the start; `idle` of them waited.
+    """
+
+    way: str
+    count: int
+    served: int
+    ready_s: float | None
+    served_s: float | None
+    load_s: float | None
+    idle: int = 0
+
+
+class First(NamedTuple):
+    """The request that an instance served first."""
+
+    token_at: datetime
+    arrived_at: datetime
+
+
+class Counts(NamedTuple):
+    """Instances of a stage by their state to the scaler."""
+
+    ready: int = 0
+    starting: int = 0
+    draining: int = 0
+
+
+def policies(*, model: str | None = None) -> list[ScalingPolicy]:
+    """Policies with the state of their scaler, by model and role."""
+    rows = ScalingPolicy.objects.select_related("model", "state").order_by("model__name", "role")
+    return list(rows if model is None else rows.filter(model__name=model))
+
+
+def state_of(policy: ScalingPolicy) -> ScalerState | None:
+    return getattr(policy, "state", None)
+
+
+def samples(*, since: datetime, until: datetime) -> dict[int, list[ScalingSample]]:
+    """Samples by policy, oldest first. One query."""
+    found: dict[int, list[ScalingSample]] = {}
+    for row in ScalingSample.objects.filter(at__gte=since, at__lt=until).order_by("policy_id", "at"):
+        found.setdefault(row.policy_id, []).append(row)
+    return found
+
+
+def samples_at(*, at: datetime, model: str | None = None) -> dict[int, ScalingSample]:
+    """By policy, the last sample at or before a moment, if it is within SAMPLE_NEAR. One query."""
+    rows = ScalingSample.objects.filter(at__lte=at, at__gt=at - SAMPLE_NEAR).order_by("policy_id", "-at")
+    if model is not None:
+        rows = rows.filter(policy__model__name=model)
+    return {row.policy_id: row for row in rows.distinct("policy_id")}
+
+
+def as_of(policies: Sequence[ScalingPolicy], at: datetime) -> list[ScalingPolicy]:
+    """The same policies with the values that they had at a moment, from the changes recorded since. One query."""
+    touched = [policy.pk for policy in policies if policy.updated_at > at]
+    if not touched:
+        return list(policies)
+    since = Decision.objects.filter(kind="scaling_policy_updated", at__gt=at, outcome__id__in=touched)
+    found = {policy.pk: copy(policy) for policy in policies}
+    for changed, values in since.order_by("-at", "-id").values_list("outcome__id", "inputs__before"):
+        for name, value in values.items():  # the oldest change since then is applied last
+            setattr(found[changed], name, value)
+    return list(found.values())
+
+
+def instances_now() -> dict[tuple[int, str], Counts]:
+    """By model and role, as the scaler would count them (`controller.scale.observation`); no entry without
+    instances."""
+    rows = Instance.objects.live().exclude(desired_state=Instance.Desired.STOPPED)
+    there = rows.exclude(observed_state__in=[Instance.Observed.UNREACHABLE, *Instance.GONE])
+    groups = there.values_list("model_id", "role", "desired_state", "observed_state", "weights")
+    found: dict[tuple[int, str], Counts] = {}
+    for model, role, desired, observed, weights, count in groups.annotate(count=Count("pk")).order_by():
+        state = _state(desired, observed, weights)
+        if state:
+            known = found.setdefault((model, role), Counts())
+            found[model, role] = known._replace(**{state: getattr(known, state) + count})
+    return found
+
+
+def _state(desired: str, observed: str, weights: str) -> str:
+    """ready | starting | draining; "" for a warm spare or a sleeper, which is no capacity."""
+    if weights in (Weights.ABSENT, Weights.LEAVING, Weights.ASLEEP):
+        return ""
+    if desired == Instance.Desired.DRAINING:
+        return "draining"
+    return "ready" if observed == Instance.Observed.READY and weights == Weights.PRESENT else "starting"
+
+
+def events(
+    *, subject: str | None = None, since: datetime | None = None, until: datetime | None = None, limit: int = 50
+) -> list[Decision]:
+    """Decisions of the scaler in [since, until), newest first."""
+    rows = Decision.objects.filter(OF_THE_SCALER, subject_type="scaling_policy")
+    if subject is not None:
+        rows = rows.filter(subject=subject)
+    if since is not None:
+        rows = rows.filter(at__gte=since)
+    if until is not None:
+        rows = rows.filter(at__lt=until)
+    return list(rows.order_by("-at", "-id")[:limit])
+
+
+def events_around(*, at: datetime, since: datetime, until: datetime, limit: int) -> list[Decision]:
+    """The `limit` decisions of the scaler in [since, until) that are nearest to a moment, oldest first. One query.
+
+    It contains that moment's decisions however many came later.
+    """
+    rows = Decision.objects.filter(OF_THE_SCALER, subject_type="scaling_policy", at__gte=since, at__lt=until)
+    before = rows.filter(at__lte=at).order_by("-at", "-id")[:limit]
+    after = rows.filter(at__gt=at).order_by("at", "id")[:limit]
+    near = sorted(before.union(after, all=True), key=lambda each: abs(each.at - at))[:limit]
+    return sorted(near, key=lambda each: (each.at, each.pk))
+
+
+def starts(limit: int = STARTS_SHOWN) -> list[InstanceStart]:
+    """The newest starts, newest first. Two queries: what is known of them, and the first token of each."""
+    return _starts(list(_told().order_by("-created_at")[:limit]))
+
+
+def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int = STARTS_SHOWN) -> list[InstanceStart]:
+    """The starts in [since, until) that are nearest to a moment, oldest first. Two queries.
+
+    An instance that a later scale-out took again appears as it was taken at that time.
+    """
+    span = {"created_at__gte": since, "created_at__lt": until}
+    ordered = Action.objects.filter(kind__in=(*LOADS, Action.Kind.FIRST_SERVED), **span).values("instance")
+    rows = _told(created_at__lt=until).filter(Q(**span) | Q(pk__in=ordered))
+    near = sorted(
+        (row for row in rows if since <= _requested_at(row) < until), key=lambda row: abs(_requested_at(row) - at)
+    )
+    return sorted(_starts(near[:limit]), key=lambda each: (each.wished_at, each.id))
+
+
+def _told(**actions: datetime) -> QuerySet[Instance]:
+    """Instances with the results of their newest actions. `actions`: further filters for those actions."""
+    of_it = Action.objects.filter(instance=OuterRef("pk"), **actions).order_by("-id")
+    loads = of_it.filter(kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE)
+    watched = of_it.filter(kind=Action.Kind.FIRST_SERVED)
+    return Instance.objects.exclude(weights=Weights.ABSENT).annotate(
+        taken_at=Subquery(loads.values("created_at")[:1]),
+        loaded_at=Subquery(loads.values("ended_at")[:1]),
+        scale_out=Subquery(loads.values("params__scale_out")[:1]),
+        loaded=Subquery(loads.values("decision__outcome")[:1]),
+        watched=Subquery(watched.values("decision__outcome")[:1]),
+        launch=Subquery(watched.values("params__launch")[:1]),
+    )
+
+
+def _starts(rows: Sequence[Any]) -> list[InstanceStart]:
+    tokens = _first_tokens({row.pk: _requested_at(row) for row in rows})
+    return [_start(row, tokens.get(row.pk)) for row in rows]
+
+
+def _taken(row: Any) -> bool:
+    """It was warm or asleep, and a scale-out took it."""
+    asked = row.scale_out or {}
+    return bool(asked.get("warm") or asked.get("woken"))
+
+
+def _requested_at(row: Any) -> datetime:
+    if row.launch:
+        return datetime.fromisoformat(row.launch["at"])
+    wished: datetime = row.taken_at if _taken(row) else row.created_at
+    return wished
+
+
+def _start(row: Any, first: First | None) -> InstanceStart:
+    """`row`: an Instance as annotated above."""
+    asked, wished = row.scale_out or {}, _requested_at(row)
+    ready = row.loaded_at or row.ready_at
+    served = None
+    if asked.get("woken"):  # requests that it served before it slept do not count
+        served = (row.watched or {}).get("first_served_s")
+    elif first is not None:
+        served = max(0.0, (first.token_at - wished).total_seconds())
+    loaded = row.loaded or {}
+    if row.loaded_at is not None and "ready_s" in loaded:
+        ready = row.taken_at + timedelta(seconds=loaded["ready_s"])
+    ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
+    idle_s = 0.0
+    if ready is not None and served is not None and first is not None:
+        idle_s = min(served, max(0.0, (first.arrived_at - max(ready, wished)).total_seconds()))
+    if ready_s is not None and served is not None:
+        ready_s = min(ready_s, served)
+    how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
+    weights, load_s = loaded.get("source", ""), loaded.get("load_s")
+    cold = not _taken(row) and row.provisioner != "static"
+    now = {"state": row.shown_state, "error": row.error}
+    return InstanceStart(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold, idle_s, **now)
+
+
+def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
+    """By instance, when a client first got a token, or a whole answer, of a request decoded or prefilled there.
+
+    One union of short queries with ids and times written out. That way the planner knows that an instance has no
+    requests, where a query with its id as a parameter reads whole partitions in search of one.
+    """
+    looks = [look for id, at in wished.items() for look in _looks(id, at)]
+    if not looks:
+        return {}
+    found: dict[str, First] = {}
+    for id, *times in looks[0].union(*looks[1:], all=True):
+        found[id] = min(First(*times), found.get(id, First(*times)))
+    return found
+
+
+def _looks(id: str, wished: datetime) -> list[QuerySet[Any, Any]]:
+    window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
+    near = RequestRecord.objects.filter(ANSWERED, **window).annotate(whose=Value(id, CharField()), first_at=FIRST_AT)
+    since = near.filter(first_at__gte=wished)  # an earlier one belongs to a time before this request
+    mine = (since.filter(instance=id), since.filter(prefill_instance=id).exclude(prefill_instance=""))
+    return [_earliest(rows) for rows in mine]
+
+
+def _earliest(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
+    """The earliest answer. Only requests that arrived before the first arrival got its answer can have theirs earlier,
+    so not the whole hour is read."""
+    first_arrival = rows.order_by("arrived_at").values("first_at")[:1]
+    near = rows.filter(arrived_at__lte=Subquery(first_arrival))
+    return near.order_by("first_at").values_list("whose", "first_at", "arrived_at")[:1]
+
+
+def times_by_way(started: Sequence[InstanceStart]) -> list[WayTimes]:
+    """Medians by way, sorted by its name."""
+    found = []
+    for way in sorted({each.way for each in started}):
+        mine = [each for each in started if each.way == way]
+        served = [each.served_s - each.idle_s for each in mine if each.served_s is not None]
+        ready = [each.ready_s for each in mine if each.ready_s is not None]
+        load = [each.load_s for each in mine if each.load_s is not None]
+        idle = sum(each.idle_s > 0 for each in mine)
+        found.append(WayTimes(way, len(mine), len(served), _median(ready), _median(served), _median(load), idle))
+    return found
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+# ---- warm pools ------------------------------------------------------------------------------------------------------
+
+
+class WarmPool(NamedTuple):
+    """`ready`: can be used now; `starting`: the process is not up yet; `held_by`: why there are not more, "" if nothing
+    is known to prevent it."""
+
+    ready: int = 0
+    starting: int = 0
+    held_by: str = ""
+
+
+def warm_pools(policies: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, WarmPool]:
+    """Warm pools by policy. One query, and three more if one has too few. `patterns`: what new instances are made
+    like."""
+    counted: dict[tuple[int, str], WarmPool] = {}
+    groups = Instance.objects.warm().values_list("model_id", "role", "observed_state")
+    for model, role, observed, count in groups.annotate(count=Count("pk")).order_by():
+        known = counted.setdefault((model, role), WarmPool())
+        state = "ready" if observed == Instance.Observed.READY else "starting"
+        counted[model, role] = known._replace(**{state: getattr(known, state) + count})
+    found = {policy.pk: counted.get((policy.model_id, policy.role), WarmPool()) for policy in policies}
+    short = [each for each in policies if each.enabled and _too_few(each, found[each.pk])]
+    for id, reason in _held(short, patterns).items():
+        found[id] = found[id]._replace(held_by=reason)
+    return found
+
+
+def _too_few(policy: ScalingPolicy, pool: WarmPool) -> bool:
+    return policy.warm is not None and pool.ready + pool.starting < policy.warm
+
+
+def _held(short: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, str]:
+    if not short:
+        return {}
+    rows = list(patterns.filter(model__in=[policy.model_id for policy in short]))
+    like = {(row.model_id, row.role): row for row in rows}
+    rooms = rooms_for(rows)
+    found = {}
+    for policy in short:
+        pattern = like.get((policy.model_id, policy.role))
+        if pattern is None:
+            found[policy.pk] = NOTHING_TO_START
+        elif rooms[pattern.pk] == 0:
+            found[policy.pk] = NO_DEVICE
+    return found

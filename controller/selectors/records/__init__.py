@@ -1,0 +1,1 @@
+"""Reads of what was recorded: requests, attainment, usage, decisions."""

@@ -1,0 +1,59 @@
+"""The audit log: newest first, by kind, actor, subject and time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db.models import Q, QuerySet
+
+from controller.models import Decision
+from controller.selectors.records.distinct import distinct
+
+ORDER = ("-at", "-id")
+
+
+def search(
+    *,
+    kind: str | None = None,
+    actor: str | None = None,
+    actor_type: str | None = None,
+    subject_type: str | None = None,
+    subject: str | None = None,
+    request_id: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    text: str | None = None,
+    bearing: Q | None = None,
+    after: tuple[datetime, int] | None = None,
+) -> QuerySet[Decision]:
+    """A query set to slice. `after`: (at, id) of the last row of the previous page. `text`: part of kind, actor,
+    subject or reason. `bearing`: see `causes`."""
+    exact = {
+        "kind": kind,
+        "actor": actor,
+        "actor_type": actor_type,
+        "subject_type": subject_type,
+        "subject": subject,
+        "request_id": request_id,
+        "at__gte": since,
+        "at__lt": until,
+    }
+    rows = Decision.objects.filter(**{name: value for name, value in exact.items() if value is not None})
+    if text:
+        fields = ("kind", "actor", "subject", "reason")
+        rows = rows.filter(Q(*((f"{name}__icontains", text) for name in fields), _connector=Q.OR))
+    if bearing is not None:
+        rows = rows.filter(bearing)
+    if after is not None:
+        at, last = after
+        rows = rows.filter(Q(at__lt=at) | Q(at=at, id__lt=last), at__lte=at)
+    return rows.order_by(*ORDER)
+
+
+def newest(limit: int = 50) -> list[Decision]:
+    return list(search()[:limit])
+
+
+def kinds() -> list[str]:
+    """All kinds of recorded decisions, for a filter."""
+    return distinct(Decision, "kind")

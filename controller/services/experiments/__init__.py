@@ -1,0 +1,1 @@
+"""Writes of experiments and traces: commands of people, resolved specs, and runs in a worker."""
