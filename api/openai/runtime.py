@@ -262,7 +262,13 @@ class Runtime:
             self.note(in_flight, action.decision)
             field = action.decision.figures.get("field")
             param = field if isinstance(field, str) else None
-            error = ApiError(action.code, refusal(action.decision), param=param, retry_after_s=action.retry_after_s)
+            error = ApiError(
+                action.code,
+                refusal(action.decision),
+                param=param,
+                retry_after_s=action.retry_after_s,
+                final=action.decision.reason == "infeasible_alone",
+            )
             self._refuse(in_flight, Outcome.FAILED if in_flight.sends else Outcome.REFUSED, error)
 
     def _dropped(self, action: ev.Drop) -> None:

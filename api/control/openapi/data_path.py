@@ -73,6 +73,12 @@ QUOTA_HEADERS: Fragment = {
     )
 }
 RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+SHOULD_RETRY: Fragment = {
+    "x-should-retry": {
+        "description": "`false` if the targets cannot be met even on an idle instance: a retry would be refused again.",
+        "schema": {"type": "string", "enum": ["false"]},
+    }
+}
 
 # By status: codes and their meaning. Codes must not be renamed, since clients match on them.
 ERROR_CODES: dict[int, dict[str, str]] = {
@@ -137,7 +143,7 @@ def _errors(statuses: tuple[int, ...]) -> Fragment:
         text = "; ".join(f"`{code}`: {meaning}" for code, meaning in ERROR_CODES[status].items())
         answers[str(status)] = {"description": text, "content": {"application/json": {"schema": schema}}}
         if status in (429, 503):
-            answers[str(status)]["headers"] = RETRY_AFTER | (QUOTA_HEADERS if status == 429 else {})
+            answers[str(status)]["headers"] = RETRY_AFTER | (SHOULD_RETRY | QUOTA_HEADERS if status == 429 else {})
     return answers
 
 

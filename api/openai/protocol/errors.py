@@ -39,16 +39,26 @@ KINDS: dict[str, _Kind] = {
 
 
 class ApiError(SlacklineError):
-    """An error that the client gets. `code` is a key of KINDS; an unknown one has status 503."""
+    """An error that the client gets. `code` is a key of KINDS; an unknown one has status 503.
+
+    `final`: the same request would be refused again, so clients should not retry it.
+    """
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.final = final
         self.about: list[tuple[bytes, bytes]] = []  # x-slackline-* headers of the request's record, if it has one
         self.status, self.type = KINDS.get(code, _Kind(503, "server_error"))
 
@@ -61,10 +71,13 @@ class ApiError(SlacklineError):
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of its record, and `Retry-After` in whole seconds, at least one."""
-        if self.retry_after_s is None:
-            return self.about
-        return [*self.about, (b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
+        """Headers of its record, `Retry-After` in whole seconds (at least one), and whether a retry is useless."""
+        found = [*self.about]
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
+        if self.final:  # OpenAI's clients retry every 429, twice and after Retry-After, unless this header says not to
+            found.append((b"x-should-retry", b"false"))
+        return found
 
 
 def shutting_down() -> ApiError:

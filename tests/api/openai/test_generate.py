@@ -202,6 +202,8 @@ async def test_bad_input_queues_nothing(body: Any, status: int, code: str) -> No
         answer = await bed.ask(body)
         assert (answer.status, answer.error["code"]) == (status, code)
         assert ("retry-after" in answer.headers) == (status == 429)
+        # Sent again, it would be as infeasible, and OpenAI's clients would wait Retry-After twice to learn that.
+        assert answer.headers.get("x-should-retry") == ("false" if status == 429 else None)
         assert not bed.gateway.runtime.requests
         assert not bed.backend("e1").calls + bed.backend("e2").calls
 
