@@ -9,11 +9,19 @@ from typing import Any, NamedTuple
 
 from console.wording.verdict import verdict
 from controller.models import RequestRecord
-from controller.wording.request_steps import due_s, is_given_up, never_decoded_s, prefilled_s
+from controller.wording.request_steps import (
+    due_s,
+    first_token_stages,
+    is_given_up,
+    longest_stage,
+    never_decoded_s,
+    prefilled_s,
+)
 from controller.wording.vocabulary import number, reason_in_words
 
 MARGIN = 1.03  # keeps the last mark off the edge
 TICKS = 6  # at most
+LEAST_SHOWN = 0.005  # of the width: a shorter wait would be no bar
 FARTHEST = 3.0  # times the measured span: loose targets must not squeeze the bars into a sliver
 
 
@@ -107,7 +115,7 @@ def _queue(row: RequestRecord, whole: float) -> TimelineTrack:
     waited = row.queue_s if row.queue_s is not None else row.e2e_s
     track = TimelineTrack("Queue", waited, note="" if row.queue_s is not None else "never sent")
     if waited is not None:
-        kind = "queue" if row.queue_s is not None else "bad"
+        kind = "bad" if row.queue_s is None or _took_longest(row, "queue") else "queue"
         track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway queue"))
     if row.queue_s is None:  # no other row can show it
         _due(track, row.target_ttft_s, whole, "first token due")
@@ -118,12 +126,30 @@ def _queue(row: RequestRecord, whole: float) -> TimelineTrack:
 
 def _stages(row: RequestRecord, whole: float) -> list[TimelineTrack]:
     """Prefill and decode; with disaggregation the KV transfer between them."""
-    transfers = kv_transfers(row)
+    transfers, decode = kv_transfers(row), _decode(row, whole)
     if not transfers:
-        return [_prefill(row, whole, row.ttft_s or 0.0), _decode(row, whole)]
+        return [_prefill(row, whole, row.ttft_s or 0.0), decode]
     ended = prefilled_s(row)
-    until = transfers[-1].began_s if ended is None else ended
-    return [_prefill(row, whole, until), _kv(transfers, whole), _decode(row, whole)]
+    prefill = _prefill(row, whole, transfers[-1].began_s if ended is None else ended, due=False)
+    wait, kv = _wait(row, whole), _kv(transfers, whole, late=_took_longest(row, "transfer"))
+    _due(kv, row.target_ttft_s, whole, "first token due")
+    return [prefill, *([wait] if wait else []), kv, decode]
+
+
+def _took_longest(row: RequestRecord, stage: str) -> bool:
+    """Was the first token late, and did this stage take most of the time until it?"""
+    return not row.ttft_met and longest_stage(row) == stage
+
+
+def _wait(row: RequestRecord, whole: float) -> TimelineTrack | None:
+    """Between prefill and the KV transfer that succeeded; None if too short to be seen."""
+    stage = next(each for each in first_token_stages(row) if each.name == "wait")
+    if stage.seconds < LEAST_SHOWN * whole:
+        return None
+    kind = "bad" if _took_longest(row, "wait") else "queue"
+    title = f"{stage.seconds:.3f} s without a decode instance"
+    bar = _bar(stage.began_s, stage.ended_s, whole, kind, title)
+    return TimelineTrack("Wait for decode", stage.seconds, [bar], "until a decode instance had room")
 
 
 def _unseen(row: RequestRecord, whole: float) -> list[TimelineTrack]:
@@ -185,7 +211,8 @@ def kv_transfers(row: RequestRecord) -> list[TimelineTransfer]:
     return found
 
 
-def _kv(transfers: list[TimelineTransfer], whole: float) -> TimelineTrack:
+def _kv(transfers: list[TimelineTransfer], whole: float, late: bool = False) -> TimelineTrack:
+    """`late`: it made the first token late."""
     last = transfers[-1]
     way = f"{last.source} to {last.target}" if last.source else f"to {last.target}" if last.target else ""
     tries = f"{len(transfers)} attempts" if len(transfers) > 1 else ""
@@ -193,20 +220,26 @@ def _kv(transfers: list[TimelineTransfer], whole: float) -> TimelineTrack:
         "KV transfer", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part)
     )
     for each in transfers:
-        track.bars.append(_bar(each.began_s, each.ended_s, whole, "kv" if each.arrived else "bad", each.title))
+        track.bars.append(
+            _bar(each.began_s, each.ended_s, whole, "kv" if each.arrived and not late else "bad", each.title)
+        )
     return track
 
 
-def _prefill(row: RequestRecord, whole: float, until: float) -> TimelineTrack:
-    """From dispatch to the first token. It includes the engine's own queue, which cannot be told apart from outside."""
+def _prefill(row: RequestRecord, whole: float, until: float, due: bool = True) -> TimelineTrack:
+    """From dispatch to the first token, or to the end of a prefill alone. It includes the engine's own queue, which
+    cannot be told apart from outside. `due`: mark here when the first token was due."""
     sent = row.queue_s or 0.0
     prefill = row.instance if never_decoded_s(row) is not None else row.prefill_instance
     where = f"on {prefill}, including its queue" if prefill else "including the engine's queue"
     track = TimelineTrack("Prefill", until - sent, note=where)
-    kind = "" if row.ttft_met or (row.ttft_s is None and until <= row.target_ttft_s) else "bad"
-    said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
+    late = until > row.target_ttft_s if row.ttft_s is None else longest_stage(row) in ("prefill", "engine")
+    kind = "bad" if late and not row.ttft_met else ""
+    apart = row.ttft_s is None or until < row.ttft_s
+    said = f"prefilled after {until:.3f} s" if apart else f"first token after {until:.3f} s"
     track.bars.append(_bar(sent, until, whole, kind, said))
-    _due(track, row.target_ttft_s, whole, "first token due")
+    if due:
+        _due(track, row.target_ttft_s, whole, "first token due")
     return track
 
 

@@ -7,9 +7,24 @@ from typing import Any
 
 from controller.core.types import ENGINE_REJECTED
 from controller.wording.measures import count, ms
-from controller.wording.request_steps import RecordedRequest, due_s, is_given_up, never_decoded_s
+from controller.wording.request_steps import (
+    RecordedRequest,
+    due_s,
+    first_token_stages,
+    is_given_up,
+    longest_stage,
+    never_decoded_s,
+)
 from controller.wording.vocabulary import named, reason_in_words
 
+LEAST_S = 0.0005  # a shorter stage is not worth a word
+LONGEST = {
+    "queue": "The gateway's queue",
+    "prefill": "The prefill",
+    "wait": "The wait for a decode instance",
+    "transfer": "The KV transfer",
+    "decode": "The first decode step",
+}
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 
 
@@ -149,8 +164,18 @@ def _late(row: RecordedRequest) -> list[str]:
 def _first_token(row: RecordedRequest) -> str:
     first, queue = row.ttft_s or 0.0, row.queue_s or 0.0
     late = f"Its first token arrived after {ms(first)}, {ms(first - row.target_ttft_s)} late"
-    where = row.prefill_instance or row.instance
-    return f"{late}: {ms(queue)} in the gateway's queue, {ms(first - queue)} on {where}."
+    longest = longest_stage(row)
+    if longest in ("", "engine") or row.prefill_instance == "":
+        return f"{late}: {ms(queue)} in the gateway's queue, {ms(first - queue)} on {row.instance}."
+    named = {
+        "queue": "in the gateway's queue",
+        "prefill": f"of prefill on {row.prefill_instance}",
+        "wait": "of waiting for a decode instance",
+        "transfer": f"of KV transfer to {row.instance}",
+        "decode": f"until its first decode step on {row.instance} ended",
+    }
+    stages = [f"{ms(each.seconds)} {named[each.name]}" for each in first_token_stages(row) if each.seconds > LEAST_S]
+    return f"{late}: {', '.join(stages)}. {LONGEST[longest]} took the longest."
 
 
 def _unseen(row: RecordedRequest) -> str:

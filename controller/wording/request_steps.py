@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from controller.wording.vocabulary import SOURCES, reason_in_words
 
@@ -134,6 +134,59 @@ def never_decoded_s(row: RecordedRequest) -> float | None:
 def _prefill_step(row: RecordedRequest) -> Mapping[str, Any] | None:
     steps = (step for step in reversed(row.decisions) if step.get("kind") == "prefill")
     return next((step for step in steps if isinstance(step.get("at"), int | float)), None)
+
+
+class Stage(NamedTuple):
+    """A part of the time until the first token; seconds after arrival. `name`: queue, prefill, wait (for a decode
+    instance, failed KV transfers included), transfer or decode (its first step); engine where nothing tells prefill and
+    the engine's own queue apart."""
+
+    name: str
+    began_s: float
+    ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+
+def first_token_stages(row: RecordedRequest) -> list[Stage]:
+    """What the time until the first token went to, without a gap; empty if no first token was observed."""
+    if row.ttft_s is None:
+        return []
+    first, sent = row.ttft_s, min(row.queue_s or 0.0, row.ttft_s)
+    moved = last_transfer_s(row)
+    if moved is None:
+        return [Stage("queue", 0.0, sent), Stage("engine", sent, first)]
+    prefilled = prefilled_s(row)
+    began, ended = moved
+    prefilled = min(max(began if prefilled is None else prefilled, sent), first)
+    # KV that moves during the prefill (overlap) delays the first token only by what is left of it afterwards.
+    began = min(max(began, prefilled), first)
+    ended = min(max(ended, began), first)
+    return [
+        Stage("queue", 0.0, sent),
+        Stage("prefill", sent, prefilled),
+        Stage("wait", prefilled, began),
+        Stage("transfer", began, ended),
+        Stage("decode", ended, first),
+    ]
+
+
+def longest_stage(row: RecordedRequest) -> str:
+    """The name of the stage that took most of the time until the first token; "" if none was observed."""
+    found = first_token_stages(row)
+    return max(found, key=lambda each: each.seconds).name if found else ""
+
+
+def last_transfer_s(row: RecordedRequest) -> tuple[float, float] | None:
+    """When the last attempt to transfer the KV began and ended; only the last one can have succeeded."""
+    for recorded in reversed(row.decisions):
+        ended, took = recorded.get("at"), (recorded.get("figures") or {}).get("after_s")
+        timed = isinstance(ended, int | float) and isinstance(took, int | float)
+        if recorded.get("kind") == "transfer" and timed:
+            return max(0.0, float(ended) - float(took)), float(ended)  # type: ignore[arg-type]
+    return None
 
 
 def due_s(row: RecordedRequest, token: int) -> float:

@@ -136,7 +136,7 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
         attempt(2, 0.45, outcome="done", bytes=12_000_000, seconds=0.05, undo="left_to_lease"),
     ]
     kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV transfer"]
-    assert [bar.kind for bar in kv.bars] == ["bad", "kv"]
+    assert [bar.kind for bar in kv.bars if bar.kind != "due"] == ["bad", "kv"]
     assert "the link between the two instances was down" in kv.bars[0].title
     assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
     assert kv.bars[1].title.endswith("did not confirm that it freed the KV cache, so its lease will free it")
@@ -149,3 +149,34 @@ def test_what_is_counted_as_no_miss_has_no_bar_of_a_fault():
     for fields, kinds in ((refused, ["", "engine"]), ({"outcome": "cancelled"}, ["", "engine"]), ({}, ["bad", "bad"])):
         shown = tracks(row(**unseen, **fields))
         assert [shown[name].bars[0].kind for name in ("Engine", "End to end")] == kinds
+
+
+def shared(prefilled, placed, moved, first, **fields):
+    """A request on two instances that missed its TTFT; seconds after arrival."""
+    steps = [
+        {"kind": "prefill", "at": prefilled, "figures": {"instance": "prefill-1"}},
+        {"kind": "transfer", "at": moved, "figures": {"instance": "decode-1", "after_s": moved - placed}},
+    ]
+    given = {"instance": "decode-1", "prefill_instance": "prefill-1", "queue_s": 0.1, "e2e_s": 9.0, "ttft_met": False}
+    return row(decisions=steps, ttft_s=first, **given, **fields)
+
+
+@pytest.mark.parametrize(
+    ("times", "late"),
+    [
+        ((5.0, 5.0, 5.1, 5.2), "Prefill"),
+        ((0.2, 5.0, 5.1, 5.2), "Wait for decode"),
+        ((0.2, 0.3, 5.1, 5.2), "KV transfer"),
+        ((5.0, 1.0, 5.1, 5.2), "Prefill"),  # the KV moved during the prefill
+    ],
+)
+def test_only_the_stage_that_took_longest_is_blamed_for_a_late_first_token(times, late):
+    shown = tracks(shared(*times), whole=10.0)
+    stages = ("Queue", "Prefill", "Wait for decode", "KV transfer")
+    assert [name for name in stages if name in shown and shown[name].bars[0].kind == "bad"] == [late]
+    assert any(bar.title == "first token due after 1 s" for bar in shown["KV transfer"].bars)
+
+
+def test_a_long_wait_in_the_queue_is_not_blamed_on_the_engine():
+    shown = tracks(row(queue_s=2.6, ttft_s=3.0, e2e_s=4.0, ttft_met=False, decisions=[]))
+    assert (shown["Queue"].bars[0].kind, shown["Prefill"].bars[0].kind) == ("bad", "")

@@ -99,6 +99,25 @@ def test_one_that_was_late_says_where_the_time_went():
     assert "too late to meet its targets by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
 
 
+@pytest.mark.parametrize(
+    ("began", "said"),
+    [
+        (2.5, "60 ms of prefill on p-1, 2.43 s of waiting for a decode instance, 400 ms of KV transfer to d-1, 100 ms "
+              "until its first decode step on d-1 ended. The wait for a decode instance took the longest."),
+        (0.07, "60 ms of prefill on p-1, 2.83 s of KV transfer to d-1, 100 ms until its first decode step on d-1 "
+               "ended. The KV transfer took the longest."),
+    ],
+)  # fmt: skip
+def test_one_that_was_late_on_two_instances_names_the_stage_that_took_the_time(began, said):
+    steps = [
+        {"kind": "prefill", "at": 0.07, "figures": {"instance": "p-1"}},
+        {"kind": "transfer", "at": 2.9, "figures": {"instance": "d-1", "after_s": 2.9 - began}},
+    ]
+    where = {"prefill_instance": "p-1", "instance": "d-1"}
+    (first,) = miss(ttft_met=False, ttft_s=3.0, queue_s=0.01, decisions=steps, **where)
+    assert first == f"Its first token arrived after 3.00 s, 2.00 s late: 10 ms in the gateway's queue, {said}"
+
+
 def test_each_target_that_was_missed_is_named():
     said = miss(tpot_met=False, tpot_s=0.2, deadline_met=False, target_deadline_s=1.0, e2e_s=4.0)
     assert said == [
