@@ -133,10 +133,15 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 LOGIN_URL = "/login/"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/login/"
+_RULES = "django.contrib.auth.password_validation."
 AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
-    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": f"{_RULES}MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": f"{_RULES}CommonPasswordValidator"},
+    {"NAME": f"{_RULES}NumericPasswordValidator"},
+    {"NAME": f"{_RULES}UserAttributeSimilarityValidator"},
 ]
+SIGN_INS_PER_ACCOUNT = _env.whole("SIGN_INS_PER_ACCOUNT", 10, 1, 10_000)  # failures in 15 minutes
+SIGN_INS_PER_ADDRESS = _env.whole("SIGN_INS_PER_ADDRESS", 30, 1, 100_000)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
 SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one host do not log each other out
 CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"

@@ -88,6 +88,7 @@ urlpatterns = [
     path("login/", sign_in.SignIn.as_view(), name="login"),
     path("session/", sign_in.session, name="session"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("admin/login/", sign_in.admin_sign_in),  # before the admin site's own
     path("admin/", admin.site.urls),
     path("api/v1/", include("api.control.urls")),
     path("api/schema", SchemaView.as_view(), name="api-schema"),

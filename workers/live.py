@@ -422,6 +422,15 @@ def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(processes, values, strict=True) if value is not None}
 
 
+def evaluate(script: str, keys: Sequence[str], *arguments: str | int) -> Any:
+    """Run a Lua script in Redis, as one atomic step. It must use no other keys."""
+
+    def run() -> Dialogue[Any]:
+        return (yield ("EVAL", script, len(keys), *keys, *arguments))
+
+    return _run(run())
+
+
 def notify_config(version: int) -> None:
     """Have gateways read the configuration at once. Without it they do so within half a second."""
 

@@ -13,6 +13,7 @@ QUEUE_ASKED_KEY = "slackline:queue-asked"  # counts requests for a whole state, 
 LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
 WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
+SIGN_IN_KEY = "slackline:sign-in:{what}:{who}"  # failed attempts, TTL 15 minutes; `known`: "1", TTL 30 days
 HEARTBEAT_KEY = "slackline:heartbeat:{process}"  # epoch seconds when worker or beat last acted, TTL 30 s
 FAILING_KEY = "slackline:failing:{task}"  # hash: `count` of failures in a row and the last `error`, TTL 60 s
 FAILING_POLICIES_KEY = "slackline:failing-policies"  # FailingPolicies, TTL 60 s
