@@ -18,6 +18,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from django.conf import settings  # noqa: E402
 
 from console.consumers.routing import websocket_urlpatterns  # noqa: E402
+from console.proxies import TrustedProxies  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
 from console.warm_up import warm  # noqa: E402
 
@@ -32,9 +33,12 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
         await pages(scope, receive, send)
 
 
-application = ProtocolTypeRouter(
-    {
-        "http": http,
-        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
-    }
+application = TrustedProxies(
+    ProtocolTypeRouter(
+        {
+            "http": http,
+            "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        }
+    ),
+    settings.TRUSTED_PROXIES,
 )

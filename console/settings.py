@@ -11,6 +11,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment, embedded_ports
+from console.proxies import networks
 from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
 
@@ -38,6 +39,10 @@ for _origin in CSRF_TRUSTED_ORIGINS:
     if "://" not in _origin:
         raise ImproperlyConfigured(f"CSRF_TRUSTED_ORIGINS: {_origin!r} needs its scheme (https://...)")
 SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
+try:
+    TRUSTED_PROXIES = networks(_env.names("TRUSTED_PROXIES", "127.0.0.1,::1"))
+except ValueError as error:
+    raise ImproperlyConfigured(f"TRUSTED_PROXIES: {error}; expected addresses or networks (10.0.0.0/8)") from None
 
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 DRAIN_TIMEOUT_S = _env.number("DRAIN_TIMEOUT_S", LONGEST_ANSWER_S, 1.0, 86400.0)  # then requests are cut off
@@ -145,7 +150,6 @@ SIGN_INS_PER_ADDRESS = _env.whole("SIGN_INS_PER_ADDRESS", 30, 1, 100_000)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
 SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one host do not log each other out
 CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE_COOKIES else None
 X_FRAME_OPTIONS = "DENY"
 CSRF_FAILURE_VIEW = "console.views.problems.csrf_failed"
 

@@ -114,7 +114,7 @@ def _console(port: int) -> tuple[str, ...]:
     return (
         *("uvicorn", "console.asgi:application", "--host", HOST, "--port", str(port), "--log-level", "warning"),
         *("--http", "httptools", "--loop", "uvloop", "--timeout-graceful-shutdown", "3"),
-        *("--ws-per-message-deflate", "false", "--no-access-log"),
+        *("--ws-per-message-deflate", "false", "--no-access-log", "--no-proxy-headers"),
     )
 
 
