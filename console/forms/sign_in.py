@@ -11,7 +11,7 @@ from django.contrib.auth.forms import AuthenticationForm
 from django.core.exceptions import ValidationError
 
 from console.metrics import REFUSED
-from controller.services.refusals import NOBODY, access_refused
+from controller.services.records.refusals import NOBODY, access_refused
 from workers import sign_in_counts
 from workers.live import LiveUnavailable
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.test import Client
 
 from controller.models import Decision
-from controller.services import refusals as refusal_log
+from controller.services.records import refusals as refusal_log
 from tests import factories
 
 pytestmark = pytest.mark.django_db
