@@ -10,12 +10,23 @@ Progress = Callable[[str], None]
 Value = float | int | str | None
 
 
+PRINTED, PRINTED_STRONGER, SET, SET_STRONGER = "printed", "printed, stronger", "set", "set, stronger"
+VERDICTS: Mapping[str, str] = {  # what a claim is a verdict on; each is counted apart, so that none hides another
+    PRINTED: "policy as printed, the paper's baselines",
+    PRINTED_STRONGER: "policy as printed, stronger baselines",
+    SET: "combined set, the paper's baselines",
+    SET_STRONGER: "combined set, stronger baselines",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One headline. `theirs` and `ours` are in the unit that `claim` names.
+    """One headline. `theirs`, `bar` and `ours` are in the unit that `claim` names.
 
-    `reached`: None if the baseline could only be built from a description, or nothing comparable exists. `reason`: why
-    they differ, wherever they differ noticeably.
+    `theirs`: the paper's value. `bar`: what counts as reached where the paper gives no value, fixed before the run; a
+    baseline that the paper does not have is judged by `bar` alone. `reached`: None if the baseline could only be built
+    from a description, or nothing comparable exists. `reason`: why they differ, wherever they differ noticeably.
+    Raises ValueError for a claim that is judged by nothing, or a stronger baseline that is judged by the paper's value.
     """
 
     paper: str
@@ -28,6 +39,16 @@ class Claim:
     seeds: Sequence[int]
     reason: str = ""
     part: str = ""  # for papers whose parts can be run separately
+    verdict: str = PRINTED
+    bar: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"{self.claim}: {self.verdict!r} is no verdict; valid: {', '.join(VERDICTS)}")
+        if self.verdict in (PRINTED_STRONGER, SET_STRONGER) and self.theirs is not None:
+            raise ValueError(f"{self.claim}: the paper's value is not about this baseline; give a bar")
+        if self.reached is not None and self.theirs is None and self.bar is None:
+            raise ValueError(f"{self.claim}: judged, but neither the paper's value nor a bar is given")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from benchmarks.reproduce.claims import Claim, Section, Table
 from benchmarks.reproduce.combined import kairos as combined_kairos
 from benchmarks.reproduce.combined import section as combined
 from benchmarks.reproduce.combined import stored as combined_stored
-from benchmarks.reproduce.combined.pairs import compare
+from benchmarks.reproduce.combined.pairs import WITHIN, compare
 from benchmarks.reproduce.concord.lab import CONCORD, WHOLE_SLOTS
 from benchmarks.reproduce.concord.sweep import choices
 from benchmarks.reproduce.hyperflexis.setting import OURS
@@ -83,7 +83,9 @@ def test_noise_is_judged_by_pairs(theirs, ours, reached):
     seeds = tuple(range(len(ours)))
     claim = compare("Home", "attainment", "here", theirs, ours, seeds, "because")
     assert claim.reached is reached
-    assert claim.reason == ("" if reached else "because")
+    behind = sum(ours) < sum(theirs)
+    assert claim.reason == ((WITHIN if behind else "") if reached else "because")
+    assert claim.verdict == "set"
     assert (claim.theirs, claim.ours) == pytest.approx((sum(theirs) / len(theirs), sum(ours) / len(ours)), rel=1e-3)
 
 

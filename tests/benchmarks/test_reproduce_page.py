@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.reproduce.__main__ import STORE, main, stored
-from benchmarks.reproduce.claims import Claim, Plot, Section, Table
+from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table
 from benchmarks.reproduce.page import write
 
 SECTION = Section(
@@ -27,10 +27,45 @@ SECTION = Section(
 def test_summary_counts_claims_by_figure(tmp_path):
     write([SECTION], tmp_path)
     summary = (tmp_path / "README.md").read_text()
-    assert "**1 of 2 claims reached**" in summary
-    assert "| [Paper](paper.md) | Fig. 1 | 1 of 1 | 0 | rate over FCFS | 4.7 | 5.123 |" in summary
+    printed = VERDICTS["printed"]
+    assert f"| [Paper](paper.md) | Fig. 1 | {printed} | 1 of 1 | 0 | rate over FCFS | 4.7 | - | 5.123 |" in summary
     assert "over a \\| rival" in summary
-    assert "| Fig. 3 | - | 1 | over one only described | 2 | - |" in summary
+    assert f"| Fig. 3 | {printed} | - | 1 | over one only described | 2 | - | - |" in summary
+
+
+def test_verdicts_of_each_kind_are_counted_apart(tmp_path):
+    others = [
+        Claim("Paper", "Fig. 1", "over a better one", None, 0.9, False, "", (1,), verdict="printed, stronger", bar=1.0),
+        Claim("Paper", "Fig. 1", "of the set", 2.0, 3.0, True, "", (1,), verdict="set"),
+    ]
+    write([replace(SECTION, claims=[*SECTION.claims, *others])], tmp_path)
+    summary = (tmp_path / "README.md").read_text()
+    assert "| [Paper](paper.md) | 1 of 2 | 0 of 1 | 1 of 1 | - |\n" in summary
+    rows = [line for line in summary.splitlines() if line.startswith("| [Paper](paper.md) | Fig. 1 |")]
+    assert [row.split(" | ")[2] for row in rows] == [VERDICTS[kind] for kind in ("printed", "printed, stronger", "set")]
+    assert "| over a better one | - | 1 | 0.9 |" in rows[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"verdict": "ours"}, "is no verdict"),
+        ({"verdict": "set, stronger"}, "the paper's value is not about this baseline"),
+        ({"theirs": None}, "neither the paper's value nor a bar is given"),
+    ],
+)
+def test_a_claim_has_a_verdict_and_what_it_is_judged_by(changes, said):
+    with pytest.raises(ValueError, match=said):
+        replace(SECTION.claims[0], **changes)
+
+
+def test_every_stored_comparison_with_a_stronger_baseline_has_a_bar():
+    claims = [claim for section in stored(STORE) for claim in section.claims]
+    stronger = [claim for claim in claims if claim.verdict.endswith("stronger")]
+    assert stronger
+    assert all(claim.bar is not None for claim in stronger)
+    outside = [claim for claim in claims if "not in the paper" in claim.claim]
+    assert all(claim.verdict.endswith("stronger") for claim in outside)
 
 
 def test_a_run_of_a_tree_with_changes_says_so(tmp_path):
@@ -44,7 +79,7 @@ def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
     page = (tmp_path / "paper.md").read_text()
     assert "Two workers." in page
     assert "Run in 1 s." in page
-    assert "| Fig. 2 | 0 of 1 | 0 |" in page
+    assert f"| Fig. 2 | {VERDICTS['printed']} | 0 of 1 | 0 |" in page
     assert '- **Fig. 2**, "over a | rival": the rival is at its best' in page
     assert "- [All claims](tables/paper/all-claims.csv), 3 rows" in page
     assert "- [Sweep](tables/paper/sweep.csv), 2 rows" in page
@@ -56,7 +91,7 @@ def test_tables_are_written_as_csv(tmp_path):
     write([SECTION], tmp_path)
     folder = tmp_path / "tables" / "paper"
     assert (folder / "sweep.csv").read_text() == "window,attainment\n6,0.5\nbest,\n"
-    assert "Fig. 1,rate over FCFS,4.7,5.123,yes,1P1D,1 2,\n" in (folder / "all-claims.csv").read_text()
+    assert "rate over FCFS,4.7,,5.123,yes,1P1D,1 2,\n" in (folder / "all-claims.csv").read_text()
 
 
 def test_tables_of_one_name_are_refused(tmp_path):

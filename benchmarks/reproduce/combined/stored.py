@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce.claims import Claim, Progress, Section, Table
+from benchmarks.reproduce.claims import SET, Claim, Progress, Section, Table
 from benchmarks.reproduce.combined.pairs import short
 from benchmarks.reproduce.concord.lab import CONCORD, WHOLE_SLOTS, System
 from benchmarks.reproduce.concord.sweep import choices
@@ -89,6 +89,7 @@ def _beside(what: str, setting: str, theirs: Any, ours: Any, reason: str) -> Cla
         setting,
         (1, 2, 3),
         reason if lost else "",
+        verdict=SET,
     )
 
 

@@ -34,14 +34,20 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
                 theirs, ours = (getattr(runs[each][0], key)[place] for each in (name, CONCORD.name))
                 ratio, reached, reason = over(theirs, ours, least)
                 text = f"{what}, {quantile}: {name}'s over Concord's (factor)"
-                made.append(Claim("concord", "Fig. 6.6", text, None, ratio, reached, setting, list(seeds), reason))
+                made.append(
+                    Claim("concord", "Fig. 6.6", text, None, ratio, reached, setting, list(seeds), reason, bar=least)
+                )
     return made
 
 
-def over(theirs: float, ours: float, least: float = 1.0) -> tuple[float | None, bool, str]:
-    """Ratio of the rounded seconds, whether it is at least `least`, and the reason."""
+def over(theirs: float, ours: float, least: float = 1.0) -> tuple[float | None, bool | None, str]:
+    """Ratio of the rounded seconds, whether it is at least `least`, and the reason.
+
+    Two latencies that both never end are not compared: None instead of a verdict.
+    """
     if math.isinf(ours):
-        return None, False, NEVER + (". The baseline's never come either" if math.isinf(theirs) else "")
+        both = math.isinf(theirs)
+        return None, None if both else False, NEVER + (". The baseline's never come either" if both else "")
     if math.isinf(theirs):
         return None, True, f"{SHOWN}. The baseline's never come, Concord's take {finite(ours)} s"
     ratio = (finite(theirs) or 0.0) / max(1e-9, finite(ours) or 0.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from benchmarks.reproduce.claims import Claim, Plot, Table, Value
+from benchmarks.reproduce.claims import PRINTED, Claim, Plot, Table, Value
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
@@ -255,8 +255,21 @@ def highest(holds: Callable[[float], bool], first: float) -> float:
 
 
 def claimed(
-    figure: str, text: str, theirs: float | None, ours: float, size: Size, setting: str, reason: str = ""
+    figure: str,
+    text: str,
+    theirs: float | None,
+    ours: float,
+    size: Size,
+    setting: str,
+    reason: str = "",
+    verdict: str = PRINTED,
 ) -> Claim:
-    """Reached if ours is at least theirs, or more than 1 if the paper gives only a direction (a tie is no gain)."""
+    """Reached if ours is at least theirs, or more than 1 if the paper gives only a direction (a tie is no gain) or does
+    not have the baseline.
+    """
     reached = ours >= theirs if theirs is not None else round(ours, 3) > 1.0
-    return Claim(PAPER, figure, text, theirs, round(ours, 3), reached, setting, list(size.seeds), reason)
+    bar = None if theirs is not None else 1.0
+    return Claim(
+        PAPER, figure, text, theirs, round(ours, 3), reached, setting, list(size.seeds), reason, verdict=verdict,
+        bar=bar,
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     measure,
     of_mix,
 )
+from benchmarks.reproduce.hyperflexis.stronger import verdict
 from controller.core.types import Targets
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import FOUR_TASKS, PATIENT_S
@@ -26,6 +27,7 @@ SWEPT = (1.15, 2.0)  # multiples of the paper's rate
 FIG7_QPS = {"Qwen7B": 40.0, "Qwen32B": 12.0}
 WIKISQL = replace(FOUR_TASKS[3], targets=Targets(0.7, 0.5, None, PATIENT_S))
 PRINTED, ROUND_ROBIN, BY_CLASS = "hyperflexis (as printed)", "round robin", "engine priority by class"
+SAME_POINT = 0.97  # at least the baseline's 90 % point: the search for it ends within 3 %
 ALADDIN, ANNEALING = "ALADDIN", "simulated annealing"
 BUILT = "ALADDIN and the annealer could only be built from abstracts, summaries and HyperFlexis' description of them"
 WAITS = (
@@ -149,24 +151,28 @@ def figure_7(
 
 
 def single_claims(name: str, knees: Mapping[str, float], seeds: Sequence[int]) -> list[Claim]:
-    """Ratios of 90 % points. None is judged: two baselines are built from descriptions, two are not in the paper."""
+    """Ratios of 90 % points by a bar of ours: ALADDIN and the annealer are built from descriptions, round robin is not
+    in the paper's figure. With one task the engine's priority by class is round robin, so it has no claim of its own.
+    """
     setting = f"{name}, WikiSQL alone, 2 workers, 90 % points; ALADDIN and the annealer at the best of their sweep"
     made = []
     for ours in OURS:
-        for other in (ALADDIN, ANNEALING, ROUND_ROBIN, BY_CLASS):
-            asked = other in (ALADDIN, ANNEALING)
+        for other in (ALADDIN, ANNEALING, ROUND_ROBIN):
             ratio = round(knees[ours] / knees[other], 3)
-            of_paper = "the paper: at least 1" if asked else "not in the paper"
-            text = f"{ours}: rate at 90 % over {other} (factor; {of_paper})"
-            reason = [BUILT] if asked else []
-            if other == BY_CLASS:
-                reason.append("with one class this is round robin")
-            if ours == PRINTED and ratio < 1:
-                reason.append(f"not at least as effective, {WAITS}")
-            elif ratio < 1:
-                reason.append("not at least as effective")
-            why = ". ".join(reason)
-            made.append(Claim("HyperFlexis", "Fig. 7", text, 1.0 if asked else None, ratio, None, setting, seeds, why))
+            reached = ratio >= SAME_POINT
+            reason = [BUILT] if other in (ALADDIN, ANNEALING) else []
+            if not reached:
+                reason.append(f"not at least as effective{', ' + WAITS if ours == PRINTED else ''}")
+            text = f"{ours}: rate at 90 % over {other} (factor; the paper's words: at least as effective)"
+            if other == ROUND_ROBIN:
+                text = f"{ours}: rate at 90 % over {other} (factor; not in the paper)"
+            why, kind = ". ".join(reason), verdict(ours, True)
+            made.append(
+                Claim(
+                    "HyperFlexis", "Fig. 7", text, None, ratio, reached, setting, seeds, why, verdict=kind,
+                    bar=SAME_POINT,
+                )
+            )  # fmt: skip
     text = f"{PRINTED}: {name}, 90 % point on WikiSQL alone (requests/s)"
     why = "the profile's factor was chosen for this, so that our requests/s can be compared with the paper's"
     found = round(knees[PRINTED], 2)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
+from benchmarks.reproduce.claims import SET, Claim, Plot, Progress, Table, Value
 from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
@@ -17,6 +17,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     of_mix,
     round_robin_knee,
 )
+from benchmarks.reproduce.hyperflexis.stronger import verdict
 from controller.simulator.report.summary import time_to_scale
 from controller.simulator.workloads.mixes import MIXES
 
@@ -54,7 +55,10 @@ def figure_8(
             worst = round(max(spreads), 2)
             reason = "the paper gives no number; 5 points count as its 'minimal'"
             setting = f"{name}, 4-task, {', '.join(label for label, _ in settings)}"
-            claims.append(Claim("HyperFlexis", "Fig. 8", text, 5.0, worst, worst <= 5.0, setting, seeds, reason))
+            kind = verdict(ours)
+            claims.append(
+                Claim("HyperFlexis", "Fig. 8", text, 5.0, worst, worst <= 5.0, setting, seeds, reason, verdict=kind)
+            )
         progress(f"Fig. 8: {what} interval")
     for factor in times:  # it has neither interval and is shown for comparison
         p = measure(fleet(model), CONTENDERS[BY_CLASS], of_mix(tasks, at * factor, per_task), seeds)
@@ -107,6 +111,6 @@ def table_2(
         ratio = round(load_s[source] / load_s["device"], 2)
         both = f"{load_s[source]:g} s / {load_s['device']:g} s"
         text = f"weight load from {what} over device to device (factor; the paper's Llama70B: {both})"
-        claims.append(Claim("HyperFlexis", "Table 2", text, theirs, ratio, None, setting, seeds, reason))
+        claims.append(Claim("HyperFlexis", "Table 2", text, theirs, ratio, None, setting, seeds, reason, verdict=SET))
     columns = ["model", "weights from", "time to scale, s", "attainment", "mean latency, s", "cost, units"]
     return claims, [Table("Table 2: scaling with weights from each source", columns, rows)], []

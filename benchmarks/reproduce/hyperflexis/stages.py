@@ -18,6 +18,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     measure,
     of_mix,
 )
+from benchmarks.reproduce.hyperflexis.stronger import Compared, attains, verdict
 from controller.scale import ScalingConfig
 from controller.simulator import ElasticSettings, SimulationSettings
 from controller.simulator.network import LinkSettings
@@ -148,15 +149,21 @@ def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Clai
         text = f"{label}: P/D attainment over round robin (factor)"
         why = "" if ratio >= 2.54 else REASON
         made.append(
-            Claim("HyperFlexis", "Fig. 4", text, 2.54, round(ratio, 3), ratio >= 2.54, where + setting, seeds, why)
-        )
+            Claim(
+                "HyperFlexis", "Fig. 4", text, 2.54, round(ratio, 3), ratio >= 2.54, where + setting, seeds, why,
+                verdict=verdict(label),
+            )
+        )  # fmt: skip
     for label in labels:
         percent, where = max((run.faster, run.where) for run in runs if run.label == label)
         text = f"{label}: P/D mean latency below round robin (%)"
         reached, why = percent >= 31.82, "" if percent >= 31.82 else REASON
         made.append(
-            Claim("HyperFlexis", "Fig. 4", text, 31.82, round(percent, 2), reached, where + setting, seeds, why)
-        )
+            Claim(
+                "HyperFlexis", "Fig. 4", text, 31.82, round(percent, 2), reached, where + setting, seeds, why,
+                verdict=verdict(label),
+            )
+        )  # fmt: skip
     return made + _cost_claims(runs, setting, seeds) + _today_claims(runs, labels, setting, seeds)
 
 
@@ -174,22 +181,22 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
             reason = f"{most:g} is our reading of its words; least over loads {least:.2f}. " + DEARER
             claims.append(
                 Claim(
-                    "HyperFlexis", "Fig. 4", text, most, round(ratio, 3), ratio <= most, where + setting, seeds, reason
+                    "HyperFlexis", "Fig. 4", text, most, round(ratio, 3), ratio <= most, where + setting, seeds, reason,
+                    verdict=verdict(label),
                 )
-            )
+            )  # fmt: skip
     return claims
 
 
 def _today_claims(runs: Sequence[Run], labels: Sequence[str], setting: str, seeds: Sequence[int]) -> list[Claim]:
-    """Against the engine's own priority by class, which the paper does not have."""
-    today = {(run.model, run.factor): run.point.attainment for run in runs if run.label == BY_CLASS}
-    claims = []
-    for label in labels:
-        ratio, where = max(
-            (run.point.attainment / max(today[run.model, run.factor], 1e-9), run.where)
-            for run in runs
-            if run.label == label
+    """On equal fleets, against the engine's own priority by class, which the paper does not have."""
+    today = {(run.model, run.factor): run.point for run in runs if run.label == BY_CLASS}
+    return [
+        attains(
+            "Fig. 4", f"{label}, P/D", BY_CLASS,
+            [Compared(run.where, run.point, today[run.model, run.factor]) for run in runs if run.label == label],
+            setting.removeprefix("; "), seeds,
         )
-        text = f"{label}: P/D attainment over engine priority by class (factor; not in the paper)"
-        claims.append(Claim("HyperFlexis", "Fig. 4", text, None, round(ratio, 3), None, where + setting, seeds))
-    return claims
+        for label in labels
+        if label in OURS
+    ]  # fmt: skip
