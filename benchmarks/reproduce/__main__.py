@@ -24,6 +24,7 @@ from benchmarks.reproduce.page import write
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
+DECIDERS = ("controller",)  # what decides in every run: their last commit is stored with the results
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
 
 
@@ -41,16 +42,16 @@ def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
     meta = {
         "on": f"{datetime.now(UTC):%Y-%m-%d}",
         "took": f"{time.monotonic() - began:.0f} s",
-        "tree": _commit(),
+        "tree": _git("describe", "--always", "--dirty"),
+        "deciders": _git("log", "-1", "--format=%h", "--", *DECIDERS),
         "Python": platform.python_version(),
         "cores": os.cpu_count(),
     }
     return replace(section, meta={**section.meta, **meta})
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+def _git(*command: str) -> str:
+    found = subprocess.run(("git", *command), check=False, cwd=ROOT, capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
 
 

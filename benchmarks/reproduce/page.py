@@ -158,6 +158,7 @@ def _when(meta: Mapping[str, Any]) -> str:
         f"on {meta['on']}" if "on" in meta else "",
         f"in {meta['took']}" if "took" in meta else "",
         (f"from commit {commit}" + (" with changes that were not committed yet" if dirty else "")) if commit else "",
+        f"with the deciders of commit {meta['deciders']}" if "deciders" in meta else "",
         f"with Python {meta['Python']}" if "Python" in meta else "",
         f"on {meta['cores']} cores" if "cores" in meta else "",
     ]

@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.reproduce.__main__ import STORE, main, stored
+from benchmarks.reproduce.__main__ import ROOT, STORE, main, run_paper, stored
 from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table
 from benchmarks.reproduce.page import write
 
@@ -72,6 +74,18 @@ def test_a_run_of_a_tree_with_changes_says_so(tmp_path):
     write([replace(SECTION, meta={"on": "2026-11-22", "tree": "aaa-dirty", "cores": 2})], tmp_path)
     page = (tmp_path / "paper.md").read_text()
     assert "Run on 2026-11-22, from commit aaa with changes that were not committed yet, on 2 cores.\n" in page
+
+
+def test_a_run_names_the_commit_of_the_deciders(tmp_path, monkeypatch):
+    made = replace(SECTION, meta={})
+    monkeypatch.setattr("importlib.import_module", lambda name: SimpleNamespace(reproduce=lambda *_: made))
+    section = run_paper("paper", True)
+    last = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--", "controller"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert section.meta["deciders"] == (last.stdout.strip() or "unknown")
+    write([replace(section, meta={"tree": "aaa", "deciders": "bbb"})], tmp_path)
+    assert "Run from commit aaa, with the deciders of commit bbb.\n" in (tmp_path / "paper.md").read_text()
 
 
 def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
