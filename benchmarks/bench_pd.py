@@ -1,7 +1,8 @@
 """`make bench-pd`: disaggregated prefill and decode against the same engines collocated, and against one-shot
 placement.
 
-Four reference engines behind the gateway (emulated: their steps take the time of Qwen2.5-7B on A100, in real time):
+Four reference engines behind the gateway, emulated: their steps take the time of Qwen2.5-7B on A100, in real time. With
+`--fleet unequal` they serve Llama-3.1-8B, and one of the two that decode is an A100, the others H100. Modes:
 
 - all collocated, at the chunk size that simulates best;
 - two that prefill and two that decode; the Migrator places the decode stage when the last step of the prefill begins,
@@ -30,6 +31,7 @@ import secrets
 import statistics
 import tempfile
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +43,7 @@ from benchmarks.machine import keep
 from benchmarks.scoring import Score, score
 from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.trials import Bench, note, wait_idle
-from benchmarks.workloads import Task, burst
+from benchmarks.workloads import PlannedArrival, Task, burst
 from controller.core.types import Targets
 from controller.simulator.__main__ import read_profile, read_trace
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
@@ -52,8 +54,6 @@ from controller.simulator.workloads.mixes import PATIENT_S
 from workers.engine.profiles import load_profile
 
 POLICY = "slackline"
-PROFILE = "qwen2.5-7b-a100"
-MODEL = "qwen2.5-7b"
 KV_TOKENS, SEQS, CONTEXT = 262_144, 64, 8192
 LAYERS, LAYER_TOKEN_BYTES = 28, 512  # a quarter of the model's real KV, because two cores move it all
 CHUNKS = (512, 1024, 2048)
@@ -61,11 +61,41 @@ PREFILL_TOKENS = 8192
 FIRST_SEED = 500
 METRIC = re.compile(r"(?m)^slackline_(kv_\w+) ([0-9.e+]+)")
 
-TASKS = (
-    Task("document", Targets(1.0, 0.02, None, PATIENT_S), Lengths(1800, 1200, 64, 6000, "lognormal"),
-         Lengths(100, 25, 8, 300)),
-    Task("story", Targets(1.0, 0.04, None, PATIENT_S), Lengths(120, 40, 16, 400), Lengths(200, 50, 16, 400)),
-)  # fmt: skip
+
+def documents_and_stories(tight_s: float, loose_s: float) -> tuple[Task, ...]:
+    """Long prompts with a TPOT of `tight_s`, and short prompts with long answers and one of `loose_s`."""
+    return (
+        Task("document", Targets(1.0, tight_s, None, PATIENT_S), Lengths(1800, 1200, 64, 6000, "lognormal"),
+             Lengths(100, 25, 8, 300)),
+        Task("story", Targets(1.0, loose_s, None, PATIENT_S), Lengths(120, 40, 16, 400), Lengths(200, 50, 16, 400)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PdFleet:
+    """Four engines of one model. `profiles`: theirs, in the order of a mode's roles (the last two decode)."""
+
+    name: str
+    model: str
+    profiles: tuple[str, str, str, str]
+    tasks: tuple[Task, ...]
+    rate: float
+
+
+FLEETS = {
+    fleet.name: fleet
+    for fleet in (
+        PdFleet("equal", "qwen2.5-7b", ("qwen2.5-7b-a100",) * 4, documents_and_stories(0.02, 0.04), 40.0),
+        # The A100's step takes about twice the H100's, which alone keeps the tight TPOT.
+        PdFleet(
+            "unequal",
+            "llama-3.1-8b",
+            ("llama-3.1-8b-h100", "llama-3.1-8b-h100", "llama-3.1-8b-h100", "llama-3.1-8b-a100"),
+            documents_and_stories(0.012, 0.03),
+            40.0,
+        ),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +131,8 @@ def collocated(chunk: int) -> Mode:
 # ---- simulated ------------------------------------------------------------------------------------------------------
 
 
-def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> ExperimentPlan:
+def experiment(fleet: PdFleet, mode: Mode, per_task: int, link_gb_s: float) -> ExperimentPlan:
     engine = {
-        "profile": f"{ROOT / 'workers/engine/profiles.json'}#{PROFILE}",
         "kv_tokens": KV_TOKENS,
         "max_num_seqs": SEQS,
         "max_num_batched_tokens": mode.chunk,
@@ -122,9 +151,12 @@ def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> Expe
         }
     raw = {
         "name": mode.name,
-        "instances": [{**engine, "count": mode.roles.count(role), "role": role} for role in dict.fromkeys(mode.roles)],
+        "instances": [
+            {**engine, "profile": f"{ROOT / 'workers/engine/profiles.json'}#{profile}", "count": count, "role": role}
+            for (profile, role), count in Counter(zip(fleet.profiles, mode.roles, strict=True)).items()
+        ],
         "policies": [{"name": POLICY, "overrides": mode.overrides}],
-        "workload": {"kind": "tasks", "per_task": per_task, "tasks": [_as_json(task) for task in TASKS]},
+        "workload": {"kind": "tasks", "per_task": per_task, "tasks": [_as_json(task) for task in fleet.tasks]},
         "settings": settings,
     }
     return parse_experiment(raw, read_profile, read_trace)
@@ -138,9 +170,9 @@ def _as_json(task: Task) -> dict[str, Any]:
     return {"name": task.name, "ttft_s": task.targets.ttft_s, "tpot_s": task.targets.tpot_s, **laws}
 
 
-def simulated(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], link_gb_s: float) -> float:
+def simulated(fleet: PdFleet, mode: Mode, rate: float, per_task: int, seeds: Sequence[int], link_gb_s: float) -> float:
     """Median attainment over the seeds."""
-    plan = experiment(mode, rate, per_task, link_gb_s)
+    plan = experiment(fleet, mode, per_task, link_gb_s)
     (contender,) = plan.contenders
     return statistics.median(report(run_once(plan, contender, rate, seed), 0.0)["attainment"] for seed in seeds)
 
@@ -158,46 +190,51 @@ def moved(urls: Sequence[str]) -> dict[str, float]:
     return total
 
 
-def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
+def live(fleet: PdFleet, mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     """The scores of each seed, and the transfers."""
     options = (
-        *("--profile", PROFILE, "--model", MODEL, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
+        *("--model", fleet.model, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
         *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(mode.chunk)),
         *("--no-enable-prefix-caching", "--kv-layers", str(LAYERS), "--kv-token-bytes", str(LAYER_TOKEN_BYTES)),
     )
-    with reference_engines(4, folder / "logs", *options) as engines:
+    each = [("--profile", profile) for profile in fleet.profiles]
+    with reference_engines(4, folder / "logs", *options, each=each) as engines:
         urls = [engine.url for engine in engines]
-        fleet = StackFleet(
-            MODEL, urls, "reference", SEQS,
-            [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in TASKS],
-            load_profile(PROFILE).coefficients._asdict(), CONTEXT, KV_TOKENS, mode.roles,
+        seeded = StackFleet(
+            fleet.model, urls, "reference", SEQS,
+            [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in fleet.tasks],
+            None, CONTEXT, KV_TOKENS, mode.roles, fleet.profiles,
+            {profile: load_profile(profile).coefficients._asdict() for profile in set(fleet.profiles)},
         )  # fmt: skip
-        with Stack(folder, fleet) as stack:
+        with Stack(folder, seeded) as stack:
             bench = Bench(stack)
-            scores = [bench.undisturbed(lambda seed=seed: _once(stack, mode, rate, per_task, seed)) for seed in seeds]
+            plans = [burst(fleet.tasks, rate, seed, per_task) for seed in seeds]
+            scores = [bench.undisturbed(lambda plan=plan: _once(stack, fleet, mode, plan)) for plan in plans]
         return {"scores": scores, "dropped": bench.dropped, **moved(urls)}
 
 
-def _once(stack: Stack, mode: Mode, rate: float, per_task: int, seed: int) -> Score:
+def _once(stack: Stack, fleet: PdFleet, mode: Mode, plan: Sequence[PlannedArrival]) -> Score:
     wait_idle(stack.fleet.urls)
-    plan = burst(TASKS, rate, seed, per_task)
     with stack.gateway(POLICY, mode.overrides) as gateway:
-        return score(run_plan(plan, _target(stack, gateway)), TASKS)
+        return score(run_plan(plan, _target(stack, gateway)), fleet.tasks)
 
 
 def _target(stack: Stack, gateway: RunningEngine) -> Any:
     return gateway_target(gateway.url, stack.fleet.model, stack.api_key)
 
 
-def best_chunk(rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, dict[int, float]]:
+def best_chunk(fleet: PdFleet, rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, dict[int, float]]:
     """The best chunk size of the collocated baseline, by simulation."""
-    seen = {chunk: simulated(collocated(chunk), rate, per_task, seeds, 1.0) for chunk in CHUNKS}
+    seen = {chunk: simulated(fleet, collocated(chunk), rate, per_task, seeds, 1.0) for chunk in CHUNKS}
     return max(CHUNKS, key=lambda chunk: (seen[chunk], -chunk)), seen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=40.0, help="requests/s of both kinds together (%(default)s)")
+    parser.add_argument(
+        "--fleet", choices=sorted(FLEETS), default="equal", help="decode engines alike or not (%(default)s)"
+    )
+    parser.add_argument("--rate", type=float, help="requests/s of both kinds together (default: the fleet's)")
     parser.add_argument("--per-task", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--link", type=float, default=1.0, help="GB/s per port in the simulator (%(default)s)")
@@ -206,33 +243,44 @@ def main() -> None:
     stop_on_sigterm()
     os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
     seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds)]
-    chunk, swept = best_chunk(args.rate, args.per_task, seeds)
+    fleet = FLEETS[args.fleet]
+    rate = args.rate or fleet.rate
+    chunk, swept = best_chunk(fleet, rate, args.per_task, seeds)
     note(f"collocated, simulated by chunk: {swept}; taken: {chunk}")
     by_mode: dict[str, dict[str, Any]] = {}
     for mode in (collocated(chunk), PD, AFTER, ONE_SHOT):
         note(f"{mode.name} ...")
         with tempfile.TemporaryDirectory(prefix="bench-pd-") as folder:
-            found = live(mode, args.rate, args.per_task, seeds, Path(folder))
-        by_mode[mode.name] = summary(found) | {"simulated": simulated(mode, args.rate, args.per_task, seeds, args.link)}
+            found = live(fleet, mode, rate, args.per_task, seeds, Path(folder))
+        by_mode[mode.name] = summary(found) | {
+            "simulated": simulated(fleet, mode, rate, args.per_task, seeds, args.link)
+        }
     result = answer(by_mode) | {
+        "fleet": fleet.name,
+        "over_one_shot": ratio(by_mode["pd"]["attainment"], by_mode["one_shot"]["attainment"]),
         "policy": POLICY,
-        "rate": args.rate,
+        "rate": rate,
         "per_task": args.per_task,
         "seeds": seeds,
         "collocated_chunk": chunk,
         "collocated_sweep": swept,
         "kv_bytes_per_token": LAYERS * LAYER_TOKEN_BYTES,
     }
-    print(table(by_mode, args.rate))
+    print(table(fleet, by_mode, rate))
     print(json.dumps(result))
     if args.keep:
-        keep("pd", result)
+        keep("pd" if fleet.name == "equal" else f"pd-{fleet.name}", result)
 
 
 def answer(by_mode: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The main figures by mode, and all figures of each."""
     keys = ("attainment", "simulated", "kv_bytes", "kv_gb_per_s")
     return {key: {name: each[key] for name, each in by_mode.items()} for key in keys} | {"by_mode": by_mode}
+
+
+def ratio(ours: float, other: float) -> float | None:
+    """Rounded; None against nothing attained."""
+    return round(ours / other, 3) if other else None
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
@@ -260,9 +308,9 @@ def _middle(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def table(by_mode: dict[str, dict[str, Any]], rate: float) -> str:
+def table(fleet: PdFleet, by_mode: dict[str, dict[str, Any]], rate: float) -> str:
     lines = [
-        f"{rate:g} requests/s over four engines ({PROFILE}, emulated)",
+        f"{rate:g} requests/s over four engines ({', '.join(fleet.profiles)}, emulated)",
         f"{'mode':18} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>11} {'GB/s each':>10} "
         f"{'early':>6}",
     ]

@@ -213,15 +213,19 @@ def reference_engines(
     environment: Mapping[str, str] | None = None,
     host: str = LOOPBACK,
     before: Sequence[str] = (),
+    each: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[RunningEngine]]:
     """`count` reference engines (`python -m workers.engine`) with further command line arguments, listening at `host`.
 
+    `each`: arguments of the single engines, one entry each; empty: none.
     `before`: a prefix of the command, such as `network.SecondHost.command`.
     """
 
     def start(index: int) -> RunningEngine:
         port = free_port()
-        command = [*before, sys.executable, "-m", "workers.engine", "--host", host, "--port", str(port), *arguments]
+        own = each[index] if each else ()
+        command = [*before, sys.executable, "-m", "workers.engine", "--host", host, "--port", str(port)]
+        command += [*arguments, *own]
         return spawn(f"reference-{index}", command, port, logs, dict(environment or {}), host)
 
     with running(start(index) for index in range(count)) as engines:

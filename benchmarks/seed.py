@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 
-def seed(wish: dict[str, Any]) -> dict[str, str]:
+def seed(fleet: dict[str, Any]) -> dict[str, str]:
     """One tenant with a key, classes for all, a model with its latency profile, and the engines as static instances."""
     from controller.core.types import LatencyCoefficients
     from controller.services.actors import Actor
@@ -19,28 +19,30 @@ def seed(wish: dict[str, Any]) -> dict[str, str]:
     from controller.services.slo import api_keys, slo_classes, tenants
 
     actor = Actor.job("benchmark")
-    model = served_models.served_model_create(actor=actor, name=wish["model"], context_tokens=wish["context_tokens"])
-    for slo_class in wish["classes"]:
+    model = served_models.served_model_create(actor=actor, name=fleet["model"], context_tokens=fleet["context_tokens"])
+    for slo_class in fleet["classes"]:
         slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
-    tenant = tenants.tenant_create(actor=actor, name=wish["tenant"])
-    spec: dict[str, Any] = {"max_model_len": wish["context_tokens"]}
-    if wish["kv_capacity_tokens"]:
-        spec["kv_capacity_tokens"] = wish["kv_capacity_tokens"]
-    if wish["coefficients"]:
+    tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"])
+    spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"]}
+    if fleet["kv_capacity_tokens"]:
+        spec["kv_capacity_tokens"] = fleet["kv_capacity_tokens"]
+    latencies = fleet["by_device"] or ({"cpu": fleet["coefficients"]} if fleet["coefficients"] else {})
+    for device_kind, coefficients in latencies.items():
         served_models.latency_profile_set(
-            actor=actor, model=model, device_kind="cpu", coefficients=LatencyCoefficients(**wish["coefficients"])
+            actor=actor, model=model, device_kind=device_kind, coefficients=LatencyCoefficients(**coefficients)
         )
-    roles = wish["roles"] or ["collocated"] * len(wish["urls"])
-    for index, (url, role) in enumerate(zip(wish["urls"], roles, strict=True)):
+    roles = fleet["roles"] or ["collocated"] * len(fleet["urls"])
+    devices = fleet["devices"] or ["cpu"] * len(fleet["urls"])
+    for index, (url, role, device_kind) in enumerate(zip(fleet["urls"], roles, devices, strict=True)):
         row = instances.instance_register(
             actor=actor,
             id=f"engine-{index}",
             model=model,
             url=url,
-            backend=wish["backend"],
+            backend=fleet["backend"],
             role=role,
-            device_kind="cpu",
-            max_num_seqs=wish["max_num_seqs"],
+            device_kind=device_kind,
+            max_num_seqs=fleet["max_num_seqs"],
             spec=spec,
         )
         instances.instance_observe(instance_id=row.id, observed_state="ready")

@@ -42,7 +42,10 @@ class ClassSpec:
 
 @dataclass(frozen=True, slots=True)
 class StackFleet:
-    """What is seeded. `coefficients`: fitted latency by name, None without a profile."""
+    """What is seeded. `coefficients`: fitted latency by name, None without a profile.
+
+    `devices`: the device kind of each URL (empty: all alike), where engines differ; `by_device`: their latencies.
+    """
 
     model: str
     urls: Sequence[str]
@@ -53,6 +56,8 @@ class StackFleet:
     context_tokens: int = 4096
     kv_capacity_tokens: int | None = None
     roles: Sequence[str] = ()  # one per URL; empty: all collocated
+    devices: Sequence[str] = ()
+    by_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Stack:
@@ -124,8 +129,8 @@ class Stack:
         return done.stdout
 
     def _seed(self) -> str:
-        wish = {**asdict(self.fleet), "tenant": TENANT, "urls": list(self.fleet.urls)}
-        answer = self._manage("-m", "benchmarks.seed", stdin=json.dumps(wish))
+        fleet = {**asdict(self.fleet), "tenant": TENANT, "urls": list(self.fleet.urls)}
+        answer = self._manage("-m", "benchmarks.seed", stdin=json.dumps(fleet))
         return str(json.loads(answer.splitlines()[-1])["api_key"])
 
     @contextlib.contextmanager

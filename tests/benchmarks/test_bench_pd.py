@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks.bench_pd import AFTER, ONE_SHOT, PD, answer, collocated, experiment, simulated, summary, table
+from benchmarks.bench_pd import AFTER, FLEETS, ONE_SHOT, PD, answer, collocated, experiment, simulated, summary, table
 from benchmarks.scoring import Score
 from controller.dispatch.policy_sets import build_dispatcher, build_migrator
 
@@ -47,7 +47,7 @@ def test_bytes_and_bandwidth_are_in_the_json_by_mode(by_mode):
 
 
 def test_bytes_and_bandwidth_are_in_the_table(by_mode):
-    _, head, together, apart = table(by_mode, 40.0).splitlines()
+    _, head, together, apart = table(FLEETS["equal"], by_mode, 40.0).splitlines()
     assert "KV moved" in head
     assert "GB/s each" in head
     assert apart.split()[-4:] == ["5.00", "GB", "0.50", "80%"]
@@ -62,13 +62,20 @@ def test_modes_run_the_policy_set_as_it_is_but_for_what_they_are_about():
 
 
 def test_the_simulated_fleet_has_the_roles_and_the_load():
-    plan = experiment(collocated(512), 40.0, 10, 1.0)
+    plan = experiment(FLEETS["equal"], collocated(512), 10, 1.0)
     assert [(spec.role, spec.max_num_batched_tokens) for spec in plan.settings.instances] == [("collocated", 512)] * 4
     assert (
-        sorted(spec.role for spec in experiment(PD, 40.0, 10, 1.0).settings.instances)
+        sorted(spec.role for spec in experiment(FLEETS["equal"], PD, 10, 1.0).settings.instances)
         == ["decode"] * 2 + ["prefill"] * 2
     )
 
 
 def test_a_light_load_is_attained_in_the_simulator():
-    assert simulated(PD, 4.0, 10, [1], 1.0) == 1.0
+    assert simulated(FLEETS["equal"], PD, 4.0, 10, [1], 1.0) == 1.0
+
+
+def test_decode_engines_that_differ_are_placed_by_what_they_keep():
+    """The A100 cannot keep the tight TPOT; a decode instance chosen by its load alone gets such requests too."""
+    fleet = FLEETS["unequal"]
+    ours, one_shot = (simulated(fleet, mode, fleet.rate, 100, [1], 1.0) for mode in (PD, ONE_SHOT))
+    assert ours >= 1.1 * one_shot
