@@ -38,8 +38,8 @@ from benchmarks.machine import keep, machine_name
 from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, write_random
 from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from workers.engine.model_config import read_config
-from workers.engine.torch.batch import segments_of
 from workers.engine.torch.executor import TorchExecutor
+from workers.engine.torch.model.batch import segments_of
 from workers.engine.torch.pool import LEAD
 from workers.engine.torch.serving import load_program
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask

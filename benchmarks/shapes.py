@@ -31,7 +31,7 @@ class ModelShape:
         return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
 
     def options(self, context: int, dtype: str) -> tuple[str, ...]:
-        """Options for `workers.engine.torch.random`."""
+        """Options for `workers.engine.torch.model.random`."""
         return (
             *("--layers", str(self.layers), "--hidden", str(self.hidden), "--intermediate", str(self.feed_forward)),
             *("--heads", str(self.heads), "--kv-heads", str(self.kv_heads), "--vocabulary", str(self.vocabulary)),
@@ -90,7 +90,7 @@ def checked(
 
 def write_random(folder: Path, shape: str, context: int, dtype: str) -> int:
     """Write a random model to `folder`; returns the bytes of its weight files."""
-    from workers.engine.torch.random import main as make
+    from workers.engine.torch.model.random import main as make
 
     make([str(folder), *SHAPES[shape].options(context, dtype)])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -162,7 +162,7 @@ def test_a_copy_that_comes_is_no_reason_and_one_that_never_does_is(monkeypatch, 
 
 @pytest.mark.torch
 def test_the_words_that_are_looked_for_are_the_engines(monkeypatch, caplog):
-    from workers.engine.torch import weight_store as store
+    from workers.engine.torch.weights import store
 
     weights = object.__new__(store.TorchWeights)
     copy = SimpleNamespace(whole=lambda: None)

@@ -27,7 +27,7 @@ REQUESTS = 40
 @contextmanager
 def scaled_out() -> Iterator[tuple[Stack, list[str]]]:
     """A stack whose scaler has done it, and the paths that show it."""
-    from workers.engine.torch.random import main as make_model
+    from workers.engine.torch.model.random import main as make_model
 
     folder = Path(tempfile.mkdtemp(prefix="slackline-model-"))
     try:

@@ -21,7 +21,7 @@ POLICY = {"min_instances": 1, "max_instances": 2, "upper": 0.6, "lower": 0.05, "
 
 @pytest.fixture(scope="module")
 def folder():
-    from workers.engine.torch.random import main
+    from workers.engine.torch.model.random import main
 
     path = Path(tempfile.mkdtemp(prefix="slackline-model-"))
     sizes = ("--layers", "4", "--hidden", "512", "--heads", "8", "--kv-heads", "4", "--vocabulary", "4096")

@@ -85,8 +85,8 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(given.load_s, given.nbytes, present=given.present, model=config.model)
-    from workers.engine.torch.transfer import WeightMemory
-    from workers.engine.torch.weight_store import TorchWeights
+    from workers.engine.torch.weights.store import TorchWeights
+    from workers.engine.torch.weights.transfer import WeightMemory
 
     how = {"present": given.present, "keep_room": given.keep_room, "ranked": config.group is not None}
     memory = WeightMemory(config.program.model.slots(), **how)
@@ -106,8 +106,8 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
         from workers.engine.torch.rank_weights import RankWeights
 
         whole = RankWeights(own, config.group)
-    from workers.engine.torch.kv import TorchKv
-    from workers.engine.torch.room import WithKv
+    from workers.engine.torch.kv.layout import TorchKv
+    from workers.engine.torch.kv.room import WithKv
 
     blocks, identity = engine.scheduler.blocks, kv.identity if isinstance(kv, TorchKv) else None
     return WithKv(whole, config.program.cache, lambda: blocks.free < blocks.total, identity)
@@ -117,7 +117,7 @@ def _kv_store(config: ServerConfig) -> KvStore:
     """Access to the executor's KV."""
     if config.torch is None:
         return EmulatedKv(config.kv.layers, config.kv.token_bytes, config.model)
-    from workers.engine.torch.kv import TorchKv
+    from workers.engine.torch.kv.layout import TorchKv
 
     return TorchKv(config.program.cache, config.program.model)
 
@@ -260,7 +260,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
 
 def _reserve(program: Any) -> None:
     """Allocate and touch the memory of weights that come later. Raises ConfigError."""
-    from workers.engine.torch.transfer import reserve
+    from workers.engine.torch.weights.transfer import reserve
 
     try:
         reserve(program.model.slots())

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from controller.core.steps import Sampled, Sink, Step, StepDone, Suspended
-from workers.engine.torch.batch import segments_of
 from workers.engine.torch.group import RankGroup
+from workers.engine.torch.model.batch import segments_of
 from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.ranks import Ranks
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask

@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from controller.core.errors import SlacklineError
 from controller.core.steps import Seq
-from workers.engine.torch.batch import Segment
 from workers.engine.torch.group import HOST, MEET_S, RankPart, join
+from workers.engine.torch.model.batch import Segment
 from workers.engine.torch.serving import BOUNDARIES, load_program
 from workers.engine.torch.task import LEAD, StepTask, run
-from workers.engine.torch.transfer import WeightMemory
+from workers.engine.torch.weights.transfer import WeightMemory
 
 PR_SET_PDEATHSIG = 1
 NOBODY = Seq("rank", 0.0, 0, 0)

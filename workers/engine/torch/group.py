@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from controller.core.errors import SlacklineError
 from workers.engine.model_config import TransformerConfig
-from workers.engine.torch.batch import Segment
+from workers.engine.torch.model.batch import Segment
 from workers.engine.torch.rank_counter import shared_memory
 from workers.engine.torch.ranks import ProcessRanks
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from workers.engine.torch.group import RankGroup, RankLost
-from workers.engine.torch.weight_store import TorchWeights
+from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper
 
 

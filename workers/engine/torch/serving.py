@@ -21,14 +21,14 @@ from workers.engine.engine import Engine
 from workers.engine.model_config import TransformerConfig
 from workers.engine.model_options import ModelOptions
 from workers.engine.profiles import Profile
-from workers.engine.torch.batch import segments_of
-from workers.engine.torch.cache import KVCache
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.group import RankGroup, RankLost, RankPart
-from workers.engine.torch.model import Model
+from workers.engine.torch.model.batch import segments_of
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.ranks import Alone, Ranks
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
-from workers.engine.torch.weights import load_weights
+from workers.engine.torch.weights.files import load_weights
 
 BOUNDARIES = {"operator": Boundary.OPERATOR, "layer": Boundary.LAYER}
 PREFILL_LENGTHS = (16, 64, 256, 1024, 2048)

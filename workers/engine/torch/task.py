@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from workers.engine.torch.batch import ForwardPass, Segment, build
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.model import Model, Operator
-from workers.engine.torch.sampling import sample
+from workers.engine.torch.model.batch import ForwardPass, Segment, build
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.sampling import sample
+from workers.engine.torch.model.transformer import Model, Operator
 from workers.engine.torch.streams import DeviceMark, mark
 
 LEAD = 1  # operators queued on a CUDA device ahead of the running one

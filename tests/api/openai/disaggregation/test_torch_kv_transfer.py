@@ -18,7 +18,7 @@ from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import COMPLETIONS, samples
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, Bench, folder, program
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
 
 pytestmark = pytest.mark.torch
 

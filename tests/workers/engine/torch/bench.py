@@ -33,13 +33,13 @@ from controller.core.steps import (
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.model_config import read_config
-from workers.engine.torch.cache import KVCache
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.model import Model
-from workers.engine.torch.random import main
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.random import main
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.ranks import Ranks
 from workers.engine.torch.task import Boundary, OperatorProgram
-from workers.engine.torch.weights import load_weights
+from workers.engine.torch.weights.files import load_weights
 
 torch.set_num_threads(1)
 VOCABULARY = 500

@@ -9,8 +9,8 @@ import torch
 
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import CPU, folder, program
-from workers.engine.torch.meeting import Meeting, awaited, meet
-from workers.engine.torch.transfer import WeightMemory
+from workers.engine.torch.weights.meeting import Meeting, awaited, meet
+from workers.engine.torch.weights.transfer import WeightMemory
 
 HOST = "127.0.0.1"
 TOKEN = FLEET["token"]

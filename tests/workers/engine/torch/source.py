@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.workers.engine.torch.bench import CPU, program
 from tests.workers.engine.torch.meetings import TOKEN
-from workers.engine.torch.meeting import RECEIVER, SENDER, meet
-from workers.engine.torch.transfer import WeightMemory
+from workers.engine.torch.weights.meeting import RECEIVER, SENDER, meet
+from workers.engine.torch.weights.transfer import WeightMemory
 
 
 async def main(path: str, tensors: str) -> None:

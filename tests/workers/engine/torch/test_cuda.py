@@ -15,13 +15,13 @@ from controller.core.steps import Seq
 from tests.workers.engine.torch.bench import CPU, Bench, folder, interrupted, program, prompts
 from tests.workers.engine.torch.meetings import memory, met
 from workers.engine.model_config import read_config
-from workers.engine.torch.cache import KVCache
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.model import Model
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.task import Boundary
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.transfer import WeightMemory
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 on_each_device = pytest.mark.parametrize(

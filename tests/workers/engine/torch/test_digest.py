@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.engine.torch.digest import WORDS, XXH3, algorithm_of, digest, native, words
+from workers.engine.torch.weights.digest import WORDS, XXH3, algorithm_of, digest, native, words
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]

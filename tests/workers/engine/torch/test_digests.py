@@ -18,11 +18,11 @@ from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory
 from workers.engine.http.asgi import App
 from workers.engine.http.weights import WeightEndpoints
-from workers.engine.torch import transfer as torch_transfer
-from workers.engine.torch import weight_store as torch_weight_store
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weight_store import TorchWeights
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights import store as torch_weight_store
+from workers.engine.torch.weights import transfer as torch_transfer
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.store import TorchWeights
+from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.checkpoint_identity import marks_of
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
 

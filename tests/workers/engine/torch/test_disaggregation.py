@@ -22,7 +22,7 @@ from workers.engine.kv.store import KvMismatch
 from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
 from workers.engine.torch.task import Boundary
 
 pytestmark = pytest.mark.torch

@@ -24,8 +24,8 @@ from tests.workers.engine.torch.two_devices import (
     MixedDevicesError,
     emulated,
 )
-from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.model import Rotary, inverse_frequencies
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.model.transformer import Rotary, inverse_frequencies
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,7 +13,7 @@ from tests.workers.engine.client import COMPLETIONS, complete, post, samples
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.server import KvServer
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
 
 pytestmark = pytest.mark.torch
 PROMPT = [(7 * i) % VOCABULARY for i in range(100)]

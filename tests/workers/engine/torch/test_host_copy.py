@@ -14,10 +14,10 @@ import torch
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import memory
-from workers.engine.torch import transfer as torch_transfer
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weight_store import TorchWeights
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights import transfer as torch_transfer
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.store import TorchWeights
+from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.host_copy import WHOLE, HostCopy, home
 from workers.engine.weights.manager import LoadFailed, Source
 

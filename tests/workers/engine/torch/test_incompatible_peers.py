@@ -17,9 +17,9 @@ from psutil import CONN_LISTEN, Process
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory, met
-from workers.engine.torch.meeting import RECEIVER, SENDER, Meeting, awaited, meet
-from workers.engine.torch.pieces import patience
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting, awaited, meet
+from workers.engine.torch.weights.pieces import patience
 
 pytestmark = pytest.mark.torch
 LOADS = 4

@@ -14,10 +14,10 @@ import torch
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, folder, program
 from workers.engine.kv.store import Layout
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.task import OperatorProgram
-from workers.engine.torch.transfer import WeightMemory
+from workers.engine.torch.weights.transfer import WeightMemory
 
 pytestmark = pytest.mark.torch
 PROMPT = [(7 * i) % VOCABULARY for i in range(100)]

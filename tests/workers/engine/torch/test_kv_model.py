@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workers.engine.model_config import Experts, Rope, TransformerConfig
-from workers.engine.torch.kv_model import non_default
+from workers.engine.torch.kv.identity import non_default
 
 pytestmark = pytest.mark.torch
 

@@ -15,17 +15,17 @@ from tests.workers.engine.torch.bench import CPU, VOCABULARY, Bench, folder, pro
 from workers.engine.kv.store import KvMismatch
 from workers.engine.model_config import read_config
 from workers.engine.torch import follower as torch_follower
-from workers.engine.torch import room as torch_room
-from workers.engine.torch.cache import KVCache
 from workers.engine.torch.follower import Follower
 from workers.engine.torch.group import RankPart
-from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.kv_model import ModelIdentity
-from workers.engine.torch.model import Model
+from workers.engine.torch.kv import room as torch_room
+from workers.engine.torch.kv.identity import ModelIdentity
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.kv.room import WithKv
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.ranks import Alone
-from workers.engine.torch.room import WithKv
 from workers.engine.torch.task import OperatorProgram
-from workers.engine.torch.transfer import WeightMemory
+from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, Source
 
 pytestmark = pytest.mark.torch

@@ -18,13 +18,13 @@ from tests.workers.engine.torch.bench import folder, program
 from tests.workers.engine.torch.meetings import memory, met
 from tests.workers.engine.torch.test_pool import step_of
 from workers.engine.torch import streams as torch_streams
-from workers.engine.torch.batch import causal, segments_of
-from workers.engine.torch.meeting import RECEIVER
-from workers.engine.torch.pieces import longest_operation
+from workers.engine.torch.model.batch import causal, segments_of
 from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.streams import beside, mark
 from workers.engine.torch.task import Boundary, StepTask
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.meeting import RECEIVER
+from workers.engine.torch.weights.pieces import longest_operation
 
 pytestmark = pytest.mark.torch
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -15,8 +15,8 @@ from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
-from workers.engine.torch.batch import segments_of
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.model.batch import segments_of
 from workers.engine.torch.task import OperatorProgram, StepTask
 
 pytestmark = pytest.mark.torch

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.workers.engine.torch.meetings import memory, met
-from workers.engine.torch import pieces as torch_pieces
-from workers.engine.torch.meeting import LANDED, RECEIVER
-from workers.engine.torch.pieces import PATIENCE_S, SLOWEST, longest_operation, passed, patience
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights import pieces as torch_pieces
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.meeting import LANDED, RECEIVER
+from workers.engine.torch.weights.pieces import PATIENCE_S, SLOWEST, longest_operation, passed, patience
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from controller.engine import PreemptionConfig, PreemptivePrefill
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, program, prompts
-from workers.engine.torch.batch import segments_of
 from workers.engine.torch.executor import TorchExecutor
+from workers.engine.torch.model.batch import segments_of
 from workers.engine.torch.task import Boundary, ModelStage, OperatorProgram, StepTask
 
 pytestmark = pytest.mark.torch

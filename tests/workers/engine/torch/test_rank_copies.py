@@ -13,8 +13,8 @@ from tests.workers.engine.torch.test_kv_room import warm_follower
 from workers.engine.torch.follower import Follower, _answer
 from workers.engine.torch.group import RankGroup, RankLost
 from workers.engine.torch.rank_weights import RankWeights
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weight_store import TorchWeights
+from workers.engine.torch.weights.store import TorchWeights
+from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, Source
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 from tests.workers.engine.torch.bench import folder, program
 from tests.workers.engine.torch.test_pool import Pool, step_of
 from workers.engine.model_config import read_config
-from workers.engine.torch.model import Model
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.rank_counter import room
 from workers.engine.torch.ranks import Alone
 

@@ -12,8 +12,8 @@ from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder, program
 from workers.engine import server
 from workers.engine.config import parse
-from workers.engine.torch.transfer import WeightMemory, reserve
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.transfer import WeightMemory, reserve
 
 pytestmark = pytest.mark.torch
 OPTIONS = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
@@ -79,7 +79,7 @@ def test_an_engine_without_room_does_not_start(monkeypatch, caplog):
     def refused(slots: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("workers.engine.torch.transfer.reserve", refused)
+    monkeypatch.setattr("workers.engine.torch.weights.transfer.reserve", refused)
     config = parse(["--port", "0", *OPTIONS, *NAMED, "--weights", "absent", "--keep-room"])
     with pytest.raises(SystemExit) as ended:
         server.run(config)
@@ -98,8 +98,8 @@ def resident_mb(*options: str) -> float:
     """Memory of a fresh process that makes the model's slots, and reserves them if told to."""
     code = (
         "import re, sys, torch\n"
-        "from workers.engine.torch.transfer import reserve\n"
-        "from workers.engine.torch.weights import Slot\n"
+        "from workers.engine.torch.weights.transfer import reserve\n"
+        "from workers.engine.torch.weights.files import Slot\n"
         "slots = {'w': Slot(torch.empty(64 << 20, dtype=torch.uint8), (64 << 20,))}\n"
         "if 'reserve' in sys.argv: reserve(slots)\n"
         "print(re.search(r'VmRSS:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"

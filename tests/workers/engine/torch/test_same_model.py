@@ -21,12 +21,12 @@ from tests.workers.engine.torch.meetings import HOST, TOKEN, memory
 from tests.workers.engine.torch.test_digests import served
 from workers.engine.config import parse
 from workers.engine.server import _weight_store, with_model
-from workers.engine.torch import digest as torch_digest
-from workers.engine.torch import transfer as torch_transfer
-from workers.engine.torch.digest import WORDS, XXH3, algorithm_of
-from workers.engine.torch.transfer import TensorInfo, WeightMemory
-from workers.engine.torch.weight_store import TorchWeights
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights import digest as torch_digest
+from workers.engine.torch.weights import transfer as torch_transfer
+from workers.engine.torch.weights.digest import WORDS, XXH3, algorithm_of
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.store import TorchWeights
+from workers.engine.torch.weights.transfer import TensorInfo, WeightMemory
 from workers.engine.weights.checkpoint_identity import marks_of
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import Identity, Source, WeightManager

@@ -10,7 +10,7 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 from controller.engine import EngineScheduler
 from controller.policies.batching import BATCHINGS
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, hot, program, prompts
-from workers.engine.torch.sampling import Draw, sample
+from workers.engine.torch.model.sampling import Draw, sample
 
 pytestmark = pytest.mark.torch
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, -3.0])

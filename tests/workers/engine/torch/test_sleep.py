@@ -20,7 +20,7 @@ from workers.engine.config import ServerConfig, parse
 from workers.engine.kv.links import Links
 from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.server import build, with_model
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fleet_token")]
 OPTIONS = ("--executor", "torch", "--threads", "1", "--kv-blocks", "64", "--block-size", "4", "--profile")

@@ -13,7 +13,7 @@ from tests.workers.engine.suspended import LAYERS, Pair, Part, listening, of_pai
 from tests.workers.engine.torch.bench import folder
 from workers.engine.config import parse
 from workers.engine.server import with_model
-from workers.engine.torch.kv import TorchKv
+from workers.engine.torch.kv.layout import TorchKv
 from workers.engine.torch.task import ModelStage, OperatorProgram
 
 pytestmark = pytest.mark.torch

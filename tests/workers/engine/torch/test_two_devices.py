@@ -19,16 +19,16 @@ from tests.workers.engine.torch.test_cuda import filled, generated
 from tests.workers.engine.torch.test_sleep import Whole, configured
 from tests.workers.engine.torch.two_devices import DEVICES, FIRST, SECOND, EmulatedTensor, emulated
 from workers.engine.model_config import FAMILIES, read_config
-from workers.engine.torch.batch import segments_of
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.kv_model import ModelIdentity
-from workers.engine.torch.model import Model
+from workers.engine.torch.kv.identity import ModelIdentity
+from workers.engine.torch.kv.layout import TorchKv
+from workers.engine.torch.model.batch import segments_of
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.ranks import Alone
 from workers.engine.torch.serving import measure
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
-from workers.engine.torch.transfer import WeightMemory, reserve
-from workers.engine.torch.weights import load_weights
+from workers.engine.torch.weights.files import load_weights
+from workers.engine.torch.weights.transfer import WeightMemory, reserve
 from workers.engine.weights.host_copy import WHOLE, HostCopy
 
 pytestmark = [

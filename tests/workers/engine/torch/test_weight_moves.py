@@ -19,12 +19,12 @@ from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, memory, met
-from workers.engine.torch.digest import digest
-from workers.engine.torch.meeting import awaited
-from workers.engine.torch.pieces import PATIENCE_S
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weight_store import TorchWeights
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.digest import digest
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.meeting import awaited
+from workers.engine.torch.weights.pieces import PATIENCE_S
+from workers.engine.torch.weights.store import TorchWeights
+from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, WeightManager
 
 pytestmark = pytest.mark.torch

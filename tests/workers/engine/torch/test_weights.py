@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, folder
 from workers.engine.model_config import read_config
-from workers.engine.torch.model import Model
-from workers.engine.torch.transfer import WeightMemory
-from workers.engine.torch.weights import WeightsError, load_weights
+from workers.engine.torch.model.transformer import Model
+from workers.engine.torch.weights.files import WeightsError, load_weights
+from workers.engine.torch.weights.transfer import WeightMemory
 
 pytestmark = pytest.mark.torch
 NAME = "model.layers.1.self_attn.k_proj.weight"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from workers.engine.torch.model import Model
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.streams import beside
 
 TENSORS, PLACES = 128, 64

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from workers.engine.torch.digest import algorithm_of, digest, native
-from workers.engine.torch.meeting import RECEIVER, SENDER, Meeting
-from workers.engine.torch.pieces import IN_FLIGHT_BYTES, passed
 from workers.engine.torch.streams import beside
-from workers.engine.torch.weights import Slot, WeightsError, fill, opened
+from workers.engine.torch.weights.digest import algorithm_of, digest, native
+from workers.engine.torch.weights.files import Slot, WeightsError, fill, opened
+from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting
+from workers.engine.torch.weights.pieces import IN_FLIGHT_BYTES, passed
 from workers.engine.weights.host_copy import WHOLE, CopyEntry, digests_of
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 
 from controller.core.steps import Seq, Step
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.sampling import Draw
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.sampling import Draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Generates random models in Hugging Face layout, for tests and benchmarks of the engine.
 
-    python -m workers.engine.torch.random MODEL --layers 4 --hidden 256
+    python -m workers.engine.torch.model.random MODEL --layers 4 --hidden 256
 
 Weights are normal with variance 1 / inputs (norms are around 1), which keeps activations near one and makes every token
 depend on the whole context. The output is noise; time and memory are those of a trained model of the same shape.
@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 
 from workers.engine.model_config import FAMILIES, parse_config
-from workers.engine.torch.model import Model
-from workers.engine.torch.weights import INDEX, SINGLE
+from workers.engine.torch.model.transformer import Model
+from workers.engine.torch.weights.files import INDEX, SINGLE
 
 
 def config_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -110,7 +110,9 @@ def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: to
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m workers.engine.torch.random", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.engine.torch.model.random", description=__doc__.splitlines()[0]
+    )
     add = parser.add_argument
     add("folder", type=Path)
     add("--architecture", default="LlamaForCausalLM", choices=sorted(FAMILIES))

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from controller.core.errors import ConfigError
 from workers.engine.model_config import Rope, TransformerConfig
-from workers.engine.torch.batch import ForwardPass
-from workers.engine.torch.cache import KVCache
+from workers.engine.torch.model.batch import ForwardPass
+from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.ranks import Alone, Ranks
-from workers.engine.torch.weights import Slot
+from workers.engine.torch.weights.files import Slot
 
 
 def inverse_frequencies(rope: Rope, dim: int) -> torch.Tensor:

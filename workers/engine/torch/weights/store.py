@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import SlacklineError
-from workers.engine.torch.meeting import Meeting, awaited, meet
-from workers.engine.torch.transfer import TensorInfo, WeightMemory
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.meeting import Meeting, awaited, meet
+from workers.engine.torch.weights.transfer import TensorInfo, WeightMemory
 from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, UnreadableCheckpoint, marks_of
 from workers.engine.weights.host_copy import HostCopy, NoCopy
 from workers.engine.weights.manager import Digesting, Identity, LoadFailed, Source

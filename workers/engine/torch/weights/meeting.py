@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
-from workers.engine.torch.pieces import longest_operation, patience
-from workers.engine.torch.weights import WeightsError
+from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.pieces import longest_operation, patience
 
 SENDER, RECEIVER = 0, 1
 LANDED = "landed"  # key with which the receiver confirms that all weights have arrived and are correct

@@ -6,9 +6,9 @@ import torch
 
 from controller.core.steps import Seq
 from workers.engine.kv.store import KvMismatch, Layout
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.kv_model import ModelIdentity
-from workers.engine.torch.model import Model
+from workers.engine.torch.kv.identity import ModelIdentity
+from workers.engine.torch.model.cache import KVCache
+from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.streams import beside
 
 

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from workers.engine.torch.cache import KVCache
-from workers.engine.torch.kv_model import ModelIdentity
+from workers.engine.torch.kv.identity import ModelIdentity
+from workers.engine.torch.model.cache import KVCache
 from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper, WeightStore
 
 LOOK_S = 0.05

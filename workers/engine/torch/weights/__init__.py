@@ -1,0 +1,1 @@
+"""The weights of a real model: read from files, checked by digest, moved between engines."""
