@@ -93,7 +93,7 @@ class Section:
     def updated(self, fresh: Section, parts: Sequence[str], order: Sequence[str]) -> Section:
         """This section with `parts` replaced by those of `fresh`, all parts in `order`.
 
-        The meta holds each part's run.
+        The meta holds each part's run. The text stays if `fresh` has none, because its part knows only itself.
         """
 
         def merged(old: Sequence[Part], new: Sequence[Part]) -> list[Part]:
@@ -103,7 +103,7 @@ class Section:
         runs = {**self.meta.get("parts", {}), **{name: dict(fresh.meta) for name in parts}}
         return Section(
             fresh.paper,
-            fresh.settings_text,
+            fresh.settings_text or self.settings_text,
             merged(self.claims, fresh.claims),
             merged(self.tables, fresh.tables),
             merged(self.plots, fresh.plots),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.claims import Progress, Table, Value
 from benchmarks.reproduce.concord.lab import (
@@ -28,6 +31,9 @@ SECONDS, SEED = (
     300.0,
     77,
 )  # seconds of arrivals; half of it would be too short to show the cost of a queue that only grows
+
+TITLE = "Concord: every system's own settings, swept"
+STORED = Path(__file__).resolve().parents[3] / "docs" / "reproduction" / "concord.json"
 
 
 def choices() -> dict[str, list[System]]:
@@ -65,6 +71,17 @@ def choices() -> dict[str, list[System]]:
     }
 
 
+def stored_best(file: Path = STORED) -> System:
+    """CALM with the settings that earned most in the stored sweep. Raises RuntimeError if there is none."""
+    tables = json.loads(file.read_text())["tables"] if file.exists() else ()
+    rows: list[list[Any]] = next((table["rows"] for table in tables if table["title"] == TITLE), [])
+    earned = {row[1]: statistics.fmean(row[2:]) for row in rows if row[0] == CONCORD.name}
+    known = [system for system in choices()[CONCORD.name] if system.text in earned]
+    if not known:
+        raise RuntimeError(f"no sweep of {CONCORD.name} is stored: run --paper concord first")
+    return max(known, key=lambda system: earned[system.text])
+
+
 def best(quick: bool, progress: Progress) -> tuple[Mapping[str, System], Table]:
     """The best settings of each by token goodput over both loads, and the whole sweep."""
     found: dict[str, System] = {}
@@ -80,7 +97,7 @@ def best(quick: bool, progress: Progress) -> tuple[Mapping[str, System], Table]:
             progress(f"sweep: {name}, {system.text}: {', '.join(f'{each:.0f}' for each in earned)}")
         found[name] = candidates[max(range(len(scores)), key=lambda index: (scores[index], -index))]
     columns = ["system", "settings", *(f"goodput tokens/s at {rate:g}/s" for rate in LOADS)]
-    return found, Table("Concord: every system's own settings, swept", columns, rows)
+    return found, Table(TITLE, columns, rows)
 
 
 def finite(value: float) -> float | None:
