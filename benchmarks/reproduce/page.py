@@ -147,7 +147,7 @@ def _run(meta: Mapping[str, Any]) -> str:
 
 
 def _part(name: str) -> str:
-    """`Fig. 3` for `fig3` and `Table 2` for `table2`, the names that `--part` takes; others stay."""
+    """`Fig. 3` for `fig3` and `Table 2` for `table2`, the names that `--part` takes; others stay as they are."""
     return re.sub(r"^table(\d+)$", r"Table \1", re.sub(r"^fig(\d+)$", r"Fig. \1", name))
 
 

@@ -98,16 +98,19 @@ def test_figures_of_the_report_are_taken_as_they_are(tmp_path):
     fifth = [["2-task", "M", load, name, met, 0.1] for load, name, met in (
         (1.0, SLACKLINE, 0.9), (1.0, HYPERFLEXIS, 0.8), (2.0, SLACKLINE, 0.5), (2.0, HYPERFLEXIS, 0.6),
     )]  # fmt: skip
-    totals = [[SLACKLINE, "all", 0.85], [HYPERFLEXIS, "all", 0.8]]
+    totals = [
+        [SLACKLINE, "P0 qa", 0.99], [SLACKLINE, "all", 0.85], [HYPERFLEXIS, "P0 qa", 1.0], [HYPERFLEXIS, "all", 0.8],
+    ]  # fmt: skip
     knees = [[SLACKLINE, 48.0], [HYPERFLEXIS, 39.0]]
     tables = [
         Table("Fig. 5: priorities mapped to targets", columns, fifth),
-        Table("Fig. 6: clients", ["scheduler", "priority", "attained"], totals),
+        Table("Fig. 6: clients; 32 sequences", ["scheduler", "priority", "attained"], totals),
         Table("Fig. 7, M: alone; 1 x = 3", ["scheduler", "90 % point, requests/s"], knees),
         Table("Fig. 7, M: parts exchanged; 1 x = 3", ["scheduler", "1 x: attainment"], knees),
     ]
     sixth = [
-        Claim("HyperFlexis", "Fig. 6", f"{name}: share", 1.0, share, False, "M", (1,))
+        Claim("HyperFlexis", "Fig. 6", f"{name}: share", 1.0, share, False, f"M, 1 worker of {slots} sequences", (1,))
+        for slots in (32, 64)
         for name, share in ((SLACKLINE, 0.6), (HYPERFLEXIS, 0.7))
     ]
     keep(tmp_path, "hyperflexis", sixth, tables)
@@ -116,7 +119,7 @@ def test_figures_of_the_report_are_taken_as_they_are(tmp_path):
         (0.8, 0.9, True), (0.6, 0.5, False), (39.0, 48.0, True), (0.7, 0.6, False),
     ]  # fmt: skip
     assert found[1].reason == "the order"
-    assert "0.850, HyperFlexis 0.800" in found[3].reason
+    assert "P0 0.990 and 1.000; of all requests 0.850 and 0.800" in found[3].reason
 
 
 def test_a_report_that_was_not_run_is_left_out(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.reproduce.claims import VERDICTS, Section
 from benchmarks.reproduce.hyperflexis import multitask as hyperflexis_multitask
 from benchmarks.reproduce.hyperflexis import section as hyperflexis
-from benchmarks.reproduce.hyperflexis.mapping import by_table, mapping_of
+from benchmarks.reproduce.hyperflexis import slots
+from benchmarks.reproduce.hyperflexis.mapping import Client, by_table, claims_of_6, mapping_of, needed_share
 from benchmarks.reproduce.hyperflexis.multitask import (
     BEHIND,
     PUBLISHED,
@@ -158,6 +159,40 @@ def test_figure_4_judges_cost_by_the_load_where_it_is_most():
     assert (today.ours, today.reached, today.verdict) == (0.0, True, "set, stronger")
 
 
+def test_figure_6_says_what_the_load_needs_beside_every_share():
+    clients = {label: Client(0.6, 0.97, [1.0, 0.7], 0.85) for label in (ROUND_ROBIN, *OURS)}
+    over, *_ = claims_of_6(clients, 1.31, "M, 1 worker of 64 sequences", (1,))
+    assert (over.ours, over.reached, over.verdict) == (0.6, False, "set")
+    assert "need 1.31 of the worker's time (more than it has); it is busy for 97 %" in over.reason
+    assert "P0 1.000, P1 0.700; of all 0.850" in over.reason
+    under, *_ = claims_of_6(clients, 0.66, "", (1,))
+    assert "need 0.66 of the worker's time (it has that)" in under.reason
+
+
+def test_the_last_phase_needs_less_of_a_worker_with_a_larger_batch():
+    few, many = (needed_share("Qwen7B", slots, FOUR, 4.0, (1,)) for slots in (16, 256))
+    assert few > many > 0
+
+
+def test_every_number_of_sequences_has_verdicts_of_its_own():
+    strong = dict.fromkeys(slots.LABELS, curve(0.9, 0.5)) | {BEHIND: curve(1.0, 0.9), ROUND_ROBIN: curve(0.9, 0.1)}
+    made = slots.claims(dict.fromkeys(MIXES, strong), "slackline", "Qwen32B, 64 sequences", 300, (1, 2))
+    assert {claim.figure for claim in made} == {"Fig. 3, 64 sequences"}
+    by_text = {claim.claim: claim for claim in made}
+    over = by_text["slackline, 4-task: attainment over SCORPIO behind round robin (factor)"]
+    assert (over.theirs, over.ours, over.reached, over.verdict) == (1.73, 0.9, False, "set")
+    assert "attained there 0.900 and 1.000" in over.reason
+    assert by_text["slackline, 4-task: attainment over round robin (factor)"].ours == 5.0
+    assert {claim.verdict for claim in made} == {"set", "set, stronger"}
+
+
+def test_sequences_are_those_of_the_engines():
+    made, (table,), _ = slots.reproduce(lambda line: None, "Qwen7B", (1.0,), 40, (1,), (16,))
+    assert made
+    assert {row[0] for row in table.rows} == {16}
+    assert all(0 < row[-1] <= 1 for row in table.rows)
+
+
 def test_behind_round_robin_each_worker_has_every_second_request_and_its_own_queue():
     requests = of_mix(FOUR, 40.0, 20)(1)
     settings = fleet(MODELS["Qwen7B"])
@@ -223,6 +258,6 @@ def test_the_whole_paper_quickly():
     section = hyperflexis.reproduce(lines.append, quick=True)
     assert Section.from_json(section.to_json()).paper == "HyperFlexis"
     figures = {claim.figure for claim in section.claims}
-    assert figures == {"Fig. 3", "Fig. 4", "Fig. 5", "Fig. 6", "Fig. 7", "Fig. 8", "Table 2"}
+    assert figures == {"Fig. 3", "Fig. 3, 256 sequences", "Fig. 4", "Fig. 5", "Fig. 6", "Fig. 7", "Fig. 8", "Table 2"}
     assert lines
     assert any("SCORPIO's sweep" in table.title for table in section.tables)

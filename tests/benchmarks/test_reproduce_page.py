@@ -168,7 +168,7 @@ def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
     ("arguments", "said"),
     [
         (["--part", "fig3"], "--part needs one --paper"),
-        (["--paper", "hyperflexis", "--part", "fig33"], "no part 'fig33'; valid: fig3, fig4"),
+        (["--paper", "hyperflexis", "--part", "fig33"], "no part 'fig33'; valid: fig3, slots, fig4"),
         (["--paper", "kairos", "--part", "fig3"], "kairos has no part 'fig3'; valid: none"),
     ],
 )

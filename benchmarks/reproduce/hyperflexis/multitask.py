@@ -14,7 +14,6 @@ from benchmarks.reproduce.hyperflexis.setting import (
     Point,
     fleet,
     growing,
-    knee,
     measure,
     of_mix,
     round_robin_knee,
@@ -258,34 +257,6 @@ def thresholds(model: HyperFlexisModel, rates: Mapping[str, float], per_task: in
     )
 
 
-def slots_table(model: HyperFlexisModel, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
-    """What the paper leaves open and matters most: the number of sequences per engine."""
-    rows: list[list[Value]] = []
-    tasks = MIXES["4-task"]
-    for slots in (32, 64, 256):
-        fixed = fleet(model, slots=slots)
-        elastic = fleet(model, slots=slots, elastic=growing(model))
-        at = knee(fixed, CONTENDERS[ROUND_ROBIN], tasks, per_task, seeds)
-        for factor in (2.0, 4.5):
-            requests = of_mix(tasks, at * factor, per_task)
-            met = [
-                measure(fixed, CONTENDERS[name], requests, seeds).attainment for name in (ROUND_ROBIN, SCORPIO, *OURS)
-            ]
-            met += [measure(elastic, CONTENDERS[name], requests, seeds).attainment for name in OURS]
-            rows.append([slots, round(at, 1), factor, *met])
-        progress(f"{slots} sequences an engine")
-    columns = [
-        "sequences",
-        "90 % point, requests/s",
-        "load, x",
-        ROUND_ROBIN,
-        SCORPIO,
-        *OURS,
-        *map(SCALING.format, OURS),
-    ]
-    return Table(f"Attainment by the number of sequences per engine: {model.name}, 4-task", columns, rows)
-
-
 def tables(mix: str, model: str, at: float, found: Curves) -> Table:
     rows = [
         [label, *(f"{p.attainment:.3f} ± {p.spread:.3f}, {p.e2e_s:.1f} s, {p.cost:.0f}" for _, p in points)]
@@ -325,7 +296,6 @@ def reproduce(
             knees[name, mix] = at
             made_tables.append(tables(mix, name, at, each))
             plots.append(plot(mix, name, each))
-    made_tables.append(slots_table(MODELS[models[-1] if len(models) == 1 else "Qwen32B"], per_task, seeds, progress))
     rates = {mix: knees[models[-1], mix] for mix in ("4-task", "2-task")}
     made_tables.append(thresholds(MODELS[models[-1]], rates, per_task, seeds))
     progress("the scaler's thresholds")

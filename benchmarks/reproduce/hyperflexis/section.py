@@ -10,6 +10,7 @@ from benchmarks.reproduce.hyperflexis import mapping as hyperflexis_mapping
 from benchmarks.reproduce.hyperflexis import multitask as hyperflexis_multitask
 from benchmarks.reproduce.hyperflexis import one_task as hyperflexis_one_task
 from benchmarks.reproduce.hyperflexis import scaling as hyperflexis_scaling
+from benchmarks.reproduce.hyperflexis import slots as hyperflexis_slots
 from benchmarks.reproduce.hyperflexis import stages as hyperflexis_stages
 from benchmarks.reproduce.hyperflexis.setting import MODELS
 
@@ -17,9 +18,10 @@ Found = tuple[list[Claim], list[Table], list[Plot]]
 SETTINGS = """
 Models use the nearest profiles of `benchmarks/data/latency_profiles.json`: {profiles}. The factors slow
 them down so that HyperFlexis' own knee on WikiSQL alone is that of its Fig. 7 (40 and 12 requests/s on
-its NPUs). Engines take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table
-shows 64 and 256) and 2,048 tokens a step with vLLM's batching (`vllm_v1`), no prefix cache; weights
-load in the seconds of its Table 2.
+its NPUs). Engines take 32 sequences (those of `make bench-vllm`; the paper gives no number, so
+Fig. 3 is also run with other numbers on one model, by two seeds, and Fig. 6 with 64 and 256) and 2,048
+tokens a step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its
+Table 2.
 
 Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate,
 seeds {seeds}; clients give their output length as `max_tokens`. Loads are multiples of the rate at
@@ -38,13 +40,13 @@ for each mix by the sweep. ALADDIN and the annealer are built from abstracts, su
 description, since neither the full papers nor the authors' code was available, so their claims are not
 judged. They also run at the best of their sweep.
 
-Smaller settings than in the figures: SCORPIO's sweep and the scaler's thresholds use {swept} alone, the
-table of sequences per engine uses one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two,
-Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8 and does not name Fig. 6's).
+Smaller settings than in the figures: SCORPIO's sweep and the scaler's thresholds use {swept} alone.
+Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8
+and does not name Fig. 6's).
 """
 
 
-PARTS = ("fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "table2")
+PARTS = ("fig3", "slots", "fig4", "fig5", "fig6", "fig7", "fig8", "table2")
 
 
 def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
@@ -60,6 +62,14 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
     runs: dict[str, Callable[[], Found]] = {
         "fig3": lambda: hyperflexis_multitask.reproduce(
             progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds
+        ),
+        "slots": lambda: hyperflexis_slots.reproduce(
+            progress,
+            two[-1],
+            times or hyperflexis_slots.TIMES,
+            per_task,
+            seeds[:2],
+            hyperflexis_slots.BATCHES[-1:] if quick else hyperflexis_slots.BATCHES,
         ),
         "fig4": lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
         "fig5": lambda: hyperflexis_mapping.figure_5(
