@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 INIT = "__init__.py"
-PURE = ("core", "slo", "predict", "policies", "engine", "scale", "dispatch", "simulator", "wording")
+PURE = ("core", "slo", "predict", "policies", "engine", "scale", "dispatch", "flow", "simulator", "wording")
 DJANGO_HALF = ("models", "services", "selectors", "admin", "migrations", "apps")
 BANNED_IN_PURE = {
     "django", "celery", "channels", "rest_framework", "torch", "socket", "requests", "aiohttp", "httpx", "redis",
@@ -22,8 +22,9 @@ LAYERS = {  # what each pure package may import of ours
     "engine": {"core", "policies"},
     "scale": {"core"},
     "dispatch": {"core", "predict", "policies"},
+    "flow": {"core"},
     "wording": {"core"},
-    "simulator": {"core", "slo", "predict", "policies", "engine", "scale", "dispatch"},
+    "simulator": {"core", "slo", "predict", "policies", "engine", "scale", "dispatch", "flow"},
 }
 
 

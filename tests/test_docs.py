@@ -260,11 +260,11 @@ def test_every_worked_example_that_is_cited_exists():
     """A letter of a paper and a number, in what implements or tests the papers. F1 to F3 stands for three."""
     places = source_files("controller", "benchmarks/reproduce", "tests/controller", "tests/benchmarks")
     texts = [path.read_text() for path in places]
-    cited = {name for text in texts for name in re.findall(r"\b[HFKC]\d{1,2}\b", text)}
-    ranges = [found for text in texts for found in re.findall(r"\b([HFKC])(\d+)(?: to |-)\1(\d+)\b", text)]
+    cited = {name for text in texts for name in re.findall(r"\b[HFKCM]\d{1,2}\b", text)}
+    ranges = [found for text in texts for found in re.findall(r"\b([HFKCM])(\d+)(?: to |-)\1(\d+)\b", text)]
     cited |= {f"{letter}{i}" for letter, first, last in ranges for i in range(int(first), int(last) + 1)}
     assert len(cited) > 20
-    assert cited - set(re.findall(r"(?m)^### ([HFKC]\d+)\. ", EXAMPLES.read_text())) == set()
+    assert cited - set(re.findall(r"(?m)^### ([HFKCM]\d+)\. ", EXAMPLES.read_text())) == set()
 
 
 def test_every_decision_has_one_place_and_is_in_the_index():

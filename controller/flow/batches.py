@@ -1,0 +1,175 @@
+"""Order of batches and pruning of what cannot be in time (MFS sec. 4.4.2, App. B, Alg. 1; worked examples M4, M5).
+
+A batch is what one unit computes together, and its load is given by port. The same functions serve the network (ports
+are links, load is bytes) and the queue of a computing unit (its port is the unit, load is seconds of prefill with a
+bandwidth of 1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from controller.core.errors import ConfigError
+
+Load = Mapping[str, float]  # by port
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One request of a batch. `deadline`: of its first token. `load`: by port, such as bytes by link."""
+
+    id: str
+    deadline: float
+    load: Load
+    exempt: bool = False  # an operator forced it: it is never pruned
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that `unit` computes together in `compute_s`. Raises ConfigError without requests."""
+
+    id: str
+    unit: str
+    compute_s: float
+    requests: Sequence[BatchRequest]
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise ConfigError(f"batch {self.id!r} has no requests", field="requests")
+        if self.compute_s < 0:
+            raise ConfigError("compute_s must not be negative", field="compute_s")
+
+
+class EffectiveDeadline(NamedTuple):
+    """`red`: the robust effective deadline. `loose`: the earliest deadline of the loose requests (D_lo)."""
+
+    red: float
+    loose: float
+
+
+def effective_deadline(deadlines: Sequence[float]) -> EffectiveDeadline:
+    """RED = f x (earliest tight) + (1 - f) x (earliest loose), split at the largest gap between sorted deadlines.
+
+    With few tight requests it lies near the loose ones, so that one outlier does not carry a whole batch. A single
+    deadline, or equal ones, are their own RED. Of equal gaps the first counts. Raises ValueError without deadlines.
+    """
+    ordered = sorted(deadlines)
+    if not ordered:
+        raise ValueError("no deadlines")
+    gaps = [later - earlier for earlier, later in itertools.pairwise(ordered)]
+    if not gaps or max(gaps) <= 0:
+        return EffectiveDeadline(ordered[0], ordered[0])
+    tight = gaps.index(max(gaps)) + 1
+    share = tight / len(ordered)
+    loose = ordered[tight]
+    return EffectiveDeadline(share * ordered[0] + (1 - share) * loose, loose)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A request that was taken out, and the check that asked for it."""
+
+    request: str
+    batch: str
+    port: str  # the bottleneck that it loaded most
+    late_batch: str  # whose finish was too late
+    finish_s: float  # estimated finish of that batch with the request
+    due_s: float  # D_lo of that batch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """`order`: ids of batches, first to last. `finish_s`: estimated finish of each, after pruning."""
+
+    order: tuple[str, ...]
+    pruned: tuple[Pruned, ...]
+    finish_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def scavengers(self) -> frozenset[str]:
+        return frozenset(each.request for each in self.pruned)
+
+
+def order_batches(
+    batches: Sequence[Batch],
+    bandwidth: Mapping[str, float],
+    budget: int,
+    now: float,
+    within_batch: bool = False,
+) -> BatchOrder:
+    """Alg. 1: batches by RED, each checked in turn against what goes before it, with at most `budget` requests pruned.
+
+    A batch finishes in the worst case (no overlap between batches) after the computing of all batches up to it on its
+    unit and the time of the busiest port, load over `bandwidth`. While that is after its D_lo, the request with the
+    largest load on the busiest port is pruned, of any batch so far. `within_batch`: of the batch itself, as the paper's
+    text has it. Loads of batches that stay too late still count for those behind them.
+
+    Complexity: O(n log n) for the order, and one pass over the candidates for each pruned request. Raises ConfigError
+    for a port without bandwidth.
+    """
+    ranked = sorted(
+        ((effective_deadline([r.deadline for r in batch.requests]), batch) for batch in batches),
+        key=lambda pair: (pair[0].red, pair[1].id),
+    )
+    ahead: dict[str, float] = {}
+    computed_until: dict[str, float] = {}
+    candidates: list[tuple[Batch, BatchRequest]] = []
+    pruned: list[Pruned] = []
+    finish: dict[str, float] = {}
+    for deadline, batch in ranked:
+        own = _total(batch.requests)
+        _check_ports(own, bandwidth)
+        if within_batch:
+            candidates = []
+        candidates += [(batch, request) for request in batch.requests if not request.exempt]
+        computed = computed_until.get(batch.unit, now) + batch.compute_s
+        computed_until[batch.unit] = computed
+        ends = computed + _busiest(ahead, own, bandwidth)[1]
+        while ends > deadline.loose and len(pruned) < budget and candidates:
+            port, _ = _busiest(ahead, own, bandwidth)
+            at = max(range(len(candidates)), key=lambda i: candidates[i][1].load.get(port, 0.0))
+            owner, heaviest = candidates[at]
+            if heaviest.load.get(port, 0.0) <= 0:
+                break  # nobody who may be pruned loads the bottleneck
+            del candidates[at]
+            pruned.append(Pruned(heaviest.id, owner.id, port, batch.id, ends, deadline.loose))
+            _subtract(own if owner is batch else ahead, heaviest.load)
+            ends = computed + _busiest(ahead, own, bandwidth)[1]
+        finish[batch.id] = ends
+        for port, load in own.items():
+            ahead[port] = ahead.get(port, 0.0) + load
+    return BatchOrder(tuple(batch.id for _, batch in ranked), tuple(pruned), finish)
+
+
+def _total(requests: Sequence[BatchRequest]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for request in requests:
+        for port, load in request.load.items():
+            total[port] = total.get(port, 0.0) + load
+    return total
+
+
+def _check_ports(load: Load, bandwidth: Mapping[str, float]) -> None:
+    for port in load:
+        if not bandwidth.get(port, 0.0) > 0:
+            raise ConfigError(f"port {port!r} has no bandwidth", field="bandwidth")
+
+
+def _busiest(ahead: Load, own: Load, bandwidth: Mapping[str, float]) -> tuple[str, float]:
+    """The port that needs the most seconds for what goes before and the batch itself, and those seconds."""
+    worst, seconds = "", 0.0
+    for port in {**ahead, **own}:
+        needed = (ahead.get(port, 0.0) + own.get(port, 0.0)) / bandwidth[port]
+        if needed > seconds:
+            worst, seconds = port, needed
+    return worst, seconds
+
+
+def _subtract(total: dict[str, float], load: Load) -> None:
+    for port, part in load.items():
+        left = total.get(port, 0.0) - part
+        total[port] = left if not math.isclose(left, 0.0, abs_tol=1e-9) else 0.0

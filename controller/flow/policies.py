@@ -1,0 +1,287 @@
+"""In which order flows send: MFS' reverse multi-level queue, and the baselines that it is compared with.
+
+A policy gives each flow a turn on its ports. A smaller rank sends first, equal ranks share what is left evenly
+(max-min). What the flows before it cannot use always goes to the next, so no bandwidth is idle while somebody waits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from controller.core.errors import ConfigError
+from controller.core.registry import Registry
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.urgency import (
+    crossing_at,
+    level_of,
+    minimal_link_utilisation,
+    promotion_thresholds,
+    relative_layer_index,
+)
+
+LATE_RANK = math.inf  # of a batch that nobody has ordered yet
+
+
+class Turn(NamedTuple):
+    """`rank`: sort key, smaller first; its first entry is the band, by which ports report their load.
+
+    `cap`: most bytes/s it may use (None: whatever there is). `floor`: the share of a port that the flows of its band
+    get in any case. `wire_class`: priority of its packets, 0 (first) to K - 1.
+    """
+
+    rank: tuple[float, ...]
+    cap: float | None = None
+    floor: float = 0.0
+    wire_class: int = 0
+    infeasible: bool = False  # its deadline cannot be kept any more, even alone
+
+
+class FlowState:
+    """A submitted flow. `left`: bytes not sent yet. `level`, `rli`: where MFS has it; both only ever fall."""
+
+    __slots__ = ("flow", "left", "level", "number", "rli", "turn")
+
+    def __init__(self, flow: MsFlow, number: int) -> None:
+        self.flow = flow
+        self.number = number
+        self.left = float(flow.size_bytes)
+        self.level = 0  # 0: not assigned yet
+        self.rli: int | None = None
+        self.turn: Turn | None = None
+
+
+class FlowContext(Protocol):
+    """What a policy may read of everything else."""
+
+    def bandwidth(self, port: str) -> float:
+        """Bytes/s."""
+        ...
+
+    def load_before(self, port: str, band: float) -> float:
+        """Share of a port's bandwidth that bands before this one use now, 0..1."""
+        ...
+
+    def load(self, port: str) -> float:
+        """Share of a port's bandwidth in use now, 0..1."""
+        ...
+
+    def request_left(self, flow: MsFlow) -> float:
+        """Bytes of KV transfers that the flow's requests still have for its egress port, uncomputed layers too."""
+        ...
+
+    def current_layer(self, flow: MsFlow) -> int:
+        """The layer that the flow's batch computes; negative by the layers ahead of it while it waits for its unit."""
+        ...
+
+    def batch_rank(self, flow: MsFlow) -> float:
+        """Place of its batch in the order between batches; LATE_RANK if it has none."""
+        ...
+
+
+class FlowPolicy(Protocol):
+    name: ClassVar[str]
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        """The flow's turn now. `boundary`: it may be promoted now, since a layer begins or the period is over."""
+        ...
+
+    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+        """When its turn will change if nothing happens until then; infinite if it will not."""
+        ...
+
+
+FLOW_POLICIES: Registry[type[FlowPolicy]] = Registry("flow policy")
+
+
+@FLOW_POLICIES.register("mfs")
+class DeferAndPromote:
+    """MFS (sec. 4.3 to 4.5): flows start low in a reverse multi-level queue and rise as their slack shrinks.
+
+    Bands, first to last: KV transfers of level 1; reuse and collectives by relative layer index, then by the order
+    between batches; KV transfers of levels 2 to K; weight loads, which always have `weights_floor` of a port, so that a
+    scale-out under overload ends.
+
+    - `levels`, `scale`, `ratio`: K, U, E of the thresholds Q_i = U x E^-i. `level_one`: the MLU above which a KV
+      transfer goes before everything else (None: Q_1 as printed, 0.125; Table 1 of the paper needs 1).
+    - `bytes_of`: what counts as left: `request`, all that the request still has to send over the port, layers that are
+      not computed yet too; or `flow`, as printed, which is up to L times too small with a flow for each layer.
+    - `load_of`: rho: `before`, what goes before the flow; or `all`, as printed, where flows promote one another.
+    - `queued`: a batch that waits for its unit has the layers ahead of it added to its relative layer index.
+    - `wire`: class of relative layer index r: `shifted`, min(r + 1, K - 1), so that class 0 is level 1 alone; or
+      `printed`, min(r, K - 1).
+
+    Cost: O(1) for each flow and change.
+    """
+
+    name: ClassVar[str] = "mfs"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        levels: int = 8
+        scale: float = 0.5
+        ratio: float = 4.0
+        level_one: float | None = None
+        bytes_of: str = "request"
+        load_of: str = "before"
+        queued: bool = True
+        wire: str = "shifted"
+        weights_floor: float = 0.05
+
+        def __post_init__(self) -> None:
+            if self.levels < 2:
+                raise ConfigError("levels must be at least 2", field="levels")
+            if not self.scale > 0:
+                raise ConfigError("scale must be positive", field="scale")
+            if not self.ratio > 1:
+                raise ConfigError("ratio must be above 1", field="ratio")
+            if self.level_one is not None and not self.level_one >= self.scale / self.ratio**2:
+                raise ConfigError("level_one must not be below the threshold of level 2", field="level_one")
+            for field, value, valid in (
+                ("bytes_of", self.bytes_of, ("request", "flow")),
+                ("load_of", self.load_of, ("before", "all")),
+                ("wire", self.wire, ("shifted", "printed")),
+            ):
+                if value not in valid:
+                    raise ConfigError(f"{field}: {value!r} is not one of {', '.join(valid)}", field=field)
+            if not 0 <= self.weights_floor < 1:
+                raise ConfigError("weights_floor must lie in [0, 1)", field="weights_floor")
+
+        @property
+        def thresholds(self) -> tuple[float, ...]:
+            printed = promotion_thresholds(self.levels, self.scale, self.ratio)
+            return printed if self.level_one is None else (self.level_one, *printed[1:])
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        self._thresholds = self.config.thresholds
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        flow, last = state.flow, self.config.levels - 1
+        if flow.stage is Stage.WEIGHTS:
+            return Turn((self.config.levels + 1.0,), floor=self.config.weights_floor, wire_class=last)
+        if flow.stage is Stage.KV_TRANSFER:
+            if not state.level or boundary:
+                self._promote(state, context, now)
+            infeasible = self._alone(state, context, now) > 1.0
+            band = 0.0 if state.level == 1 else float(state.level)
+            return Turn((band, 0.0, flow.deadline or 0.0), wire_class=state.level - 1, infeasible=infeasible)
+        if state.rli is None or boundary:
+            index = self._layer_index(flow, context)
+            state.rli = index if state.rli is None else min(state.rli, index)
+        wire = min(state.rli + (self.config.wire == "shifted"), last)
+        return Turn((1.0, float(state.rli), context.batch_rank(flow)), wire_class=wire)
+
+    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+        flow = state.flow
+        if flow.stage is not Stage.KV_TRANSFER or state.level <= 1:
+            return math.inf
+        left = self._left(state, context)
+        return min(
+            crossing_at(
+                left, flow.deadline or 0.0, context.bandwidth(port), self._load(state, context, port),
+                self._thresholds, state.level,
+            )
+            for port in (flow.egress, flow.ingress)
+        )  # fmt: skip
+
+    def _layer_index(self, flow: MsFlow, context: FlowContext) -> int:
+        if flow.stage is Stage.COLLECTIVE:
+            return 0  # the layer that runs now waits for it
+        current = context.current_layer(flow)
+        return relative_layer_index(flow.layer, current if self.config.queued else max(0, current))
+
+    def _left(self, state: FlowState, context: FlowContext) -> float:
+        return context.request_left(state.flow) if self.config.bytes_of == "request" else state.left
+
+    def _load(self, state: FlowState, context: FlowContext, port: str) -> float:
+        if self.config.load_of == "all":
+            return context.load(port)
+        return context.load_before(port, float(state.level) if state.level > 1 else 0.0)
+
+    def _promote(self, state: FlowState, context: FlowContext, now: float) -> None:
+        """Raise the flow from its level (at first the lowest) as long as what goes before it leaves it too little."""
+        state.level = state.level or self.config.levels
+        while state.level > 1 and level_of(self._utilisation(state, context, now), self._thresholds) < state.level:
+            state.level -= 1
+
+    def _utilisation(self, state: FlowState, context: FlowContext, now: float) -> float:
+        """The larger MLU of its two ports."""
+        flow, left = state.flow, self._left(state, context)
+        return max(
+            minimal_link_utilisation(
+                left, (flow.deadline or 0.0) - now, context.bandwidth(port), self._load(state, context, port)
+            )
+            for port in (flow.egress, flow.ingress)
+        )
+
+    def _alone(self, state: FlowState, context: FlowContext, now: float) -> float:
+        flow, slowest = state.flow, min(context.bandwidth(state.flow.egress), context.bandwidth(state.flow.ingress))
+        return minimal_link_utilisation(self._left(state, context), (flow.deadline or 0.0) - now, slowest, 0.0)
+
+
+class Unchanging:
+    """A baseline's turn changes only with events."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Nothing to set."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+        return math.inf
+
+
+@FLOW_POLICIES.register("fair_sharing")
+class FairSharing(Unchanging):
+    """Max-min fair sharing of every port among all flows."""
+
+    name: ClassVar[str] = "fair_sharing"
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        return Turn((0.0,))
+
+
+@FLOW_POLICIES.register("shortest_first")
+class ShortestFirst(Unchanging):
+    """SJF: strictly the flow with the fewest bytes first."""
+
+    name: ClassVar[str] = "shortest_first"
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        return Turn((0.0, state.flow.size_bytes))
+
+
+@FLOW_POLICIES.register("earliest_deadline")
+class EarliestDeadline(Unchanging):
+    """EDF: flows with an explicit deadline by it, then all others with equal shares."""
+
+    name: ClassVar[str] = "earliest_deadline"
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        deadline = state.flow.deadline
+        return Turn((1.0,)) if deadline is None else Turn((0.0, deadline))
+
+
+@FLOW_POLICIES.register("karuna")
+class Karuna(Unchanging):
+    """Karuna (SIGCOMM 2016) as the paper describes it: an explicit deadline gets the least rate that keeps it and no
+    more, and the rest of the link goes to all others, the fewest bytes first. A flow that is late is one of those."""
+
+    name: ClassVar[str] = "karuna"
+
+    def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
+        flow = state.flow
+        if flow.deadline is None or flow.deadline <= now:
+            return Turn((1.0, flow.size_bytes))
+        needed = state.left / (flow.deadline - now)
+        if state.turn is not None and state.turn.cap is not None and math.isclose(needed, state.turn.cap, rel_tol=1e-9):
+            return state.turn  # what it had was enough
+        return Turn((0.0,), cap=needed)
+
+    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+        deadline = state.flow.deadline
+        return deadline if deadline is not None and deadline > now else math.inf

@@ -1,0 +1,340 @@
+"""The one object over all flows of some ports: events in, permits out. Simulator and transfer daemon drive it.
+
+It keeps which flows there are, how far their units have computed, and the order between batches that the coordinator
+sent. A driver reports what happened and gives every flow that has a permit its turn (`policies.Turn`). Nothing here
+blocks: without an order, or with one that has expired, flows go by stage alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from controller.core.errors import ConfigError
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.policies import LATE_RANK, DeferAndPromote, FlowPolicy, FlowState, Turn
+
+SCAVENGER = Turn((math.inf,), wire_class=7)
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+class PortSeen(NamedTuple):
+    """A port with its bandwidth (bytes/s) and what it sends now, bytes/s by band (`Turn.rank[0]`)."""
+
+    port: str
+    bandwidth: float
+    rates: Mapping[float, float] = {}
+
+
+class Submitted(NamedTuple):
+    flow: MsFlow
+
+
+class Sent(NamedTuple):
+    """`left`: bytes of the flow that are not sent yet."""
+
+    flow_id: str
+    left: float
+
+
+class Ended(NamedTuple):
+    """The flow was sent completely, or it was given up."""
+
+    flow_id: str
+
+
+class BatchQueued(NamedTuple):
+    """A batch of `layers` layers waits for its unit, behind those that were queued before."""
+
+    unit: str
+    batch: str
+    layers: int
+
+
+class LayerStarted(NamedTuple):
+    """A batch computes this layer now, from 0."""
+
+    unit: str
+    batch: str
+    layer: int
+
+
+class BatchComputed(NamedTuple):
+    """The unit has computed all layers of the batch."""
+
+    unit: str
+    batch: str
+
+
+class OrderSent(NamedTuple):
+    """The coordinator's order between batches. One with a `sequence` that is not larger than the last is ignored.
+
+    `scavengers`: requests that were pruned. `expires_at`: from then on the order counts no more.
+    """
+
+    sequence: int
+    order: Sequence[str]
+    scavengers: frozenset[str]
+    expires_at: float
+
+
+FlowEvent = PortSeen | Submitted | Sent | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent
+
+
+# ---- actions --------------------------------------------------------------------------------------------------------
+
+
+class Permit(NamedTuple):
+    """The flow may send, with this turn, until another permit replaces it."""
+
+    flow_id: str
+    turn: Turn
+
+
+class NotTaken(NamedTuple):
+    """A submitted flow that is not scheduled; `field` says what is wrong with it."""
+
+    flow_id: str
+    field: str
+    message: str
+
+
+FlowAction = Permit | NotTaken
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSchedulerConfig:
+    """`period_s`: how often KV transfers may be promoted once their batch is computed (0: at once)."""
+
+    period_s: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.period_s < 0:
+            raise ConfigError("period_s must not be negative", field="period_s")
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Batches of a unit in order, with their layers, and how far the first one is."""
+
+    batches: dict[str, int] = field(default_factory=dict)
+    layer: int = 0  # that the first batch computes; 0 also if it has not started
+
+    def current_layer(self, batch: str) -> int | None:
+        """Negative by the layers ahead; None if the batch is not known (it is computed, or was never queued)."""
+        ahead = -self.layer  # of the first batch these are computed
+        for place, (each, layers) in enumerate(self.batches.items()):
+            if each == batch:
+                return -ahead if place else self.layer
+            ahead += layers
+        return None
+
+
+class FlowScheduler:
+    """Flows of any number of ports under one policy.
+
+    `handle` costs one turn for each flow that an event concerns; an order or a port's report concerns all of its flows.
+    """
+
+    def __init__(self, policy: FlowPolicy | None = None, config: FlowSchedulerConfig | None = None) -> None:
+        self.policy = policy or DeferAndPromote()
+        self.config = config or FlowSchedulerConfig()
+        self._flows: dict[str, FlowState] = {}
+        self._of_unit: dict[str, set[str]] = {}
+        self._of_request: dict[tuple[tuple[str, ...], str], set[str]] = {}
+        self._later: dict[tuple[tuple[str, ...], str], float] = {}
+        self._ports: dict[str, PortSeen] = {}
+        self._units: dict[str, _Unit] = {}
+        self._order: OrderSent | None = None
+        self._ranks: dict[str, float] = {}
+        self._number = 0
+        self._period_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def handle(self, events: Iterable[FlowEvent], now: float) -> tuple[list[FlowAction], float]:
+        """Permits that are new or changed, and when to call again if nothing happens until then (infinite: never)."""
+        actions: list[FlowAction] = []
+        touched: dict[str, bool] = {}  # whether it may be promoted
+        for event in events:
+            self._apply(event, now, touched, actions)
+        self._expire(now, touched)
+        if now >= self._period_at + self.config.period_s - 1e-12:
+            self._period_at = now
+            touched |= dict.fromkeys(self._periodic(), True)
+        for flow_id, boundary in touched.items():
+            state = self._flows.get(flow_id)
+            if state is None:
+                continue
+            turn = self._turn(state, now, boundary)
+            if turn != state.turn:
+                state.turn = turn
+                actions.append(Permit(flow_id, turn))
+        return actions, self._wake_at(now)
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: FlowEvent, now: float, touched: dict[str, bool], actions: list[FlowAction]) -> None:
+        match event:
+            case Submitted(flow):
+                self._submit(flow, touched, actions)
+            case Sent(flow_id, left):
+                state = self._flows.get(flow_id)
+                if state is not None:
+                    state.left = max(0.0, left)
+                    touched.setdefault(flow_id, False)
+            case Ended(flow_id):
+                self._end(flow_id)
+            case PortSeen():
+                if not event.bandwidth > 0:
+                    raise ConfigError(f"port {event.port!r}: bandwidth must be positive bytes/s", field="bandwidth")
+                self._ports[event.port] = event
+            case BatchQueued(unit, batch, layers):
+                self._units.setdefault(unit, _Unit()).batches.setdefault(batch, layers)
+            case LayerStarted(unit, batch, layer):
+                self._layer_started(unit, batch, layer, touched)
+            case BatchComputed(unit, batch):
+                self._batch_computed(unit, batch, touched)
+            case OrderSent():
+                self._take_order(event, now, touched)
+
+    def _submit(self, flow: MsFlow, touched: dict[str, bool], actions: list[FlowAction]) -> None:
+        if flow.id in self._flows:
+            actions.append(NotTaken(flow.id, "id", f"flow {flow.id!r} was submitted before"))
+            return
+        unknown = next((port for port in (flow.egress, flow.ingress) if port not in self._ports), None)
+        if unknown is not None:
+            field_name = "egress" if unknown == flow.egress else "ingress"
+            actions.append(NotTaken(flow.id, field_name, f"port {unknown!r} is not known"))
+            return
+        self._number += 1
+        self._flows[flow.id] = FlowState(flow, self._number)
+        self._of_unit.setdefault(flow.unit, set()).add(flow.id)
+        if flow.stage is Stage.KV_TRANSFER:
+            key = (flow.requests, flow.egress)
+            self._of_request.setdefault(key, set()).add(flow.id)
+            self._later[key] = flow.later_bytes
+        touched[flow.id] = True
+
+    def _end(self, flow_id: str) -> None:
+        state = self._flows.pop(flow_id, None)
+        if state is None:
+            return
+        flow = state.flow
+        _discard(self._of_unit, flow.unit, flow_id)
+        key = (flow.requests, flow.egress)
+        if _discard(self._of_request, key, flow_id):
+            self._later.pop(key, None)
+
+    def _layer_started(self, unit: str, batch: str, layer: int, touched: dict[str, bool]) -> None:
+        known = self._units.setdefault(unit, _Unit())
+        known.batches.setdefault(batch, layer + 1)
+        if next(iter(known.batches)) != batch:  # it overtook those queued before it
+            known.batches = {batch: known.batches.pop(batch), **known.batches}
+        known.layer = layer
+        touched |= dict.fromkeys(self._of_unit.get(unit, ()), True)
+
+    def _batch_computed(self, unit: str, batch: str, touched: dict[str, bool]) -> None:
+        known = self._units.get(unit)
+        if known is None or batch not in known.batches:
+            return
+        if next(iter(known.batches)) == batch:
+            known.layer = 0
+        del known.batches[batch]
+        if not known.batches:
+            del self._units[unit]
+        touched |= dict.fromkeys(self._of_unit.get(unit, ()), True)
+
+    def _take_order(self, order: OrderSent, now: float, touched: dict[str, bool]) -> None:
+        if (self._order is not None and order.sequence <= self._order.sequence) or order.expires_at <= now:
+            return
+        self._order = order
+        self._ranks = {batch: float(place) for place, batch in enumerate(order.order)}
+        for flow_id in self._flows:
+            touched.setdefault(flow_id, False)
+
+    def _expire(self, now: float, touched: dict[str, bool]) -> None:
+        if self._ranks and self._order is not None and self._order.expires_at <= now:
+            self._ranks = {}
+            self._order = self._order._replace(scavengers=frozenset())
+            for flow_id in self._flows:
+                touched.setdefault(flow_id, False)
+
+    # ---- turns ------------------------------------------------------------------------------------------------------
+
+    def _turn(self, state: FlowState, now: float, boundary: bool) -> Turn:
+        turn = self.policy.turn(state, self, now, boundary)
+        return SCAVENGER if self._pruned(state.flow) else turn
+
+    def _pruned(self, flow: MsFlow) -> bool:
+        if self._order is None or not flow.requests:
+            return False
+        return all(request in self._order.scavengers for request in flow.requests)
+
+    def _periodic(self) -> list[str]:
+        """KV transfers of batches that are not computed any more: no layer of theirs begins."""
+        found = []
+        for flow_id, state in self._flows.items():
+            flow = state.flow
+            if flow.stage is Stage.KV_TRANSFER and not self._computing(flow):
+                found.append(flow_id)
+        return found
+
+    def _computing(self, flow: MsFlow) -> bool:
+        unit = self._units.get(flow.unit)
+        return unit is not None and flow.batch in unit.batches
+
+    def _wake_at(self, now: float) -> float:
+        at = self._order.expires_at if self._ranks and self._order is not None else math.inf
+        for state in self._flows.values():
+            change = self.policy.next_change(state, self, now)
+            if change == math.inf or (state.flow.stage is Stage.KV_TRANSFER and self._computing(state.flow)):
+                continue
+            period_s = self.config.period_s
+            due = max(change, now)
+            if period_s:  # only at the periods
+                due = self._period_at + period_s * max(1, math.ceil((due - self._period_at) / period_s - 1e-9))
+            at = min(at, due)
+        return at
+
+    # ---- what policies read -----------------------------------------------------------------------------------------
+
+    def bandwidth(self, port: str) -> float:
+        return self._ports[port].bandwidth
+
+    def load_before(self, port: str, band: float) -> float:
+        seen = self._ports[port]
+        return sum(rate for other, rate in seen.rates.items() if other < band) / seen.bandwidth
+
+    def load(self, port: str) -> float:
+        seen = self._ports[port]
+        return sum(seen.rates.values()) / seen.bandwidth
+
+    def request_left(self, flow: MsFlow) -> float:
+        key = (flow.requests, flow.egress)
+        submitted = sum(self._flows[each].left for each in self._of_request.get(key, ()))
+        return submitted + (self._later.get(key, 0.0) if self._computing(flow) else 0.0)
+
+    def current_layer(self, flow: MsFlow) -> int:
+        unit = self._units.get(flow.unit)
+        layer = unit.current_layer(flow.batch) if unit is not None else None
+        return 0 if layer is None else layer  # of an unknown batch: as if it began now
+
+    def batch_rank(self, flow: MsFlow) -> float:
+        return self._ranks.get(flow.batch, LATE_RANK)
+
+
+def _discard(groups: dict[Any, set[str]], key: Any, member: str) -> bool:
+    """Remove `member` from its group, and the group with its last member; whether it is gone."""
+    group = groups.get(key)
+    if group is None:
+        return False
+    group.discard(member)
+    if not group:
+        del groups[key]
+    return not group

@@ -1,0 +1,111 @@
+"""Worked examples M4 and M5: robust effective deadlines, feasibility and pruning."""
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.flow.batches import Batch, BatchRequest, effective_deadline, order_batches
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "red", "loose"),
+    [
+        ([1, 10, 11, 12], 7.75, 10),
+        ([1, 2, 3, 10], 3.25, 10),
+        ([3, 9], 6, 9),
+        ([7], 7, 7),
+        ([5, 5, 5], 5, 5),
+        ([1, 4, 7, 10], 3.25, 4),
+        ([12, 1, 11, 10], 7.75, 10),
+    ],
+)
+def test_m4_robust_effective_deadline(deadlines, red, loose):
+    assert effective_deadline(deadlines) == pytest.approx((red, loose))
+
+
+def test_no_deadlines_have_no_effective_one():
+    with pytest.raises(ValueError, match="no deadlines"):
+        effective_deadline([])
+
+
+def batches(x1=(3, 0), y1=(4, 1), exempt=()):
+    def request(name, deadline, load):
+        return BatchRequest(name, deadline, {"1": load[0], "2": load[1]}, name in exempt)
+
+    x = Batch("X", "unit", 1.0, [request("x1", 4, x1), request("x2", 8, (1, 1))])
+    y = Batch("Y", "unit", 1.0, [request("y1", 10, y1), request("y2", 12, (2, 3))])
+    return [y, x]
+
+
+EVEN = {"1": 1.0, "2": 1.0}
+
+
+def test_m5_what_fits_is_not_pruned():
+    found = order_batches(batches(), EVEN, 5, 0.0)
+    assert found.order == ("X", "Y")
+    assert found.finish_s == {"X": 5, "Y": 12}
+    assert not found.pruned
+
+
+def test_m5_the_largest_load_on_the_bottleneck_is_pruned():
+    found = order_batches(batches(y1=(5, 1)), EVEN, 5, 0.0)
+    assert found.scavengers == {"y1"}
+    assert found.finish_s["Y"] == 8
+    [pruned] = found.pruned
+    assert (pruned.port, pruned.late_batch, pruned.finish_s, pruned.due_s) == ("1", "Y", 13, 12)
+
+
+def test_m5_of_a_batch_ahead_too_but_not_as_the_text_has_it():
+    found = order_batches(batches(x1=(6, 0)), EVEN, 5, 0.0)
+    assert found.scavengers == {"x1"}
+    assert found.finish_s == {"X": 8, "Y": 9}
+    text = order_batches(batches(x1=(6, 0)), EVEN, 5, 0.0, within_batch=True)
+    assert text.scavengers == {"y1"}
+    assert text.finish_s["Y"] == 11
+
+
+def test_m5_without_a_budget_nothing_is_pruned():
+    found = order_batches(batches(x1=(6, 0)), EVEN, 0, 0.0)
+    assert not found.pruned
+    assert found.finish_s["Y"] == 15
+
+
+def test_m5_the_bottleneck_is_the_port_with_the_most_seconds():
+    found = order_batches(batches(y1=(5, 1)), {"1": 2.0, "2": 0.25}, 5, 0.0)
+    assert found.scavengers == {"y2"}
+    assert found.finish_s["Y"] == 10
+
+
+def test_a_request_that_an_operator_forced_is_not_pruned():
+    found = order_batches(batches(y1=(5, 1), exempt={"y1"}), EVEN, 5, 0.0)
+    assert "y1" not in found.scavengers
+    assert found.scavengers == {"x1"}
+
+
+def test_pruning_ends_where_nobody_loads_the_bottleneck():
+    late = Batch("L", "unit", 100.0, [BatchRequest("l", 1.0, {})])
+    found = order_batches([late], EVEN, 5, 0.0)
+    assert not found.pruned
+    assert found.finish_s["L"] == 100.0
+
+
+def test_units_compute_at_the_same_time_and_share_ports():
+    one = Batch("A", "u1", 2.0, [BatchRequest("a", 5.0, {"1": 1.0})])
+    two = Batch("B", "u2", 2.0, [BatchRequest("b", 6.0, {"1": 1.0})])
+    assert order_batches([one, two], EVEN, 0, 10.0).finish_s == {"A": 13.0, "B": 14.0}
+
+
+def test_a_port_without_bandwidth_is_an_error():
+    with pytest.raises(ConfigError) as error:
+        order_batches(batches(), {"1": 1.0}, 5, 0.0)
+    assert error.value.field == "bandwidth"
+
+
+def test_the_queue_of_a_computing_unit_is_pruned_by_the_same_rule():
+    """The port is the unit, and its load seconds of prefill: the longest prompt makes room for two others."""
+    loads = {"long": 8.0, "short": 1.0, "other": 1.0}
+    waiting = [
+        Batch(name, "gpu", 0.0, [BatchRequest(name, due, {"gpu": loads[name]})])
+        for name, due in (("long", 9.0), ("short", 9.5), ("other", 9.6))
+    ]
+    found = order_batches(waiting, {"gpu": 1.0}, 5, 0.0)
+    assert found.scavengers == {"long"}

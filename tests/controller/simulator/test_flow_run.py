@@ -1,0 +1,118 @@
+"""Worked examples M6 and M7: flows on one link under each policy, in time and in completion."""
+
+import pytest
+
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.policies import FLOW_POLICIES, DeferAndPromote, Turn
+from controller.flow.scheduler import FlowSchedulerConfig
+from controller.simulator.flow_run import PlannedFlow, run_flows
+from controller.simulator.fluid import FluidNetwork
+
+LINK = {"out": 1.0, "in": 100.0}
+LATEST = {"A": 9.0, "B": 6.0, "C": 7.0}
+REQUESTS = {"A": 1, "B": 2, "C": 1}
+
+
+def table_1():
+    """A: reuse that a later layer needs; B: a collective of two requests; C: a KV transfer with its deadline."""
+    return [
+        PlannedFlow(0.0, MsFlow("A", Stage.REUSE, 2.0, "out", "in", "u", "a", ("1",), 1)),
+        PlannedFlow(0.0, MsFlow("B", Stage.COLLECTIVE, 4.0, "out", "in", "v", "b", ("2", "3"), 0)),
+        PlannedFlow(0.0, MsFlow("C", Stage.KV_TRANSFER, 3.0, "out", "in", "w", "c", ("4",), deadline=7.0)),
+    ]
+
+
+def promoted_at(utilisation):
+    config = DeferAndPromote.Config(level_one=utilisation, load_of="before")
+    return lambda: DeferAndPromote(config)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ends", "in_time"),
+    [
+        (FLOW_POLICIES["fair_sharing"], (6, 9, 8), 1),
+        (FLOW_POLICIES["shortest_first"], (2, 9, 5), 2),
+        (FLOW_POLICIES["earliest_deadline"], (7, 9, 3), 2),
+        (FLOW_POLICIES["karuna"], (3.5, 9, 7), 2),
+        (promoted_at(1.0), (9, 4, 7), 4),
+        (promoted_at(0.5), (9, 7, 4), 2),
+        (promoted_at(0.125), (9, 7, 3), 2),
+    ],
+)
+def test_m6_table_1(policy, ends, in_time):
+    found = run_flows(table_1(), LINK, policy, FlowSchedulerConfig(period_s=0.0))
+    assert tuple(found[name] for name in "ABC") == pytest.approx(ends)
+    assert sum(REQUESTS[name] for name in "ABC" if found[name] <= LATEST[name] + 1e-6) == in_time
+
+
+def test_promotions_wait_for_the_next_period():
+    found = run_flows(table_1(), LINK, promoted_at(0.5), FlowSchedulerConfig(period_s=0.4))
+    assert found["C"] == pytest.approx(4.2)  # 1.0 is no multiple of 0.4: promoted at 1.2
+
+
+@pytest.mark.parametrize(
+    ("policy", "layer_2"),
+    [("fair_sharing", 3), ("shortest_first", 3), ("earliest_deadline", 3), ("mfs", 2)],
+)
+def test_m7_figure_6_ingress(policy, layer_2):
+    """Layer 2 starts when the collective of layer 1 has ended."""
+    plan = [
+        PlannedFlow(0.0, MsFlow("collective", Stage.COLLECTIVE, 2.0, "out", "in", "u", "b", ("r",), 1)),
+        PlannedFlow(0.0, MsFlow("reuse", Stage.REUSE, 1.0, "out", "in", "v", "c", ("s",), 3)),
+    ]
+    assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "layer_2"),
+    [("fair_sharing", 4), ("shortest_first", 4), ("earliest_deadline", 4), ("mfs", 3)],
+)
+def test_m7_figure_7_egress(policy, layer_2):
+    plan = [
+        PlannedFlow(0.0, MsFlow("collective", Stage.COLLECTIVE, 3.0, "out", "in", "u", "b", ("r",), 2)),
+        PlannedFlow(0.0, MsFlow("p2d", Stage.KV_TRANSFER, 1.0, "out", "in", "w", "c", ("s",), deadline=40.0)),
+    ]
+    assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
+
+
+@pytest.mark.parametrize("policy", list(FLOW_POLICIES))
+def test_every_policy_sends_every_byte_and_leaves_no_link_idle(policy):
+    if policy == "karuna":
+        pytest.skip("Karuna gives an explicit deadline no more than its minimum rate")
+    found = run_flows(table_1(), LINK, FLOW_POLICIES[policy])
+    assert max(found.values()) == pytest.approx(9.0)
+
+
+def test_weights_keep_their_floor_under_a_flow_that_goes_first():
+    plan = [
+        PlannedFlow(0.0, MsFlow("w", Stage.WEIGHTS, 1.0, "out", "in")),
+        PlannedFlow(0.0, MsFlow("c", Stage.COLLECTIVE, 95.0, "out", "in", "u", "b", ("r",), 1)),
+    ]
+    found = run_flows(plan, LINK, FLOW_POLICIES["mfs"])
+    assert found["w"] == pytest.approx(20.0)  # 5 % of the link
+    assert found["c"] == pytest.approx(96.0)
+
+
+def network(flows, ports):
+    made = FluidNetwork(ports)
+    for name, (path, turn) in flows.items():
+        made.start(name, path, 1e9, turn, 0.0)
+    made.settle(0.0)
+    return {name: flow.rate for name, flow in made._flows.items()}
+
+
+def test_rates_within_a_rank_are_max_min():
+    """One port of 10 shared by three flows, one of which is slowed to 1 elsewhere: the others get 4.5 each."""
+    even = Turn((0.0,))
+    rates = network({"a": (("x",), even), "b": (("x",), even), "c": (("x", "y"), even)}, {"x": 10.0, "y": 1.0})
+    assert rates == pytest.approx({"a": 4.5, "b": 4.5, "c": 1.0})
+
+
+def test_a_lower_rank_gets_what_the_higher_cannot_use():
+    rates = network({"high": (("x", "y"), Turn((0.0,))), "low": (("x",), Turn((1.0,)))}, {"x": 10.0, "y": 3.0})
+    assert rates == pytest.approx({"high": 3.0, "low": 7.0})
+
+
+def test_a_capped_flow_leaves_the_rest():
+    rates = network({"a": (("x",), Turn((0.0,), cap=2.0)), "b": (("x",), Turn((0.0,)))}, {"x": 10.0})
+    assert rates == pytest.approx({"a": 2.0, "b": 8.0})
