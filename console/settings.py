@@ -88,7 +88,6 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # ---- apps --------------------------------------------------------------------------------------------------------
 _DATA_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "controller.apps.ControllerConfig"]
 _PAGE_APPS = [
-    "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django.contrib.admin",
@@ -110,6 +109,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "console.sessions.SessionUse",
     "console.middleware.DatabaseAway",
     "console.middleware.UnstorableInput",
 ]
@@ -147,6 +147,10 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 SIGN_INS_PER_ACCOUNT = _env.whole("SIGN_INS_PER_ACCOUNT", 10, 1, 10_000)  # failures in 15 minutes
 SIGN_INS_PER_ADDRESS = _env.whole("SIGN_INS_PER_ADDRESS", 30, 1, 100_000)
+SESSION_ENGINE = "console.sessions"
+SESSION_IDLE_HOURS = _env.number("SESSION_IDLE_HOURS", 12.0, 0.1, 168.0)  # without use a session ends then
+SESSION_DAYS = _env.number("SESSION_DAYS", 7.0, 0.1, 90.0)  # and then whatever its use
+SESSION_COOKIE_AGE = int(SESSION_DAYS * 86400)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
 SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one host do not log each other out
 CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"

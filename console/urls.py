@@ -25,6 +25,7 @@ from console.views import (
     queue,
     requests,
     scaling,
+    sessions,
     sign_in,
     tenants,
     traces,
@@ -87,6 +88,8 @@ urlpatterns = [
     path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),
     path("login/", sign_in.SignIn.as_view(), name="login"),
     path("session/", sign_in.session, name="session"),
+    path("sessions/", sessions.session_list, name="sessions"),
+    path("sessions/end/", sessions.session_end, name="session-end"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("admin/login/", sign_in.admin_sign_in),  # before the admin site's own
     path("admin/", admin.site.urls),

@@ -186,6 +186,7 @@ def record_pages(about: Subjects) -> dict[str, str]:
         "experiment, CSV": f"/experiments/{experiment.slug}/csv/",
         "experiment, JSON": f"/experiments/{experiment.slug}/json/",
         "traces": "/traces/",
+        "sessions": "/sessions/",
         "patterns": "/patterns/",
     }
 

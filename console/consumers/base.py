@@ -9,7 +9,6 @@ of its data. Frames carry a sequence number; a browser that misses one asks for 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import time
@@ -26,6 +25,7 @@ from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
 from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
+from console.session_keys import digest_of, group_of
 from controller.core.staleness import STALE_AT_LEAST_S
 from controller.selectors.roles import UserRole, role_of
 from workers.live import LiveUnavailable
@@ -241,7 +241,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
 
 def session_group(key: str) -> str:
     """Channel-layer group of the sockets of one session. Hashed, so that Redis never holds the session key."""
-    return f"session.{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return group_of(digest_of(key))
 
 
 async def current_role(session: Any) -> UserRole:

@@ -17,6 +17,7 @@ from controller.models.fleet import (
 from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, RequestRecord
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
+from controller.models.sessions import PersonSession
 from controller.models.slo import PriorityMapping, SLOClass
 from controller.models.tenants import ApiKey, Tenant
 
@@ -37,6 +38,7 @@ __all__ = [
     "KvTransfer",
     "LatencyProfile",
     "Link",
+    "PersonSession",
     "PriorityMapping",
     "RequestRecord",
     "SLOClass",

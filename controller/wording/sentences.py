@@ -107,6 +107,8 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_load_ordered", ""): "{actor} requested a weight load for instance {subject}",
     ("instance_sleep_ordered", ""): "{actor} requested sleep level {level} for instance {subject}",
     ("instance_wake_ordered", ""): "{actor} requested a wake-up for instance {subject}",
+    # people
+    ("sessions_ended", "person_asked"): "{actor} ended {sessions} of the sessions of {subject}",
     # links
     ("link_down", "no_answer"): "the link from {source} to {target} is down, so KV transfers use other links",
     ("link_up", "answers_again"): "the link from {source} to {target} is up again after {down_s:.0f} s",

@@ -172,6 +172,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "not_written_before": ("earlier refusals not recorded individually", ""),
     "by": ("limit reached for", ""),
     "address": ("client address", ""),
+    "addresses": ("client addresses", ""),
+    "sessions": ("sessions", ""),
     "days": ("retention", "days"),
     "compares": ("comparison", ""),
     "runs": ("runs", ""),

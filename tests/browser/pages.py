@@ -59,6 +59,7 @@ PAGES = (
     Listed("traces", "/traces/"),
     Listed("audit", "/audit/"),
     Listed("decision", "/audit/{decision}/"),
+    Listed("sessions", "/sessions/"),
     Listed("patterns", "/patterns/"),
     Listed("request-missing", "/requests/req-none/", status=404),
     Listed("not-found", "/nowhere/", status=404),
@@ -131,6 +132,7 @@ ACTIONS = (
     Action("/experiments/{experiment}/change/", "operator", "experiment", ("button", "Save"), {"name": "forged"}),
     Action("/experiments/{experiment}/cancel/", "operator", "experiment", None),
     Action("/experiments/{experiment}/remove/", "operator", "experiment", ("button", "Remove")),
+    Action("/sessions/end/", "viewer", "sessions", None, {"session": "none"}),
     Action("/traces/", "operator", "traces", ("button", "Upload trace"), {"name": "forged"}),
     Action("/traces/{trace}/remove/", "operator", "traces", ("button", re.compile("^Remove "))),
 )

@@ -7,6 +7,7 @@ import logging
 from celery import shared_task
 from django.conf import settings
 
+from controller.services.access.sessions import sessions_clear
 from controller.services.fleet.instance_links import instance_links_retain
 from controller.services.fleet.scaling import SAMPLES_KEPT_DAYS, samples_retain
 from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain
@@ -34,6 +35,7 @@ def drop_old_records() -> None:
     samples_retain(days=SAMPLES_KEPT_DAYS)
     instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
     actions_retain(days=settings.ACTIONS_KEPT_DAYS)
+    sessions_clear()
     decided = decisions_retain(days=settings.DECISIONS_KEPT_DAYS)
     if decided:
         log.info("deleted %d old decisions of jobs", decided)

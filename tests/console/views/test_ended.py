@@ -5,12 +5,11 @@ from __future__ import annotations
 from html import unescape
 
 import pytest
-from django.contrib.sessions.models import Session
 from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 
-from controller.models import Decision, SLOClass
+from controller.models import Decision, PersonSession, SLOClass
 from controller.services.records import refusals as refusal_log
 from tests import factories
 
@@ -125,7 +124,7 @@ def typed(html, name):
 def test_what_was_typed_is_in_the_form_again_after_signing_in_and_is_not_saved(row):
     client, path = Client(), reverse("class-edit", args=[row.pk])
     client.force_login(factories.user("admin"))
-    Session.objects.all().delete()
+    PersonSession.objects.all().delete()
     answer = client.post(path, CLASS, headers={"referer": f"http://testserver{path}"})
     assert answer["location"] == f"/login/?next={path}"
     assert b"input is kept for 15 minutes" in client.get(answer["location"]).content

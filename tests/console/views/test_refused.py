@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from controller.models import ApiKey, Decision, Experiment, Instance, SLOClass
+from controller.models import ApiKey, Decision, Experiment, Instance, PersonSession, SLOClass
 from controller.services.decisions import decision_record
 from controller.services.records.requests import records_write
 from tests import factories
@@ -72,7 +71,7 @@ def test_a_form_without_or_with_a_forged_token_changes_nothing(strict, targets):
 def test_a_session_that_ended_leads_to_the_login_and_changes_nothing(targets):
     client = Client()
     client.force_login(factories.user("admin"))
-    Session.objects.all().delete()
+    PersonSession.objects.all().delete()
     for url, data in targets.items():
         answer = client.post(url, data)
         assert (answer.status_code, answer["location"].split("?")[0]) == (302, "/login/"), url

@@ -1,0 +1,1 @@
+"""Writes of who may come in: sessions of people."""
