@@ -82,7 +82,7 @@ async def test_telemetry_of_the_leader_is_not_stale_for_the_other(hosts):
     first, second = hosts
     assert (first.gateway.monitor.leading, second.gateway.monitor.leading) == (True, False)
     assert await second.gateway.monitor._read_leader() == {"e1"}
-    load = second.gateway.scheduler.dispatcher._fleet.workers["e1"].load
+    load = second.gateway.scheduler.dispatcher._fleet.instances["e1"].load
     assert abs(second.gateway.clock() - load.observed_at) < 2.0
 
 

@@ -37,4 +37,4 @@ class ServerBed(TestBed):
 
     def outstanding(self) -> int:
         """What the dispatcher believes to be at its instances."""
-        return sum(worker.outstanding for worker in self.gateway.scheduler.dispatcher._fleet.workers.values())
+        return sum(each.outstanding for each in self.gateway.scheduler.dispatcher._fleet.instances.values())

@@ -35,12 +35,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 async def polled(bed: TestBed) -> Any:
     """The engine's state after another poll, a period later."""
-    worker = bed.gateway.scheduler.dispatcher._fleet.workers["e1"]
+    instance = bed.gateway.scheduler.dispatcher._fleet.instances["e1"]
     await asyncio.sleep(0.05)
-    before = worker.load
+    before = instance.load
     bed.gateway.monitor.probe("e1")
-    await until(lambda: worker.load is not before)
-    return worker
+    await until(lambda: instance.load is not before)
+    return instance
 
 
 async def test_a_new_gateway_sends_nothing_to_an_engine_that_others_have_filled(engine: Engine) -> None:
@@ -69,10 +69,10 @@ async def test_its_own_requests_are_not_taken_for_others_in_a_first_report(engin
         bed.every(Script(tokens=3, token_delay_s=0.2))
         client = bed.send(completion(stream=True))
         await until(lambda: bed.backend("e1").running == 1)
-        bed.gateway.scheduler.dispatcher._fleet.workers["e1"].load = None  # as if it had not been polled yet
+        bed.gateway.scheduler.dispatcher._fleet.instances["e1"].load = None  # as if it had not been polled yet
         engine.reports(running=2)
-        worker = await polled(bed)
-        assert worker._others_count == 0
+        instance = await polled(bed)
+        assert instance._others_count == 0
         assert (await client.done()).status == 200
 
 
@@ -81,18 +81,18 @@ async def test_counters_of_an_engine_that_restarts_begin_at_zero(engine: Engine)
     engine.reports(running=4, prompt_tokens_total=1_000_000)
     async with TestBed(snapshot(("e1",))) as bed:
         engine.reports(running=4, prompt_tokens_total=1_001_000)
-        worker = await polled(bed)
-        before = worker._others_prefill_rate
+        instance = await polled(bed)
+        before = instance._others_prefill_rate
         assert before > 0
         engine.reports(running=4, prompt_tokens_total=1_000)
-        worker = await polled(bed)
-        assert worker._others_prefill_rate == pytest.approx(before, rel=0.9)
-        assert worker._others_prefill_rate > 0
+        instance = await polled(bed)
+        assert instance._others_prefill_rate == pytest.approx(before, rel=0.9)
+        assert instance._others_prefill_rate > 0
         engine.reports(running=0, prompt_tokens_total=1_000)
-        worker = await polled(bed)
-        worker = await polled(bed)
+        instance = await polled(bed)
+        instance = await polled(bed)
         (state,) = bed.gateway.scheduler.fleet(bed.gateway.clock())
-        assert (worker._others_prefill_rate, state.running, state.utilisation) == (0.0, 0, 0.0)
+        assert (instance._others_prefill_rate, state.running, state.utilisation) == (0.0, 0, 0.0)
 
 
 async def test_our_own_prompts_before_a_restart_are_not_charged_to_others(engine: Engine) -> None:
@@ -100,5 +100,5 @@ async def test_our_own_prompts_before_a_restart_are_not_charged_to_others(engine
     async with TestBed(snapshot(("e1",))) as bed:
         assert (await bed.ask(completion())).status == 200
         engine.reports(running=1, prompt_tokens_total=2)
-        worker = await polled(bed)
-        assert worker._others_prefill_rate == 0.0
+        instance = await polled(bed)
+        assert instance._others_prefill_rate == 0.0

@@ -244,12 +244,12 @@ async def test_a_paused_server_is_sent_nothing() -> None:
     async with fleet(c="null", s="null") as bed:
         bed.servers["s"].paused = True
         bed.gateway.monitor.probe("s")
-        await until(lambda: not bed.gateway.scheduler.dispatcher._fleet.workers["s"].takes, 30)
+        await until(lambda: not bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
         for _ in range(4):
             assert (await bed.ask(STREAMED)).headers["x-slackline-instance"] == "c"
         bed.servers["s"].paused = False
         bed.gateway.monitor.probe("s")
-        await until(lambda: bed.gateway.scheduler.dispatcher._fleet.workers["s"].takes, 30)
+        await until(lambda: bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
         clients = [bed.send(STREAMED) for _ in range(6)]
         assert "s" in {(await client.done()).headers["x-slackline-instance"] for client in clients}
 

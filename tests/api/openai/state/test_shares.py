@@ -66,7 +66,7 @@ async def test_a_second_gateway_takes_its_part_from_the_first() -> None:
             entry["at"] = 1e12  # never stale here
         await publisher.tick()
         bed.gateway.runtime._pass()
-        assert {worker.slots for worker in bed.gateway.scheduler.dispatcher._fleet.workers.values()} == {16}
+        assert {each.slots for each in bed.gateway.scheduler.dispatcher._fleet.instances.values()} == {16}
         publisher.close()
 
 
