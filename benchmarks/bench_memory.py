@@ -105,6 +105,7 @@ def gateway_and_engine(folder: Path, count: int) -> dict[str, Any]:
     with reference_engines(1, folder / "logs", *options) as [engine]:
         coefficients = {**constant_profile(), "prefill_a": 1.0, "decode_a": 1.0}
         fleet = StackFleet(MODEL, [engine.url], "reference", FULL_SLOTS, [PATIENT], coefficients)
+        os.environ["HTTP_CONNECTIONS_PER_ADDRESS"] = str(2 * QUEUED)  # all clients are on this machine
         with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
             idle = pss_mb(gateway.pid)
             note(f"queueing {count} requests")

@@ -1,6 +1,7 @@
 """Composition root of the console: pages and control API (Django), static files, and live topics (Channels).
 
-Run by `uvicorn console.asgi:application`. A WebSocket needs a session of ours and an origin of ours.
+Run by `uvicorn console.asgi:application --http console.server:Protocol --ws console.server:WebSocket`: without these
+two, nothing bounds connections, heads and times. A WebSocket needs a session of ours and an origin of ours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ case "$role" in
     ;;
   console)
     SLACKLINE_ROLE=console exec uvicorn console.asgi:application --host 0.0.0.0 --port "${CONSOLE_PORT:-8000}" \
-      --http httptools --loop uvloop --log-level warning --no-access-log --no-proxy-headers \
+      --http console.server:Protocol --ws console.server:WebSocket --ws-max-size 65536 --loop uvloop \
+      --log-level warning --no-access-log --no-proxy-headers \
       --ws-per-message-deflate false --timeout-graceful-shutdown 5 "$@"
     ;;
   worker)

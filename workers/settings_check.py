@@ -12,6 +12,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.dispatch import build_dispatcher, build_migrator
+from workers.http.limits import LIMITS, read_limits
 
 REFUSED = 2  # exit code
 
@@ -26,6 +27,8 @@ def require_settings() -> None:
     except ImproperlyConfigured as error:
         raise ConfigError(_one_line(error)) from error
     require_dispatcher(policy, overrides)
+    for server in LIMITS:
+        read_limits(server)
 
 
 def require_dispatcher(policy: str, overrides: Mapping[str, Any]) -> None:

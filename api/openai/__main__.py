@@ -10,7 +10,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import socket
 import sys
 from pathlib import Path
@@ -23,6 +22,8 @@ from api.openai.gateway import GatewayOptions
 from api.openai.server import GatewayServer
 from api.openai.service import GatewayService, Store
 from controller.core.errors import ConfigError
+from workers.http.limits import HttpLimits, raise_file_limit, read_limits
+from workers.http.protocol import bounded
 from workers.settings_check import REFUSED, require_settings
 
 GRACE_S = 20  # how long running requests may take to finish after SIGTERM
@@ -31,7 +32,6 @@ GC_THRESHOLDS = (
     20,
     50,
 )  # with 10,000 requests queued a full collection stops the loop for tens of milliseconds
-OPEN_FILES = 65_536
 SWITCH_S = 0.001  # the loop gets the interpreter back from threads that write records within a millisecond
 
 
@@ -52,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     gc.collect()
     gc.freeze()  # imported modules stay, so that no collection looks at them again
     gc.set_threshold(*GC_THRESHOLDS)
-    _raise_file_limit()
     name = arguments.name or f"gateway-{socket.gethostname()}-{arguments.port}"
     options = GatewayOptions(
         name,
@@ -65,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     store = _store(arguments.snapshot)
     service = GatewayService(options, store, settings.DATA_DIR, None if alone else settings.REDIS_URL)
     try:
-        serve(service, arguments.host, arguments.port)
+        serve(service, arguments.host, arguments.port, raise_file_limit(read_limits("gateway")))
     except ConfigError as error:
         return _refused(error)
     return 0
@@ -76,13 +75,15 @@ def _refused(error: ConfigError) -> int:
     return REFUSED
 
 
-def serve(service: GatewayService, host: str, port: int) -> None:
+def serve(service: GatewayService, host: str, port: int, limits: HttpLimits) -> None:
+    protocol = bounded(limits)
+    service.connections = protocol.book
     config = uvicorn.Config(
-        OpenAIApp(service.start, service.stop),
+        OpenAIApp(service.start, service.stop, limits.body_bytes),
         host=host,
         port=port,
         loop="uvloop",
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="on",
         access_log=False,
@@ -91,7 +92,6 @@ def serve(service: GatewayService, host: str, port: int) -> None:
         date_header=False,
         proxy_headers=False,  # client addresses are not used, and reading them costs a layer around each request
         backlog=8192,
-        timeout_keep_alive=75,
     )
     server = GatewayServer(config, service, GRACE_S)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
@@ -120,14 +120,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--scheduler-log", type=Path, metavar="FILE", help="record what the scheduler is told and answers, for a replay"
     )
     return parser.parse_args(argv)
-
-
-def _raise_file_limit() -> None:
-    """Each waiting request has a connection: the soft limit of 1,024 files is too small."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

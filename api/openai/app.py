@@ -29,6 +29,7 @@ from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import Parsed, parse_request
 from api.openai.status import health, metrics
+from workers.http.limits import LIMITS
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,15 @@ _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 class OpenAIApp:
     """`start` and `stop` are called by the lifespan; they build and close what needs a running loop."""
 
-    def __init__(self, start: Callable[[], Awaitable[Gateway]], stop: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Gateway]],
+        stop: Callable[[], Awaitable[None]],
+        body_bytes: int = LIMITS["gateway"].body_bytes,
+    ) -> None:
         self._start = start
         self._stop = stop
+        self._body_bytes = body_bytes
         self._gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +98,7 @@ class OpenAIApp:
         path, method = scope["path"], scope["method"]
         if path in (COMPLETIONS, CHAT, RESPONSES):
             _only(method, "POST")
-            await generate(gateway, scope, receive, send)
+            await generate(gateway, scope, receive, send, self._body_bytes)
         elif path == "/healthz":
             status, body = health(gateway)
             await respond(send, status, orjson.dumps(body))
@@ -112,12 +119,12 @@ def _only(method: str, wanted: str) -> None:
         raise ApiError("method_not_allowed", f"Use {wanted}.")
 
 
-async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, body_bytes: int) -> None:
     """Completions, chat completions and responses, streamed and not."""
     path = scope["path"]
     tenant = gateway.tenant(header(scope, b"authorization"))
     try:
-        raw = await read_body(scope, receive)
+        raw = await read_body(scope, receive, body_bytes)
     except asyncio.CancelledError:  # the server's grace is over; by itself it would answer a bare 500
         if not gateway.closing:
             raise

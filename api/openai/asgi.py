@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from api.openai.protocol.errors import ApiError
+from workers.http.limits import LIMITS
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -15,8 +16,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-MAX_BODY_BYTES = 2 << 20
-BODY_S = 30.0  # a client that sends its body slowly must not hold a connection for ever
+MAX_BODY_BYTES = LIMITS["gateway"].body_bytes
 # A connection closed while its client still writes is reset, and the reset may overtake the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
@@ -35,7 +35,7 @@ async def respond(
 
 
 async def respond_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
-    closing = [_CLOSE] if error.status in (408, 413) else []  # the rest of the body is not read
+    closing = [_CLOSE] if error.status == 413 else []  # the rest of the body is not read
     await respond(send, error.status, error.body(), [*headers, *error.headers(), *closing])
 
 
@@ -67,20 +67,13 @@ class ClientGone(Exception):
     """The client hung up before its request was complete."""
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The whole body. Raises ApiError beyond 2 MB (before reading, where the length is declared) or 30 seconds."""
+async def read_body(scope: Scope, receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises ApiError beyond `most` bytes, before reading where the length is declared. How long it may
+    take is the protocol's matter (`workers.http.protocol`)."""
     declared = header(scope, b"content-length")
     # The count of digits first: Python refuses to read a number with thousands of them.
-    if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > MAX_BODY_BYTES):
-        raise _too_large()
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await _parts(receive)
-    except TimeoutError:
-        raise ApiError("request_timeout", f"The request body did not arrive within {BODY_S:.0f} seconds.") from None
-
-
-async def _parts(receive: Receive) -> bytes:
+    if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
+        raise _too_large(most)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -89,12 +82,12 @@ async def _parts(receive: Receive) -> bytes:
             raise ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
+        if size > most:
+            raise _too_large(most)
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _too_large() -> ApiError:
-    return ApiError("request_too_large", f"The request body may have at most {MAX_BODY_BYTES} bytes.")
+def _too_large(most: int) -> ApiError:
+    return ApiError("request_too_large", f"The request body may have at most {most} bytes.")

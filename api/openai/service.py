@@ -16,6 +16,7 @@ from api.openai.publisher import Audit, Publisher
 from api.openai.state.recorder import Recorder, Spool
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from controller.core.types import RequestRecord
+from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class GatewayService:
         self._redis_url = redis_url
         self._tasks: list[asyncio.Task[None]] = []
         self.gateway: Gateway | None = None
+        self.connections: ConnectionBook | None = None
 
     async def start(self) -> Gateway:
         self._session = _session()
@@ -102,6 +104,7 @@ class GatewayService:
     def _backlog(self) -> list[status.Gauge]:
         recorder, age_s = self._recorder, self._config.age_s()
         return [
+            *self._connections(),
             ("records_buffered", "Request records in memory.", {}, recorder.waiting),
             ("records_spool_files", "Batches of records waiting on disk.", {}, recorder.spooled),
             ("records_written_total", "Records the database took.", {}, recorder.written),
@@ -112,6 +115,17 @@ class GatewayService:
                 -1 if age_s is None else age_s,
             ),
         ]
+
+    def _connections(self) -> list[status.Gauge]:
+        book = self.connections
+        if book is None:
+            return []
+        why = "Client connections that the gateway closed or refused."
+        closed: list[status.Gauge] = [
+            ("connections_closed_total", why, {"reason": reason}, count)
+            for reason, count in sorted(book.closed.items())
+        ]
+        return [("open_connections", "Client connections.", {}, book.open), *closed]
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(_forever(name, work), name=name))

@@ -45,7 +45,8 @@ def _serve(records: int, instances: int) -> None:
     password = secrets.token_urlsafe(9)
     User.objects.create_user(PERSON, password=password).groups.add(Group.objects.get_or_create(name=PERSON)[0])
     port = free_port()
-    command = ("-m", "uvicorn", "console.asgi:application", "--host", "127.0.0.1", "--port", str(port))
+    server = ("--http", "console.server:Protocol", "--ws", "console.server:WebSocket")
+    command = ("-m", "uvicorn", "console.asgi:application", *server, "--host", "127.0.0.1", "--port", str(port))
     told = {**os.environ, "ALLOWED_HOSTS": "127.0.0.1"}
     console = subprocess.Popen(
         [sys.executable, *command, "--log-level", "warning"], env=told, stdout=subprocess.DEVNULL

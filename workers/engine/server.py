@@ -33,10 +33,11 @@ from workers.engine.scheduler_choice import build_scheduler, deadlines_missing
 from workers.engine.text.model_tokenizer import model_tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
+from workers.http.limits import raise_file_limit, read_limits
+from workers.http.protocol import bounded
 
 HARD_STOP_S = 2.0  # after the shutdown timeout, for clients that do not read their last bytes
 BACKLOG = 4096
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none sends on a connection that closes
 EMULATED_SHAPE = "llama3-8b"  # the model whose operators the emulated device runs
 logger = logging.getLogger("workers.engine")
 
@@ -154,14 +155,13 @@ async def serve(config: ServerConfig) -> int:
             app,
             host=config.host,
             port=config.port,
-            http="httptools",
+            http=bounded(raise_file_limit(read_limits("engine"))),
             loop="none",
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(config.shutdown_timeout + HARD_STOP_S),
         )
     )

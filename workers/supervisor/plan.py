@@ -113,7 +113,8 @@ def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[s
 def _console(port: int) -> tuple[str, ...]:
     return (
         *("uvicorn", "console.asgi:application", "--host", HOST, "--port", str(port), "--log-level", "warning"),
-        *("--http", "httptools", "--loop", "uvloop", "--timeout-graceful-shutdown", "3"),
+        *("--http", "console.server:Protocol", "--ws", "console.server:WebSocket", "--ws-max-size", "65536"),
+        *("--loop", "uvloop", "--timeout-graceful-shutdown", "3"),
         *("--ws-per-message-deflate", "false", "--no-access-log", "--no-proxy-headers"),
     )
 
