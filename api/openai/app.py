@@ -30,6 +30,7 @@ from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import Parsed, parse_request
 from api.openai.status import health, metrics
 from workers.http.limits import LIMITS
+from workers.http.protocol import CLOSED
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
     del parsed
     while (await receive())["type"] != "http.disconnect":
         continue
-    gateway.runtime.hang_up(in_flight)
+    gateway.runtime.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
 
 
 def _parse(path: str, raw: bytes, gateway: Gateway) -> Parsed:

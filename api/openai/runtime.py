@@ -102,10 +102,10 @@ class Runtime:
         self.requests[in_flight.request.id] = in_flight
         self.push(ev.Arrived(in_flight.request))
 
-    def hang_up(self, in_flight: InFlightRequest) -> None:
-        """The client is gone: cancel the request at its engine at once."""
+    def hang_up(self, in_flight: InFlightRequest, why: str = "client_closed") -> None:
+        """The client is gone, or was hung up on (`why`): cancel the request at its engine at once."""
         if in_flight.state is not State.ENDED:
-            self._end(in_flight, Outcome.CANCELLED, code="client_closed", status=499)
+            self._end(in_flight, Outcome.CANCELLED, code=why, status=499)
             self.push(ev.Cancelled(in_flight.request.id))
 
     def instance_down(self, instance_id: str, why: str) -> None:
