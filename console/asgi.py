@@ -20,10 +20,13 @@ from django.conf import settings  # noqa: E402
 
 from console.consumers.routing import websocket_urlpatterns  # noqa: E402
 from console.proxies import TrustedProxies  # noqa: E402
+from console.server import LIMITS, UPLOADS  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
 from console.warm_up import warm  # noqa: E402
+from workers.http.bodies import BoundedBodies  # noqa: E402
 
 warm()
+bounded_pages = BoundedBodies(pages, LIMITS, UPLOADS)
 static = StaticFiles(settings.STATIC_URL)
 
 
@@ -31,7 +34,7 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"].startswith(settings.STATIC_URL):
         await static(scope, receive, send)
     else:
-        await pages(scope, receive, send)
+        await bounded_pages(scope, receive, send)
 
 
 application = TrustedProxies(

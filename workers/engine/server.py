@@ -79,7 +79,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         management.begin_warm()
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
-    return App(routes), engine, disaggregation
+    return App(routes, read_limits("engine").body_bytes), engine, disaggregation
 
 
 def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> WeightStore:

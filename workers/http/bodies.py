@@ -13,7 +13,7 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[None]]  # each library has types of its own for the three
 
 LONGEST_NUMBER = 18  # digits of a content-length; Python refuses to read a number with thousands of them
 

@@ -10,12 +10,12 @@ from urllib.parse import parse_qs
 import orjson
 
 from workers.engine.errors import HttpError
+from workers.http.limits import LIMITS
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
 JSON_TYPE = b"application/json"
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,12 @@ class Disconnected(Exception):
 class Exchange:
     """One HTTP request and its response."""
 
-    __slots__ = ("_receive", "_scope", "_send", "started")
+    __slots__ = ("_most", "_receive", "_scope", "_send", "started")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, body_bytes: int = LIMITS["engine"].body_bytes
+    ) -> None:
+        self._most = body_bytes
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -60,8 +63,8 @@ class Exchange:
                 raise Disconnected
             received += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(received) > MAX_BODY_BYTES:
-                raise HttpError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
+            if len(received) > self._most:
+                raise HttpError(f"the body is larger than {self._most} bytes", status=413)
         return bytes(received)
 
     async def json(self, empty: bool = False) -> dict[str, Any]:
@@ -107,13 +110,16 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class App:
     """Routes by exact path and method."""
 
-    def __init__(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+    def __init__(
+        self, routes: Mapping[str, Mapping[str, Handler]], body_bytes: int = LIMITS["engine"].body_bytes
+    ) -> None:
         self.routes = routes
+        self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._body_bytes)
         try:
             await self._handler(exchange)(exchange)
         except HttpError as error:
