@@ -29,10 +29,10 @@ from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.types import ENGINE_REJECTED, Outcome, Part
+from controller.core.types import Outcome, Part
 from controller.dispatch import Scheduler
-from controller.dispatch.lifecycle import State
-from controller.wording.refusals import refusal
+from controller.dispatch.lifecycle import ENDS, Cause, State, cause_of, outcome
+from controller.wording.refusals import ended, refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Runtime:
     def hang_up(self, in_flight: InFlightRequest, why: str = "client_closed") -> None:
         """The client is gone, or was hung up on (`why`): cancel the request at its engine at once."""
         if in_flight.state is not State.ENDED:
-            self._end(in_flight, Outcome.CANCELLED, code=why, status=499)
+            self._end(in_flight, Cause.HUNG_UP, code=why, status=499)
             self.push(ev.Cancelled(in_flight.request.id))
 
     def instance_down(self, instance_id: str, why: str) -> None:
@@ -161,7 +161,7 @@ class Runtime:
             in_flight.output_tokens = in_flight.usage.completion_tokens
         in_flight.task = None  # it ends by itself after the last write
         self.push(ev.Finished(in_flight.request.id, in_flight.output_tokens))
-        self._end(in_flight, Outcome.OK)
+        self._end(in_flight, Cause.ANSWERED)
 
     def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
         """Its engine failed. Before the first token it is retried, after it the stream ends with an error event."""
@@ -171,14 +171,12 @@ class Runtime:
             self._suspect(in_flight.instance)
         if isinstance(error, UnreadableAnswer):
             self.push(ev.Failed(in_flight.request.id, False, str(error)))
-            outcome = Outcome.CUT if in_flight.state is State.ANSWERING else Outcome.FAILED
-            self._refuse(in_flight, outcome, ApiError("engine_failed", str(error)))
+            self._refuse(in_flight, Cause.ENGINE_FAILED, str(error))
         elif in_flight.prefill_instance and in_flight.state is State.SENT:
             self._decode_lost(in_flight, error)
         elif in_flight.state is State.ANSWERING:
             self.push(ev.Failed(in_flight.request.id, False, str(error)))
-            message = "The engine failed during the answer; it is incomplete."
-            self._refuse(in_flight, Outcome.CUT, ApiError("engine_failed", message))
+            self._refuse(in_flight, Cause.ENGINE_FAILED)
         elif error.client_fault:
             self._rejected(in_flight, error)
         else:
@@ -269,29 +267,22 @@ class Runtime:
                 retry_after_s=action.retry_after_s,
                 final=action.decision.reason == "infeasible_alone",
             )
-            self._refuse(in_flight, Outcome.FAILED if in_flight.sends else Outcome.REFUSED, error)
+            self._end_with_error(in_flight, cause_of(action), error)
 
     def _dropped(self, action: ev.Drop) -> None:
         if in_flight := self.requests.get(action.request.id):
             self.note(in_flight, action.decision)
-            if action.decision.kind == "cancel":
-                error = ApiError("cancelled", "The request was cancelled by an operator.")
-                self._refuse(in_flight, Outcome.REFUSED, error)
-            else:
-                error = ApiError("waiting_time_exceeded", refusal(action.decision))
-                self._refuse(in_flight, Outcome.EXPIRED, error)
+            cause = cause_of(action)
+            self._refuse(in_flight, cause, refusal(action.decision) if cause is Cause.EXPIRED else "")
 
     def _unscheduled(self, action: ev.Unscheduled) -> None:
         if in_flight := self.requests.get(action.request.id):
-            self._refuse(in_flight, Outcome.FAILED, ApiError("internal_error", "The request could not be scheduled."))
+            self._refuse(in_flight, cause_of(action))
 
     def _given_up(self, action: ev.GiveUp) -> None:
         if in_flight := self.requests.get(action.request.id):
             self.note(in_flight, action.decision)
-            message = "No engine could decode the answer."
-            if action.prefilled:
-                message = "The engines that held this request's KV failed."
-            self._refuse(in_flight, Outcome.FAILED, ApiError("no_capacity", message))
+            self._refuse(in_flight, cause_of(action))
 
     # ---- actions: stages ------------------------------------------------------------------------------------------
 
@@ -306,7 +297,8 @@ class Runtime:
             return
         self.note(in_flight, action.decision)
         in_flight.instance, in_flight.prefill_instance, in_flight.moved = target, action.source, None
-        self.transfers.placed(action, "placed" if call.streamed and not in_flight.paired else "moving")
+        # Only a stream says that blocks are reserved and that KV begins to move.
+        self.transfers.placed(action, State.PLACED if call.streamed and not in_flight.paired else State.MOVING)
         leg = DecodeLeg(self, target, self.transfers, self.rates, backend.capabilities)
         if in_flight.paired:
             in_flight.task = self.spawn(self._both(in_flight, call, action, leg))
@@ -454,21 +446,27 @@ class Runtime:
     def _rejected(self, in_flight: InFlightRequest, error: EngineError) -> None:
         """The request itself is at fault: no engine would take it."""
         self.push(ev.Cancelled(in_flight.request.id))
-        self._end(in_flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
+        self._end(in_flight, Cause.REJECTED, status=error.status)
         self.spawn(end_with_error(in_flight, engine_refusal(error.status, error.body), started=False))
 
-    def _refuse(self, in_flight: InFlightRequest, outcome: Outcome, error: ApiError) -> None:
+    def _refuse(self, in_flight: InFlightRequest, cause: Cause, message: str = "") -> None:
+        self._end_with_error(in_flight, cause, ApiError(ENDS[cause].code, message or ended(cause)))
+
+    def _end_with_error(self, in_flight: InFlightRequest, cause: Cause, error: ApiError) -> None:
         started = in_flight.state is State.ANSWERING
-        self._end(in_flight, outcome, code=error.code, status=200 if started else error.status)
+        self._end(in_flight, cause, code=error.code, status=200 if started else error.status)
         self.spawn(end_with_error(in_flight, error, started=started))
 
-    def _end(self, in_flight: InFlightRequest, outcome: Outcome, *, code: str = "", status: int = 200) -> None:
+    def _end(self, in_flight: InFlightRequest, cause: Cause, *, code: str = "", status: int = 200) -> None:
+        """`code`: the error code, if it is not that of the cause."""
+        found = outcome(cause, sent=in_flight.sends > 0, answering=in_flight.state is State.ANSWERING)
+        code = code or ENDS[cause].code
         in_flight.state = State.ENDED
         self._stop_stages(in_flight)
         del self.requests[in_flight.request.id]
         # Judging and recording take as long as all else at the end of a request, so the last bytes are sent first.
-        ended = partial(self._outcomes.ended, in_flight, outcome, self.clock(), code=code, status=status)
-        asyncio.get_running_loop().call_soon(ended)
+        told = partial(self._outcomes.ended, in_flight, found, self.clock(), code=code, status=status)
+        asyncio.get_running_loop().call_soon(told)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run as a task that is kept until it is done; exceptions are logged."""
@@ -485,9 +483,8 @@ class Runtime:
     def give_up(self) -> None:
         """The gateway stops: every open request ends, with a record and an error its client understands."""
         for in_flight in list(self.requests.values()):
-            outcome = Outcome.FAILED if in_flight.sends else Outcome.REFUSED
             self.push(ev.Cancelled(in_flight.request.id))
-            self._refuse(in_flight, Outcome.CUT if in_flight.state is State.ANSWERING else outcome, shutting_down())
+            self._end_with_error(in_flight, Cause.SHUTDOWN, shutting_down())
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open writes, at shutdown."""

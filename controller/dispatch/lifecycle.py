@@ -1,16 +1,18 @@
-"""The states of a request and the transitions between them, used by the scheduler, the migrator and the gateway.
+"""The states of a request, the transitions between them and the ways to end, for scheduler, gateway and simulator.
 
-`STEPS` is the table and `after` looks up a transition. An event without a transition in a state is ignored there: for
-example a stale event of an attempt that has ended. docs/reference/request-lifecycle.md draws the table, and a test
-compares the two.
+`STEPS` is the table of transitions and `after` looks one up. An event without a transition in a state is ignored there:
+for example a stale event of an attempt that has ended. `ENDS` is the table of outcomes. Drivers read both and add no
+rule of their own. docs/reference/request-lifecycle.md shows both tables, and a test compares them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from controller.core.types import Request
+from controller.core import events as ev
+from controller.core.types import ENGINE_REJECTED, Outcome, Request
 
 MAX_PREFILLS = 3  # of one request, not counting those after which `PrefillAgain.counts` is False
 
@@ -71,6 +73,7 @@ class Transition(NamedTuple):
 
 UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)  # a decode instance was chosen but does not have the KV yet
 LANDED = (State.COMMITTED, State.RELEASED)
+TRANSFER_STATES = (*UNDER_WAY, *LANDED)  # of a KV transfer, in their order
 TWO_STAGES = (State.PREFILLING, State.WAITING, *UNDER_WAY, *LANDED)
 OPEN = (State.QUEUED, State.SENT, State.ANSWERING, *TWO_STAGES)
 
@@ -107,6 +110,65 @@ STEPS: tuple[Transition, ...] = (
 
 for _step in STEPS:
     _step.state.steps[_step.on] = _step.to
+
+
+class Cause(StrEnum):
+    """Why a request ended: an action of the scheduler, or something that a driver saw."""
+
+    ANSWERED = "answered"  # its last token was sent
+    REFUSED = "refused"  # Refuse
+    EXPIRED = "expired"  # Drop: its waiting time ran out
+    CANCELLED = "cancelled by an operator"  # Drop
+    UNSCHEDULED = "unscheduled"  # Unscheduled
+    NOT_DECODED = "not decoded"  # GiveUp: no decode instance could take it
+    KV_LOST = "KV lost"  # GiveUp: prefilled too often
+    ENGINE_FAILED = "engine failed"  # after a token, or in a way that another attempt would not mend
+    REJECTED = "rejected by the engine"  # the request itself is at fault
+    HUNG_UP = "client hung up"
+    SHUTDOWN = "gateway stopped"
+    CUT_OFF = "simulation stopped"
+
+
+class End(NamedTuple):
+    """How requests end for one cause, by how far they got. `code`: the error code of the answer; "": another one."""
+
+    never_sent: Outcome
+    sent: Outcome  # to an engine, but its client has no token
+    answering: Outcome  # its client has a token
+    code: str = ""
+
+
+ENDS: Mapping[Cause, End] = {
+    Cause.ANSWERED: End(Outcome.OK, Outcome.OK, Outcome.OK),
+    Cause.REFUSED: End(Outcome.REFUSED, Outcome.FAILED, Outcome.CUT),  # the action has the code
+    Cause.EXPIRED: End(Outcome.EXPIRED, Outcome.EXPIRED, Outcome.CUT, "waiting_time_exceeded"),
+    Cause.CANCELLED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.CUT, "cancelled"),
+    Cause.UNSCHEDULED: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "internal_error"),
+    Cause.NOT_DECODED: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "no_capacity"),
+    Cause.KV_LOST: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "no_capacity"),
+    Cause.ENGINE_FAILED: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "engine_failed"),
+    Cause.REJECTED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.REFUSED, ENGINE_REJECTED),
+    Cause.HUNG_UP: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "client_closed"),
+    Cause.SHUTDOWN: End(Outcome.REFUSED, Outcome.FAILED, Outcome.CUT, "shutting_down"),
+    Cause.CUT_OFF: End(Outcome.EXPIRED, Outcome.EXPIRED, Outcome.CUT),
+}
+
+
+def outcome(cause: Cause, *, sent: bool, answering: bool) -> Outcome:
+    """`sent`: to an engine at least once. `answering`: its client has a token."""
+    end = ENDS[cause]
+    return end.answering if answering else end.sent if sent else end.never_sent
+
+
+def cause_of(action: ev.Refuse | ev.Drop | ev.Unscheduled | ev.GiveUp) -> Cause:
+    """The cause that an action of the scheduler stands for when it ends a request."""
+    if isinstance(action, ev.Refuse):
+        return Cause.REFUSED
+    if isinstance(action, ev.Drop):
+        return Cause.CANCELLED if action.decision.kind == "cancel" else Cause.EXPIRED
+    if isinstance(action, ev.GiveUp):
+        return Cause.KV_LOST if action.prefilled else Cause.NOT_DECODED
+    return Cause.UNSCHEDULED
 
 
 def after(state: State, on: str) -> State | None:

@@ -17,8 +17,9 @@ from typing import Any
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reject, Seq
-from controller.core.types import Outcome, Part, Request, Role
+from controller.core.types import Part, Request, Role
 from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migrator
+from controller.dispatch.lifecycle import Cause, cause_of, outcome
 from controller.predict.lengths import OutputLengthModel
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import SimulatedTransfers
@@ -164,8 +165,7 @@ class Simulation:
     def _cut_off(self, _: Any, __: int) -> None:
         """Clients give up: all open requests become misses."""
         for each in list(self._in_flight.values()):
-            outcome = Outcome.CUT if each.first_at is not None else Outcome.EXPIRED
-            self._end(each, outcome, "cut_off", self._so_far(each))
+            self._end(each, Cause.CUT_OFF, "cut_off", self._so_far(each))
         self._expected = len(self.result.records)  # calls not released yet are never made
         self.driver.drop_pending()
 
@@ -209,22 +209,19 @@ class Simulation:
         self._send_all(sends)
 
     def _refused(self, action: ev.Refuse) -> None:
-        in_flight = self._in_flight[action.request.id]
-        self._end(in_flight, Outcome.FAILED if in_flight.sends else Outcome.REFUSED, action.decision.reason, ())
+        self._end(self._in_flight[action.request.id], cause_of(action), action.decision.reason, ())
 
     def _dropped(self, action: ev.Drop) -> None:
-        self._end(self._in_flight[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
+        self._end(self._in_flight[action.request.id], cause_of(action), action.decision.reason, ())
 
     def _given_up(self, action: ev.GiveUp) -> None:
-        """The request ends with an error; it is cut if the client already has a token."""
         in_flight = self._in_flight.get(action.request.id)
         if in_flight is None:
             return
         if action.prefilled and self.kv is not None:
             self.kv.stop_prefill(in_flight)
-        cut = in_flight.first_at is not None
-        outcome = Outcome.CUT if cut else Outcome.FAILED
-        self._end(in_flight, outcome, action.decision.reason, self._so_far(in_flight) if cut else ())
+        times = self._so_far(in_flight) if in_flight.first_at is not None else ()
+        self._end(in_flight, cause_of(action), action.decision.reason, times)
 
     def _send_all(self, sends: dict[str, list[ev.Send]]) -> None:
         for instance_id, batch in sends.items():
@@ -326,7 +323,7 @@ class Simulation:
         self.driver.tell(ev.Finished(seq.id, seq.output_tokens))
         request = in_flight.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
-        record = self._end(in_flight, Outcome.OK, "", self._as_seen(in_flight.head + times))
+        record = self._end(in_flight, Cause.ANSWERED, "", self._as_seen(in_flight.head + times))
         if self._mapped is not None and request.level is not None:
             self._mapped.ended(request.level, record, self.heap.now)
 
@@ -338,7 +335,7 @@ class Simulation:
         in_flight = self._in_flight[action.seq.id]
         if action.code == "too_long":
             self.driver.tell(ev.Cancelled(in_flight.request.id))
-            self._end(in_flight, Outcome.REFUSED, "too_long", ())
+            self._end(in_flight, Cause.REJECTED, "too_long", ())
         else:
             self.lost(in_flight)
 
@@ -349,17 +346,18 @@ class Simulation:
             return self._as_seen(in_flight.head)
         return self._as_seen(in_flight.head + instance.token_times_so_far(in_flight.seq, self.heap.now))
 
-    def _end(self, in_flight: SimulatedRequest, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
+    def _end(self, in_flight: SimulatedRequest, cause: Cause, reason: str, times: Sequence[float]) -> SimRecord:
+        ended = outcome(cause, sent=in_flight.sends > 0, answering=in_flight.first_at is not None)
         del self._in_flight[in_flight.demand.id]
         if self.kv is not None:
             self.kv.forget(in_flight.demand.id)
-        record = in_flight.record(outcome, reason, self.heap.now, times, self._keep)
+        record = in_flight.record(ended, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
         if self._trace is not None:
             self._trace.request(record, self.heap.now)
         if self._programs is not None:
             for demand in self._programs.ended(
-                in_flight.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
+                in_flight.demand, ended, record.attained, record.goodput_tokens, self.heap.now
             ):
                 self._expected += 1
                 self.heap.push(demand.at, EventKind.ARRIVAL, demand)
@@ -388,7 +386,7 @@ class Simulation:
         if before:
             in_flight.restart()
         else:
-            self._end(in_flight, Outcome.CUT, "engine_failed", self._so_far(in_flight))
+            self._end(in_flight, Cause.ENGINE_FAILED, "engine_failed", self._so_far(in_flight))
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 

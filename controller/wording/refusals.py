@@ -25,6 +25,21 @@ def refusal(decision: Decision) -> str:
     return f"This request was not served: {decision.reason.replace('_', ' ')}."
 
 
+def ended(cause: str) -> str:
+    """The message of an end that no decision explains; `cause`: of `controller.dispatch.lifecycle`."""
+    return ENDED[cause]
+
+
+ENDED: Mapping[str, str] = {
+    "cancelled by an operator": "The request was cancelled by an operator.",
+    "unscheduled": "The request could not be scheduled.",
+    "not decoded": "No engine could decode the answer.",
+    "KV lost": "The engines that held this request's KV failed.",
+    "engine failed": "The engine failed during the answer; it is incomplete.",
+    "gateway stopped": "The gateway is shutting down.",
+}
+
+
 def _alone(figures: Told) -> str:
     """The one figure that is too large, the target that it exceeds, and the field that raises it."""
     need = _first_of(figures, NEEDS)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import orjson
 
 from controller.core.errors import SlacklineError
+from controller.dispatch.lifecycle import ENDS, Cause
+from controller.wording.refusals import ended
 
 
 class _Kind(NamedTuple):
@@ -81,7 +83,7 @@ class ApiError(SlacklineError):
 
 
 def shutting_down() -> ApiError:
-    return ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
+    return ApiError(ENDS[Cause.SHUTDOWN].code, ended(Cause.SHUTDOWN), retry_after_s=2)
 
 
 MOST_SAID = 2_000  # characters of an engine's error message

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from controller.dispatch.disaggregation.transfers import MigratorConfig
-from controller.dispatch.lifecycle import OPEN, STEPS, TWO_STAGES, OpenRequest, State, after
+from controller.dispatch.lifecycle import ENDS, OPEN, STEPS, TWO_STAGES, Cause, OpenRequest, State, after
 from tests.controller.dispatch.fleet import request
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "reference/request-lifecycle.md"
 OVERVIEW = DOCS / "concepts/disaggregation.md"
 ARROW = re.compile(r"^ +(\w+) --> (\w+): (.+)$", re.M)
+END = re.compile(r"^\| `([^`]+)` \| (\w+) \| (\w+) \| (\w+) \| (?:as decided |`(\w+)` )?\|$", re.M)
 ROW = re.compile(r"^\| `([^`]+)` \| ([\w, ]+) \| (\w+) \|", re.M)
 
 
 def test_the_page_shows_the_table() -> None:
-    page = PAGE.read_text()
+    page, _, _ = PAGE.read_text().partition("## Outcomes")
     shown = [(before, on, to) for before, to, ons in ARROW.findall(page) for on in ons.split(", ")]
     shown += [(before, on, to) for on, befores, to in ROW.findall(page) for before in befores.split(", ")]
     assert sorted(shown) == sorted((step.state.value, step.on, step.to.value) for step in STEPS)
@@ -29,6 +30,12 @@ def test_the_simpler_diagram_has_no_arrow_of_its_own() -> None:
     shown = {(before, to) for before, to, _ in ARROW.findall(OVERVIEW.read_text())}
     assert shown <= {(step.state.value, step.to.value) for step in STEPS}
     assert {before for before, _ in shown} == {State.QUEUED, *TWO_STAGES}
+
+
+def test_the_page_shows_the_outcomes() -> None:
+    shown = {cause: tuple(rest) for cause, *rest in END.findall(PAGE.read_text())}
+    assert shown == {cause.value: (*map(str, end[:3]), end.code) for cause, end in ENDS.items()}
+    assert set(ENDS) == set(Cause)
 
 
 def test_nothing_leads_to_two_states() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from controller.core.decisions import Decision
 from controller.core.snapshot import ComingConfig
+from controller.dispatch.lifecycle import Cause
 from controller.wording.measures import took
-from controller.wording.refusals import REFUSALS, refusal
+from controller.wording.refusals import ENDED, REFUSALS, refusal
 from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.test_coming import with_instances
 
@@ -125,3 +126,9 @@ async def test_a_client_that_expired_is_told_in_a_sentence() -> None:
         said = answer.error["message"]
         assert said.startswith("This request was not dispatched within its waiting time: it waited "), said
         assert said.endswith("ms, and no instance accepted requests. Raise waiting_time or retry later."), said
+
+
+def test_ends_without_a_decision_are_told_in_words() -> None:
+    explained = {Cause.REFUSED, Cause.EXPIRED}  # by their decision
+    untold = {Cause.ANSWERED, Cause.HUNG_UP, Cause.REJECTED, Cause.CUT_OFF}  # by no message of ours
+    assert {*ENDED} == {*Cause} - explained - untold
