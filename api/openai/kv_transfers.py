@@ -48,7 +48,7 @@ class Opened:
 
     place: ev.Place
     attempt: int
-    state: str
+    state: State
 
 
 class KvTransfers:
@@ -67,13 +67,13 @@ class KvTransfers:
 
     # ---- what happens to a transfer --------------------------------------------------------------------------------
 
-    def placed(self, place: ev.Place, state: str) -> None:
+    def placed(self, place: ev.Place, state: State) -> None:
         """`state`: until its engine reports another."""
         name = place.request.id
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._open[name] = Opened(place, self._attempts[name], state)
 
-    def reached(self, in_flight: InFlightRequest, state: str) -> None:
+    def reached(self, in_flight: InFlightRequest, state: State) -> None:
         if (opened := self._open.get(in_flight.request.id)) is not None:
             opened.state = state
 
@@ -87,7 +87,7 @@ class KvTransfers:
         if opened is None:
             return
         self.moved += 1
-        name, state = in_flight.request.id, "committed" if moved is None else "released"
+        name, state = in_flight.request.id, State.COMMITTED if moved is None else State.RELEASED
         self._ended[name] = self._note(in_flight, opened, "kv_landed", now, moved, state, "done")
         if moved is not None:
             self._asked.discard((name, opened.place.source))
@@ -98,7 +98,7 @@ class KvTransfers:
         if opened is None:
             return
         moved = moved_in(error.body)
-        state = _reached(moved, "placed" if reason in NEVER_BEGAN else opened.state)
+        state = _reached(moved, State.PLACED if reason in NEVER_BEGAN else opened.state)
         self._note(in_flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
     def undone(self, in_flight: InFlightRequest, reason: str, now: float) -> None:
@@ -129,7 +129,7 @@ class KvTransfers:
         reason: str,
         now: float,
         moved: KvMoved | None,
-        state: str,
+        state: State,
         outcome: str,
         **more: Figure,
     ) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class KvTransfers:
             "source": place.source,
             "attempt": opened.attempt,
             "outcome": outcome,
-            "state": state,
+            "state": state.value,
             "after_s": after_s,
             "seconds": after_s if moved is None else moved.seconds,
             "measured_by": "gateway" if moved is None else "engine",
@@ -204,7 +204,7 @@ class KvTransfers:
         for name in names:
             ended = self._ended.get(name)
             if ended is not None and ended["source"] == backend.spec.id:
-                ended["state"] = "released"
+                ended["state"] = State.RELEASED.value
             self._host.tell(ev.KvReleased(name, backend.spec.id))
 
 
@@ -237,13 +237,13 @@ class DecodeLeg:
         self._runtime.accepted(in_flight)
         if in_flight.streamed:
             moves = not self._engine.tells_pulling
-            self._transfers.reached(in_flight, "moving" if moves else "reserved")
+            self._transfers.reached(in_flight, State.MOVING if moves else State.RESERVED)
             self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
             self.landed(in_flight, self.clock())
 
     def pulling(self, in_flight: InFlightRequest) -> None:
-        self._transfers.reached(in_flight, "moving")
+        self._transfers.reached(in_flight, State.MOVING)
         self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
 
     def first_token(self, in_flight: InFlightRequest, now: float) -> None:
@@ -318,7 +318,7 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _reached(moved: KvMoved | None, otherwise: str) -> str:
+def _reached(moved: KvMoved | None, otherwise: State) -> State:
     if moved is None:
         return otherwise
-    return "moving" if moved.bytes else "reserved" if moved.reserved else "placed"
+    return State.MOVING if moved.bytes else State.RESERVED if moved.reserved else State.PLACED

@@ -6,11 +6,12 @@ from django.db import models
 from django.db.models import Q
 
 from controller.core.kv_links import LinkState
+from controller.dispatch.lifecycle import TRANSFER_STATES
 from controller.models.fleet import Link
 
 STATES = [(state.value, state.value.capitalize()) for state in LinkState]
 OUTCOMES = ("done", "failed", "undone")
-REACHED = ("placed", "reserved", "moving", "committed", "released")
+REACHED = tuple(state.value for state in TRANSFER_STATES)
 OUTCOME_CHOICES = [(outcome, outcome.capitalize()) for outcome in OUTCOMES]
 REACHED_CHOICES = [(state, state.capitalize()) for state in REACHED]
 
