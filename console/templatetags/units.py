@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 
 from console.wording.verdict import verdict as judged
 from controller.wording.measures import DASH, count, ms
-from controller.wording.vocabulary import Figure, figure, number, reason_in_words, shown
+from controller.wording.vocabulary import Figure, figure, number, reason_in_words, ruled_out, shown
 
 register = template.Library()
 
@@ -88,11 +88,8 @@ def as_figure(value: Any, key: str) -> str:
 
 @register.filter
 def alternatives(rejected: dict[str, Any] | None) -> list[Figure]:
-    """What was not chosen, each with the score or the reason against it; a bare number counts its requests."""
-    return [
-        Figure(name, shown("outstanding", why) if isinstance(why, int | float) else reason_in_words(str(why)), f"{why}")
-        for name, why in (rejected or {}).items()
-    ]
+    """What was not chosen, each with what ruled it out."""
+    return [Figure(name, ruled_out(why), f"{why}") for name, why in (rejected or {}).items()]
 
 
 @register.filter

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
 Figure = float | int | str | bool | None
+Alternative = Figure | Mapping[str, Figure]
 
 
 class Decision(NamedTuple):
     """One decision: a short, stable `reason` code and the figures it was based on.
 
     `kind` is what was decided ("dispatch", "refuse", "expire", "scale_out"), `subject` the request or instance it is
-    about. `at` is seconds on the clock of the code that decides. `rejected` holds the alternatives, each with the score
-    or reason that ruled it out.
+    about. `at` is seconds on the clock of the code that decides. `rejected` holds the alternatives, each with the
+    figures, the score or the reason that ruled it out.
     """
 
     kind: str
@@ -21,7 +22,7 @@ class Decision(NamedTuple):
     subject: str
     at: float
     figures: Mapping[str, Figure]
-    rejected: Mapping[str, Figure] = {}
+    rejected: Mapping[str, Alternative] = {}
 
 
 class DecisionMessage(TypedDict):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
+from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
@@ -389,8 +389,8 @@ class StageDispatcher:
             "outstanding": instance.outstanding,
             "queued": len(lane.queue),
         }
-        rejected: dict[str, Figure] = {
-            other.id: f"{other.outstanding} outstanding, {other.waiting_tokens} tokens waiting"
+        rejected: dict[str, Alternative] = {
+            other.id: other.occupancy()
             for other in (lane.instances.values() if len(lane.instances) <= MOST_NAMED + 1 else ())
             if other is not instance
         }

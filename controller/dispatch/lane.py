@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
+from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.policy import Cost, Screening
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
@@ -154,8 +154,7 @@ class Lane:
         if not expired:
             return []
         able = [instance for instance in self.instances.values() if instance.takes]
-        told = {each.id: f"{each.outstanding} outstanding, {each.waiting_tokens} tokens waiting" for each in able}
-        busy: dict[str, Figure] = dict(told) if len(told) <= MOST_NAMED else {}
+        busy = {each.id: each.occupancy() for each in able} if len(able) <= MOST_NAMED else {}
         fleet: dict[str, Figure] = {
             "instances": len(able),
             "outstanding": sum(instance.outstanding for instance in able),
@@ -163,7 +162,7 @@ class Lane:
         }
         return [self._drop(entry, fleet, busy, now) for entry in expired]
 
-    def _drop(self, entry: Entry, fleet: dict[str, Figure], busy: dict[str, Figure], now: float) -> ev.Drop:
+    def _drop(self, entry: Entry, fleet: dict[str, Figure], busy: Mapping[str, Alternative], now: float) -> ev.Drop:
         request = entry.request
         figures: dict[str, Figure] = {
             "waited_s": now - request.arrival,

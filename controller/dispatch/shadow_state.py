@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from controller.core import events as ev
+from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
@@ -165,6 +166,10 @@ class ShadowInstance:
         ours = self.context_tokens + self.waiting_tokens + self.expected_tokens
         seen = (load.kv_usage * capacity + self.waiting_tokens) if load else 0.0
         return min(capacity * self.share - ours, capacity - seen)
+
+    def occupancy(self) -> dict[str, Figure]:
+        """What a decision notes of an instance that it did not choose."""
+        return {"outstanding": self.outstanding, "waiting_tokens": self.waiting_tokens}
 
     def utilisation(self) -> float:
         """0..1: the larger of sequence slots and KV blocks in use."""

@@ -15,7 +15,7 @@ from controller.wording.request_steps import (
     longest_stage,
     never_decoded_s,
 )
-from controller.wording.vocabulary import named, reason_in_words
+from controller.wording.vocabulary import named, reason_in_words, ruled_out
 
 LEAST_S = 0.0005  # a shorter stage is not worth a word
 LONGEST = {
@@ -69,7 +69,7 @@ def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     others = f", and {count(figures['queued'])} more were waiting in the queue" if figures.get("queued") else ""
     said = [f"{after}: {them}{had}{others}."]
     if len(rejected) > 1:  # of one alone the sentence before has said it
-        said.append("; ".join(f"{name} had {what}" for name, what in rejected.items()) + ".")
+        said.append("; ".join(f"{name} had {ruled_out(what)}" for name, what in rejected.items()) + ".")
     if figures.get("hopeless"):
         due = f"Its first token was due after {ms(row.target_ttft_s)}"
         said.append(f"{due}; once that had passed, requests that could still meet their targets went first.")

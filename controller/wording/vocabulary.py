@@ -478,6 +478,17 @@ def figure(key: str, value: Any) -> Figure:
     return Figure(named(key), shown(key, value), f"{key}: {recorded}"[:RAW_MOST])
 
 
+def ruled_out(why: Any) -> str:
+    """Why an alternative was not chosen: figures, a number of outstanding requests, or a reason (a text if old)."""
+    if isinstance(why, Mapping):
+        counts = (f"{count} {COUNTED.get(key, named(key))}" for key, count in why.items())
+        return ", ".join(counts)
+    return shown("outstanding", why) if isinstance(why, int | float) else reason_in_words(str(why))
+
+
+COUNTED = {"outstanding": "outstanding", "waiting_tokens": "tokens waiting"}
+
+
 def line(values: Mapping[str, Any] | None) -> str:
     """On one line: `queue 4 requests · left to its first-token time 1.2 s`."""
     return " · ".join(figure(key, value).text for key, value in (values or {}).items())

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
+from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
 from controller.core.types import Request
 from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
@@ -29,6 +29,7 @@ from controller.dispatch.disaggregation.transfers import (
     Tier,
     TransferQueue,
 )
+from controller.dispatch.lane import MOST_NAMED
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 
@@ -221,8 +222,8 @@ class Placing:
             "kv_tokens": transfer.kv_tokens,
         }
         others = [each for each in self._reach.decoders(transfer, now) if each is not instance]
-        rejected: dict[str, Figure] = (
-            {each.id: f"{each.outstanding} outstanding" for each in others} if len(others) <= 8 else {}
+        rejected: dict[str, Alternative] = (
+            {each.id: {"outstanding": each.outstanding} for each in others} if len(others) <= MOST_NAMED else {}
         )
         self._queue.advance(transfer, On.PLACE, now)
         transfer.placed_at = now

@@ -24,7 +24,7 @@ def test_waiting_time_ends_a_request_with_its_error():
     decision = dropped.actions[0].decision
     assert decision.reason == "waiting_time"
     assert (decision.figures["instances"], decision.figures["outstanding"], decision.figures["queued"]) == (1, 1, 0)
-    assert decision.rejected == {"w": "1 outstanding, 100 tokens waiting"}
+    assert decision.rejected == {"w": {"outstanding": 1, "waiting_tokens": 100}}
 
 
 def test_an_expiry_over_a_large_fleet_counts_it_and_names_none():
