@@ -1,1 +1,1 @@
-"""Words of pages that no decision says: how a request was judged, what an engine was started with."""
+"""Words that only pages need: verdicts, error budgets, engine settings. Decisions are worded in controller.wording."""

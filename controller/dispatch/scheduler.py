@@ -209,8 +209,7 @@ class Scheduler:
 
     def _prefill_ending(self, event: ev.PrefillEnding) -> ev.Event | None:
         found = self._open.get(event.request_id)
-        overlaps = self.migrator is not None and self.migrator.config.overlap
-        if found is not None and overlaps and found.source == event.instance_id:
+        if found is not None and self.migrator is not None and self.migrator.overlaps(event):
             found.follow(On.PREFILL_ENDING)
         return event
 

@@ -10,8 +10,6 @@ import math
 from enum import IntEnum
 from typing import Any
 
-SHORTEST_WAKE_S = 0.0005  # as in the gateway's loop, so that a wake-up in the past cannot loop forever
-
 
 class EventKind(IntEnum):
     """The order of happenings at one instant: results first, then reports, then reactions."""

@@ -130,8 +130,6 @@ class Migrator:
     # ---- what happens ----------------------------------------------------------------------------------------------
 
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
-        if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
-            return  # ends with its first token
         # Nothing is left of an earlier attempt, and what was decided for it in this pass no longer applies.
         self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
@@ -150,10 +148,16 @@ class Migrator:
         else:
             self.rollback.prefill_begins(transfer, now)
 
+    def overlaps(self, event: ev.PrefillEnding) -> bool:
+        """Whether its decode stage may be placed before its prefill has ended."""
+        transfer = self._queue.get(event.request_id)
+        if transfer is None or not self.config.overlap:
+            return False
+        return transfer.source == event.instance_id and transfer.state is State.PREFILLING
+
     def _prefill_ending(self, event: ev.PrefillEnding, now: float, actions: list[ev.Action]) -> None:
         transfer = self._queue.get(event.request_id)
-        expected = transfer is not None and transfer.source == event.instance_id
-        if self.config.overlap and expected and transfer is not None and transfer.state is State.PREFILLING:
+        if transfer is not None and self.overlaps(event):
             self._begin_early(transfer, now)
 
     def _begin_early(self, transfer: DecodeTransfer, now: float) -> None:

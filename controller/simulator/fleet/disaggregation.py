@@ -25,12 +25,13 @@ from controller.core.steps import (
     Seq,
     SeqState,
 )
+from controller.dispatch.scheduler import SHORTEST_WAKE_S
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.driver import Driver
 from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill
 from controller.simulator.fleet.ports import Ports
-from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, EventKind
+from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.network import LinkFailure, Network
 from controller.simulator.settings import SimulationSettings

@@ -148,12 +148,6 @@ def test_a_client_that_hangs_up_leaves_nothing_behind():
     assert made.fleet(1.0)[0].waiting == 0
 
 
-def test_an_answer_of_one_token_needs_no_decode_stage():
-    made = migrator()
-    made.handle([ev.PrefillSent(request("a", output=1, max_tokens=1), "p")], 0.0)
-    assert made.state_of("a") is None
-
-
 # ---- beside the dispatcher ------------------------------------------------------------------------------------------
 
 
