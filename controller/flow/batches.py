@@ -7,6 +7,7 @@ bandwidth of 1).
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -108,8 +109,8 @@ def order_batches(
     largest load on the busiest port is pruned, of any batch so far. `within_batch`: of the batch itself, as the paper's
     text has it. Loads of batches that stay too late still count for those behind them.
 
-    Complexity: O(n log n) for the order, and one pass over the candidates for each pruned request. Raises ConfigError
-    for a port without bandwidth.
+    Cost: O(n log n) for n requests, and one pass over the ports for each batch and each pruned request. Raises
+    ConfigError for a port without bandwidth.
     """
     ranked = sorted(
         ((effective_deadline([r.deadline for r in batch.requests]), batch) for batch in batches),
@@ -117,32 +118,58 @@ def order_batches(
     )
     ahead: dict[str, float] = {}
     computed_until: dict[str, float] = {}
-    candidates: list[tuple[Batch, BatchRequest]] = []
+    candidates = _Candidates()
     pruned: list[Pruned] = []
     finish: dict[str, float] = {}
     for deadline, batch in ranked:
         own = _total(batch.requests)
         _check_ports(own, bandwidth)
         if within_batch:
-            candidates = []
-        candidates += [(batch, request) for request in batch.requests if not request.exempt]
+            candidates = _Candidates()
+        for request in batch.requests:
+            candidates.add(batch, request)
         computed = computed_until.get(batch.unit, now) + batch.compute_s
         computed_until[batch.unit] = computed
-        ends = computed + _busiest(ahead, own, bandwidth)[1]
-        while ends > deadline.loose and len(pruned) < budget and candidates:
-            port, _ = _busiest(ahead, own, bandwidth)
-            at = max(range(len(candidates)), key=lambda i: candidates[i][1].load.get(port, 0.0))
-            owner, heaviest = candidates[at]
-            if heaviest.load.get(port, 0.0) <= 0:
+        port, seconds = _busiest(ahead, own, bandwidth)
+        while computed + seconds > deadline.loose and len(pruned) < budget:
+            heaviest = candidates.take(port)
+            if heaviest is None:
                 break  # nobody who may be pruned loads the bottleneck
-            del candidates[at]
-            pruned.append(Pruned(heaviest.id, owner.id, port, batch.id, ends, deadline.loose))
-            _subtract(own if owner is batch else ahead, heaviest.load)
-            ends = computed + _busiest(ahead, own, bandwidth)[1]
-        finish[batch.id] = ends
-        for port, load in own.items():
-            ahead[port] = ahead.get(port, 0.0) + load
+            owner, request = heaviest
+            pruned.append(Pruned(request.id, owner.id, port, batch.id, computed + seconds, deadline.loose))
+            _subtract(own if owner is batch else ahead, request.load)
+            port, seconds = _busiest(ahead, own, bandwidth)
+        finish[batch.id] = computed + seconds
+        for loaded, load in own.items():
+            ahead[loaded] = ahead.get(loaded, 0.0) + load
     return BatchOrder(tuple(batch.id for _, batch in ranked), tuple(pruned), finish)
+
+
+class _Candidates:
+    """Requests that may be pruned, the heaviest on a port first; of equal loads the one that was added first."""
+
+    def __init__(self) -> None:
+        self._by_port: dict[str, list[tuple[float, int]]] = {}
+        self._entries: list[tuple[Batch, BatchRequest] | None] = []
+
+    def add(self, batch: Batch, request: BatchRequest) -> None:
+        if request.exempt:
+            return
+        for port, load in request.load.items():
+            if load > 0:
+                heapq.heappush(self._by_port.setdefault(port, []), (-load, len(self._entries)))
+        self._entries.append((batch, request))
+
+    def take(self, port: str) -> tuple[Batch, BatchRequest] | None:
+        """Remove the heaviest on this port; None if there is none."""
+        heap = self._by_port.get(port, [])
+        while heap:
+            number = heapq.heappop(heap)[1]
+            found = self._entries[number]
+            if found is not None:
+                self._entries[number] = None
+                return found
+        return None
 
 
 def _total(requests: Sequence[BatchRequest]) -> dict[str, float]:
@@ -162,8 +189,12 @@ def _check_ports(load: Load, bandwidth: Mapping[str, float]) -> None:
 def _busiest(ahead: Load, own: Load, bandwidth: Mapping[str, float]) -> tuple[str, float]:
     """The port that needs the most seconds for what goes before and the batch itself, and those seconds."""
     worst, seconds = "", 0.0
-    for port in {**ahead, **own}:
-        needed = (ahead.get(port, 0.0) + own.get(port, 0.0)) / bandwidth[port]
+    for port, load in ahead.items():
+        needed = load / bandwidth[port]
+        if needed > seconds and port not in own:
+            worst, seconds = port, needed
+    for port, load in own.items():
+        needed = (ahead.get(port, 0.0) + load) / bandwidth[port]
         if needed > seconds:
             worst, seconds = port, needed
     return worst, seconds

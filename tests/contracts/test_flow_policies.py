@@ -6,7 +6,7 @@ import pytest
 
 from controller.flow.flows import MsFlow, Stage
 from controller.flow.policies import FLOW_POLICIES
-from controller.simulator.flow_run import FlowRun, PlannedFlow, run_flows
+from controller.simulator.flows.run import FlowRun, PlannedFlow, run_flows
 
 HOSTS = 4
 PORTS = {f"{side}{host}": 10.0 for host in range(HOSTS) for side in ("out", "in")}

@@ -9,7 +9,7 @@ import pytest
 from controller.flow.flows import MsFlow, Stage
 from controller.flow.policies import DeferAndPromote
 from controller.flow.scheduler import LayerStarted
-from controller.simulator.flow_run import FlowRun
+from controller.simulator.flows.run import FlowRun
 
 
 class Transfer(NamedTuple):
@@ -92,7 +92,7 @@ def test_the_scheduler_serves_the_smallest_index_first(seed):
     while layer < len(compute):
         if computing_until is None and not any(each.layer == layer and each.name in waits for each in transfers):
             computing_until = run.now + compute[layer]
-        waits -= set(run.advance(min(run.next_event(), computing_until or float("inf"))))
+        waits -= {flow.id for flow in run.advance(min(run.next_event(), computing_until or float("inf")))}
         if computing_until is not None and run.now >= computing_until - 1e-12:
             layer, computing_until = layer + 1, None
             run.tell("out", [LayerStarted("u", "b", layer)])

@@ -3,10 +3,9 @@
 import pytest
 
 from controller.flow.flows import MsFlow, Stage
-from controller.flow.policies import FLOW_POLICIES, DeferAndPromote, Turn
+from controller.flow.policies import FLOW_POLICIES, DeferAndPromote
 from controller.flow.scheduler import FlowSchedulerConfig
-from controller.simulator.flow_run import PlannedFlow, run_flows
-from controller.simulator.fluid import FluidNetwork
+from controller.simulator.flows.run import PlannedFlow, run_flows
 
 LINK = {"out": 1.0, "in": 100.0}
 LATEST = {"A": 9.0, "B": 6.0, "C": 7.0}
@@ -91,28 +90,3 @@ def test_weights_keep_their_floor_under_a_flow_that_goes_first():
     found = run_flows(plan, LINK, FLOW_POLICIES["mfs"])
     assert found["w"] == pytest.approx(20.0)  # 5 % of the link
     assert found["c"] == pytest.approx(96.0)
-
-
-def network(flows, ports):
-    made = FluidNetwork(ports)
-    for name, (path, turn) in flows.items():
-        made.start(name, path, 1e9, turn, 0.0)
-    made.settle(0.0)
-    return {name: flow.rate for name, flow in made._flows.items()}
-
-
-def test_rates_within_a_rank_are_max_min():
-    """One port of 10 shared by three flows, one of which is slowed to 1 elsewhere: the others get 4.5 each."""
-    even = Turn((0.0,))
-    rates = network({"a": (("x",), even), "b": (("x",), even), "c": (("x", "y"), even)}, {"x": 10.0, "y": 1.0})
-    assert rates == pytest.approx({"a": 4.5, "b": 4.5, "c": 1.0})
-
-
-def test_a_lower_rank_gets_what_the_higher_cannot_use():
-    rates = network({"high": (("x", "y"), Turn((0.0,))), "low": (("x",), Turn((1.0,)))}, {"x": 10.0, "y": 3.0})
-    assert rates == pytest.approx({"high": 3.0, "low": 7.0})
-
-
-def test_a_capped_flow_leaves_the_rest():
-    rates = network({"a": (("x",), Turn((0.0,), cap=2.0)), "b": (("x",), Turn((0.0,)))}, {"x": 10.0})
-    assert rates == pytest.approx({"a": 2.0, "b": 8.0})

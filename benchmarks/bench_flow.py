@@ -1,0 +1,123 @@
+"""`make bench-flow`: the simulated network with 100,000 flows, and the order between 1,000 batches.
+
+256 servers with 8 ports of 200 Gb/s each. Flows of all stages (reuse, collectives, KV transfers with 100 ms to their
+deadline), Poisson arrivals at half of the ports' capacity, sizes exponential with a mean of 64 MB, senders and
+receivers at random; policy `mfs`, one scheduler for each sending port. Then Alg. 1 over 1,000 batches of 8 requests
+with loads on two ports each, a twentieth of which may be pruned. Goals: 120 s and 2 GB; 50 ms.
+
+QUICK=1: 10,000 flows. Last line: JSON with `sim_s`, `sim_peak_mb`, `coordinator_ms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import time
+
+from controller.flow.batches import Batch, BatchRequest, order_batches
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.policies import FLOW_POLICIES
+from controller.simulator.flows.run import PlannedFlow, run_flows
+
+SERVERS, PORTS = 256, 8
+BANDWIDTH = 25e9
+MEAN_BYTES = 64e6
+LOAD = 0.5
+FLOWS, QUICK_FLOWS = 100_000, 10_000
+REPORT_S = 0.005
+BATCHES, BATCH_REQUESTS = 1_000, 8
+STAGES = (Stage.REUSE, Stage.COLLECTIVE, Stage.KV_TRANSFER)
+
+
+def plan(count: int, seed: int) -> list[PlannedFlow]:
+    rng = random.Random(seed)
+    hosts = SERVERS * PORTS
+    at, found = 0.0, []
+    for number in range(count):
+        at += rng.expovariate(LOAD * hosts * BANDWIDTH / MEAN_BYTES)
+        source, target = rng.sample(range(hosts), 2)
+        stage = rng.choice(STAGES)
+        due = at + 0.1 if stage is Stage.KV_TRANSFER else None
+        size = 1.0 + rng.expovariate(1 / MEAN_BYTES)
+        unit, layer = f"u{source}", rng.randrange(32)
+        found.append(
+            PlannedFlow(
+                at,
+                MsFlow(
+                    f"f{number}", stage, size, f"out{source}", f"in{target}", unit, unit, (f"r{number}",), layer, due
+                ),
+            )
+        )
+    return found
+
+
+def simulate(count: int, policy: str, seed: int) -> float:
+    """Seconds of processor time for all flows. Raises RuntimeError if one is lost."""
+    ports = {f"{side}{host}": BANDWIDTH for host in range(SERVERS * PORTS) for side in ("out", "in")}
+    flows = plan(count, seed)
+    began = time.process_time()
+    ends = run_flows(flows, ports, FLOW_POLICIES[policy], report_s=REPORT_S)
+    took_s = time.process_time() - began
+    if len(ends) != count:
+        raise RuntimeError(f"{count - len(ends)} flows did not end")
+    return took_s
+
+
+def batches(seed: int) -> list[Batch]:
+    rng = random.Random(seed)
+    found = []
+    for number in range(BATCHES):
+        requests = [
+            BatchRequest(
+                f"{number}.{each}",
+                rng.uniform(0.2, 20.0),
+                {f"out{number % 64}": rng.uniform(1e8, 4e9), f"in{rng.randrange(64)}": rng.uniform(1e8, 4e9)},
+            )
+            for each in range(BATCH_REQUESTS)
+        ]
+        found.append(Batch(f"b{number}", f"u{number % 64}", rng.uniform(0.05, 0.5), requests))
+    return found
+
+
+def coordinate(seed: int, passes: int) -> tuple[float, int]:
+    """Median milliseconds of one order, and how many requests it prunes."""
+    waiting = batches(seed)
+    bandwidth = {f"{side}{host}": BANDWIDTH for host in range(64) for side in ("out", "in")}
+    budget = BATCHES * BATCH_REQUESTS // 20
+    took, pruned = [], 0
+    for _ in range(passes):
+        began = time.perf_counter()
+        pruned = len(order_batches(waiting, bandwidth, budget, 0.0).pruned)
+        took.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(took), pruned
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="mfs", choices=sorted(FLOW_POLICIES))
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    count = QUICK_FLOWS if os.environ.get("QUICK", "") not in ("", "0") else FLOWS
+    coordinator_ms, pruned = coordinate(args.seed, passes=5)
+    print(f"order between {BATCHES} batches: {coordinator_ms:.1f} ms, {pruned} of {BATCHES * BATCH_REQUESTS} pruned")
+    sim_s = simulate(count, args.policy, args.seed)
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{count} flows under {args.policy}: {sim_s:.1f} s of processor time, {peak_mb:.0f} MB at most")
+    figures = {
+        "sim_s": round(sim_s, 2),
+        "sim_peak_mb": round(peak_mb),
+        "coordinator_ms": round(coordinator_ms, 2),
+        "pruned": pruned,
+        "flows": count,
+        "policy": args.policy,
+        "seed": args.seed,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

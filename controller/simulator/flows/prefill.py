@@ -1,0 +1,394 @@
+"""Prefill instances on a network: batches computed layer by layer, reuse, collectives and KV transfers as flows.
+
+Virtual time, exact events. A batch's layer group starts when its reuse has come and the group before is done, computes,
+exchanges activations, and then sends the KV of its requests on to their decode instances. A request's first token is
+there when all of its KV has arrived. Groups of a request's reuse are fetched in order, under every policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from controller.core.errors import ConfigError
+from controller.flow.batches import Batch, BatchRequest, order_batches
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.policies import FlowPolicy
+from controller.flow.scheduler import (
+    BatchComputed,
+    BatchQueued,
+    FlowEvent,
+    FlowSchedulerConfig,
+    LayerStarted,
+    OrderSent,
+)
+from controller.simulator.flows.cluster import PrefillShape
+from controller.simulator.flows.run import FlowRun
+
+
+class PrefillRequest(NamedTuple):
+    """`reuse_tokens` of the prompt belong to the prefix `prefix`, whose KV lies where it was computed or fetched."""
+
+    id: str
+    at: float
+    prompt_tokens: int
+    reuse_tokens: int
+    prefix: str
+    due_s: float = math.inf  # after arrival
+
+
+class Served(NamedTuple):
+    """`computed`: when its last layer was computed. Seconds after the start of the run, `ttft_s` after its arrival."""
+
+    ttft_s: float
+    computed: float
+    pruned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSettings:
+    """- `instances`: of prefill, and as many of decode. `target`: TTFT target over the request's own at low load.
+    - `order_s`: how long the coordinator's order is on its way; `orders_per_s`: how often it makes one at most.
+    - `budget`: share of the requests in the system that may be pruned; 0 prunes nothing. `ordered`: batches are
+      ordered at all.
+    """
+
+    shape: PrefillShape
+    instances: int
+    target: float = 3.0
+    order_s: float = 0.005
+    orders_per_s: float = 20.0
+    budget: float = 0.05
+    ordered: bool = True
+    period_s: float = 0.005
+    report_s: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.instances < 1:
+            raise ConfigError("instances must be at least 1", field="instances")
+        if not self.target > 0:
+            raise ConfigError("target must be positive", field="target")
+        if not 0 <= self.budget <= 1:
+            raise ConfigError("budget must lie in [0, 1]", field="budget")
+        if not self.orders_per_s > 0:
+            raise ConfigError("orders_per_s must be positive", field="orders_per_s")
+
+
+def alone_s(shape: PrefillShape, request: PrefillRequest, remote: bool = True) -> float:
+    """The request's TTFT on an idle cluster, its reuse fetched over the network if `remote`."""
+    new = request.prompt_tokens - request.reuse_tokens
+    port = shape.port_bytes_per_s
+    fetch = shape.kv_bytes(request.reuse_tokens) / port if remote else 0.0
+    compute = shape.compute_s(new, request.prompt_tokens)
+    collective = shape.collective_bytes(new, new / shape.ranks) / port
+    send = shape.kv_bytes(request.prompt_tokens) / port
+    fetched = computed = sent = 0.0
+    for _ in range(shape.groups):
+        fetched += fetch
+        computed = max(computed, fetched) + compute + collective
+        sent = max(sent, computed) + send
+    return sent
+
+
+@dataclass(slots=True)
+class _Request:
+    request: PrefillRequest
+    rank: int
+    due: float
+    fetched: int = 0  # groups whose reuse has come
+    source: str = ""  # the port its reuse comes from; empty: it is here
+    holder: tuple[int, int] = (0, 0)  # the instance and rank behind that port
+    target: str = ""  # the decode instance's port
+    unsent: int = 0  # KV flows that have not ended
+    computed_at: float = math.inf
+
+    @property
+    def new_tokens(self) -> int:
+        return self.request.prompt_tokens - self.request.reuse_tokens
+
+
+@dataclass(slots=True)
+class _Batch:
+    id: str
+    instance: int
+    requests: list[_Request] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)  # new ones by rank
+    group: int = -1  # computed now; -1: it waits for its instance
+    busy: bool = False  # a group computes or exchanges
+    collectives: int = 0  # flows of the running exchange
+
+
+class PrefillRun:
+    """One run. `serve` returns what became of every request."""
+
+    def __init__(self, settings: PrefillSettings, policy: Callable[[], FlowPolicy]) -> None:
+        self.settings = settings
+        self.shape = settings.shape
+        ports = {
+            f"{kind}{number}.{rank}.{side}": self.shape.port_bytes_per_s
+            for kind in ("p", "d")
+            for number in range(settings.instances)
+            for rank in range(self.shape.ranks)
+            for side in ("out", "in")
+        }
+        self.network = FlowRun(ports, policy, FlowSchedulerConfig(settings.period_s), settings.report_s)
+        self.collective_s: list[float] = []  # duration of each exchange
+        self._served: dict[str, Served] = {}
+        self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
+        self._batches: dict[str, _Batch] = {}
+        self._requests: dict[str, _Request] = {}
+        # By prefix: the instances and ranks that have its KV, and how many fetch it from each.
+        self._holders: dict[str, dict[tuple[int, int], int]] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._decode = itertools.count()
+        self._exchange_began: dict[str, float] = {}
+        self._pruned: set[str] = set()
+        self._sequence = 0
+        self._ordered_at = -math.inf
+        self._order_waits = False
+
+    @property
+    def now(self) -> float:
+        return self.network.now
+
+    def serve(self, requests: Sequence[PrefillRequest]) -> dict[str, Served]:
+        """Raises RuntimeError if something never ends."""
+        for request in requests:
+            self._at(request.at, partial(self._arrive, request))
+        while len(self._served) < len(requests):
+            at = min(self.network.next_event(), self._timers[0][0] if self._timers else math.inf)
+            if at == math.inf:
+                raise RuntimeError(f"{len(requests) - len(self._served)} requests do not end")
+            for flow in self.network.advance(at):
+                self._flow_ended(flow)
+            while self._timers and self._timers[0][0] <= at:
+                heapq.heappop(self._timers)[2]()
+        return self._served
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (when, next(self._count), action))
+
+    # ---- arrivals ---------------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: PrefillRequest) -> None:
+        instance = self._route(request)
+        batch = self._open_batch(instance, request)
+        rank = self._rank(batch, request)
+        due = request.at + min(request.due_s, self.settings.target * alone_s(self.shape, request))
+        each = _Request(request, rank, due, fetched=self.shape.groups)
+        each.target = f"d{next(self._decode) % self.settings.instances}.{rank}.in"
+        holders = self._holders.setdefault(request.prefix, {})
+        if request.reuse_tokens and holders and (instance, rank) not in holders:
+            source = min(holders, key=lambda holder: (holders[holder], holder))
+            holders[source] += 1
+            each.source, each.fetched, each.holder = f"p{source[0]}.{source[1]}.out", 0, source
+        holders.setdefault((instance, rank), 0)
+        batch.requests.append(each)
+        batch.tokens[rank] += each.new_tokens
+        self._requests[request.id] = each
+        self._fetch(batch, each)
+        self._start_next(instance)
+        self._order_soon()
+
+    def _rank(self, batch: _Batch, request: PrefillRequest) -> int:
+        """The rank with the fewest tokens in the batch, one that has the prefix before others."""
+        holders = self._holders.get(request.prefix, {})
+        return min(
+            range(self.shape.ranks), key=lambda rank: (batch.tokens[rank], (batch.instance, rank) not in holders)
+        )
+
+    def _route(self, request: PrefillRequest) -> int:
+        """The instance with the least to do, tokens that it need not compute or fetch taken off (KV-aware routing)."""
+        having = {instance for instance, _ in self._holders.get(request.prefix, {})}
+
+        def cost(instance: int) -> tuple[float, int]:
+            waiting = sum(max(batch.tokens) for batch in self._queues[instance])  # its slowest rank
+            here = request.reuse_tokens if instance in having else 0
+            return waiting - here, (instance + len(self._requests)) % self.settings.instances
+
+        return min(range(self.settings.instances), key=cost)
+
+    def _open_batch(self, instance: int, request: PrefillRequest) -> _Batch:
+        """The last batch that waits there and has room, or a new one."""
+        queue = self._queues[instance]
+        new = request.prompt_tokens - request.reuse_tokens
+        if queue and queue[-1].group < 0:
+            last = queue[-1]
+            room = self.shape.batch_tokens - min(last.tokens)
+            if new <= room or not last.requests:
+                return last
+        batch = _Batch(f"b{next(self._count)}", instance, tokens=[0.0] * self.shape.ranks)
+        queue.append(batch)
+        self._batches[batch.id] = batch
+        self._tell(batch.instance, [BatchQueued(f"p{instance}", batch.id, self.shape.groups)])
+        return batch
+
+    def _tell(self, instance: int, events: Sequence[FlowEvent]) -> None:
+        """Events of a unit go to every host that sends for it."""
+        hosts = {f"p{instance}.{rank}.out" for rank in range(self.shape.ranks)}
+        for batch in self._queues[instance]:
+            hosts |= {each.source for each in batch.requests if each.source and each.fetched < self.shape.groups}
+        for host in sorted(hosts):
+            self.network.tell(host, events)
+
+    # ---- computing --------------------------------------------------------------------------------------------------
+
+    def _start_next(self, instance: int) -> None:
+        queue = self._queues[instance]
+        if queue and queue[0].group < 0 and queue[0].requests:
+            queue[0].group = 0
+            self._advance_batch(queue[0])
+
+    def _advance_batch(self, batch: _Batch) -> None:
+        """Compute the batch's group if it is not busy and all reuse of the group has come."""
+        if batch.busy or batch.group < 0 or any(each.fetched <= batch.group for each in batch.requests):
+            return
+        batch.busy = True
+        self._tell(batch.instance, [LayerStarted(f"p{batch.instance}", batch.id, batch.group)])
+        work = [0.0] * self.shape.ranks
+        for each in batch.requests:
+            work[each.rank] += self.shape.compute_s(each.new_tokens, each.request.prompt_tokens)
+        seconds = max(work)  # the exchange waits for the slowest rank
+        self._at(self.now + seconds, lambda: self._exchange(batch))
+
+    def _exchange(self, batch: _Batch) -> None:
+        mean = sum(batch.tokens) / self.shape.ranks
+        unit, layer = f"p{batch.instance}", batch.group
+        ids = tuple(each.request.id for each in batch.requests)
+        for rank in range(self.shape.ranks):
+            size = self.shape.collective_bytes(batch.tokens[rank], mean)
+            if size <= 0:
+                continue
+            out, into = f"{unit}.{rank}.out", f"{unit}.{rank}.in"
+            for side, port in (("out", out), ("in", into)):
+                batch.collectives += 1
+                name = f"{batch.id}.c{layer}.{rank}.{side}"
+                flow = MsFlow(name, Stage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer)
+                self.network.submit(flow, (port,))
+        self._exchange_began[batch.id] = self.now
+        if not batch.collectives:
+            self._group_done(batch)
+
+    def _group_done(self, batch: _Batch) -> None:
+        self.collective_s.append(self.now - self._exchange_began.pop(batch.id))
+        for each in batch.requests:
+            self._send_kv(batch, each)
+        batch.group += 1
+        batch.busy = False
+        if batch.group < self.shape.groups:
+            self._advance_batch(batch)
+            return
+        for each in batch.requests:
+            each.computed_at = self.now
+            self._maybe_served(each)
+        self._tell(batch.instance, [BatchComputed(f"p{batch.instance}", batch.id)])
+        self._queues[batch.instance].remove(batch)
+        del self._batches[batch.id]
+        self._start_next(batch.instance)
+        self._order_soon()
+
+    # ---- flows ------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, batch: _Batch, each: _Request) -> None:
+        """Ask for the next group of the request's reuse."""
+        if each.fetched >= self.shape.groups:
+            return
+        request, unit = each.request, f"p{batch.instance}"
+        size = self.shape.kv_bytes(request.reuse_tokens)
+        into = f"{unit}.{each.rank}.in"
+        name = f"{request.id}.r{each.fetched}"
+        self.network.submit(
+            MsFlow(name, Stage.REUSE, size, each.source, into, unit, batch.id, (request.id,), each.fetched)
+        )
+
+    def _send_kv(self, batch: _Batch, each: _Request) -> None:
+        request = each.request
+        size = self.shape.kv_bytes(request.prompt_tokens)
+        later = size * (self.shape.groups - 1 - batch.group)
+        each.unsent += 1
+        self.network.submit(
+            MsFlow(
+                f"{request.id}.k{batch.group}", Stage.KV_TRANSFER, size, f"p{batch.instance}.{each.rank}.out",
+                each.target, f"p{batch.instance}", batch.id, (request.id,), batch.group, each.due, later,
+            )
+        )  # fmt: skip
+
+    def _flow_ended(self, flow: MsFlow) -> None:
+        if flow.stage is Stage.COLLECTIVE:
+            batch = self._batches[flow.batch]
+            batch.collectives -= 1
+            if not batch.collectives:
+                self._group_done(batch)
+            return
+        each = self._requests[flow.requests[0]]
+        if flow.stage is Stage.REUSE:
+            each.fetched += 1
+            if each.fetched == self.shape.groups:
+                self._holders[each.request.prefix][each.holder] -= 1
+            batch = self._batches[flow.batch]
+            self._fetch(batch, each)
+            self._advance_batch(batch)
+        else:
+            each.unsent -= 1
+            self._maybe_served(each)
+
+    def _maybe_served(self, each: _Request) -> None:
+        if each.unsent == 0 and each.computed_at <= self.now:
+            request = each.request
+            pruned = request.id in self._pruned
+            self._served[request.id] = Served(self.now - request.at, each.computed_at, pruned)
+
+    # ---- the order between batches ----------------------------------------------------------------------------------
+
+    def _order_soon(self) -> None:
+        if not self.settings.ordered or self._order_waits:
+            return
+        self._order_waits = True
+        self._at(max(self.now, self._ordered_at + 1.0 / self.settings.orders_per_s), self._order)
+
+    def _order(self) -> None:
+        """Order on what is known now; it reaches the hosts `order_s` later."""
+        self._order_waits, self._ordered_at = False, self.now
+        batches = [self._as_batch(batch) for batch in self._batches.values() if batch.requests]
+        if not batches:
+            return
+        bandwidth = {name: self.shape.port_bytes_per_s for batch in batches for r in batch.requests for name in r.load}
+        budget = int(self.settings.budget * sum(len(batch.requests) for batch in batches))
+        found = order_batches(batches, bandwidth, budget, self.now)
+        self._pruned |= found.scavengers
+        self._sequence += 1
+        order = OrderSent(self._sequence, found.order, found.scavengers, self.now + 1.0)
+        self._at(self.now + self.settings.order_s, lambda: self._publish(order))
+
+    def _publish(self, order: OrderSent) -> None:
+        for host in self.network.hosts():
+            self.network.tell(host, [order])
+
+    def _as_batch(self, batch: _Batch) -> Batch:
+        """What is left of a batch: computing of the groups to come, and bytes by port and request."""
+        left = self.shape.groups - max(0, batch.group)
+        mean = sum(batch.tokens) / self.shape.ranks
+        busiest = max(batch.tokens)
+        context = max(each.request.prompt_tokens for each in batch.requests)
+        requests = []
+        for each in batch.requests:
+            out, into = f"p{batch.instance}.{each.rank}.out", f"p{batch.instance}.{each.rank}.in"
+            own = each.new_tokens
+            exchanged = self.shape.collective_bytes(own, own * mean / max(1.0, batch.tokens[each.rank])) * left
+            load = {
+                out: exchanged + self.shape.kv_bytes(each.request.prompt_tokens) * left,
+                into: exchanged,
+            }
+            if each.source and each.fetched < self.shape.groups:
+                fetch = self.shape.kv_bytes(each.request.reuse_tokens) * (self.shape.groups - each.fetched)
+                load[into] += fetch
+                load[each.source] = load.get(each.source, 0.0) + fetch
+            requests.append(BatchRequest(each.request.id, each.due, load))
+        compute = self.shape.compute_s(busiest, context) * left
+        return Batch(batch.id, f"p{batch.instance}", compute, requests)

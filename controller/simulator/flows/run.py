@@ -1,0 +1,165 @@
+"""Runs flows over a fluid network under a flow policy: one `FlowScheduler` for each sending host, as a daemon has."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from controller.flow.flows import MsFlow
+from controller.flow.policies import FlowPolicy, Turn
+from controller.flow.scheduler import (
+    Ended,
+    FlowEvent,
+    FlowScheduler,
+    FlowSchedulerConfig,
+    Permit,
+    PortSeen,
+    Sent,
+    Submitted,
+)
+from controller.simulator.flows.fluid import FluidNetwork
+
+
+class PlannedFlow(NamedTuple):
+    """A flow that is ready `at` seconds and goes through `path` (its egress and ingress port if None)."""
+
+    at: float
+    flow: MsFlow
+    path: Sequence[str] | None = None
+
+
+@dataclass(slots=True)
+class _Host:
+    """A sending host: its scheduler, its flows, and when it has to be called again."""
+
+    scheduler: FlowScheduler
+    flows: dict[str, MsFlow] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)  # and how many of the flows use each
+    wake_at: float = math.inf
+    reported_at: float = -math.inf
+
+
+@dataclass(slots=True)
+class FlowRun:
+    """Network and schedulers on one virtual clock. `advance` goes to the next event; `ends` has when flows ended.
+
+    `report_s`: how old a scheduler's view of its ports' load and of the bytes left may be (0: never old).
+    """
+
+    ports: Mapping[str, float]
+    policy: Callable[[], FlowPolicy]
+    config: FlowSchedulerConfig = field(default_factory=FlowSchedulerConfig)
+    report_s: float = 0.0
+    now: float = 0.0
+    ends: dict[str, float] = field(default_factory=dict)
+    network: FluidNetwork = field(init=False)
+    _hosts: dict[str, _Host] = field(init=False, default_factory=dict)
+    _flows: dict[str, MsFlow] = field(init=False, default_factory=dict)
+    _wakes: list[tuple[float, str]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.network = FluidNetwork(self.ports)
+
+    def submit(self, flow: MsFlow, path: Sequence[str] | None = None) -> None:
+        """The flow is ready now. Its host is its egress port."""
+        host = self._host(flow.egress)
+        self._flows[flow.id] = host.flows[flow.id] = flow
+        for port in {flow.egress, flow.ingress}:
+            host.ports[port] = host.ports.get(port, 0) + 1
+        self.network.start(flow.id, path or (flow.egress, flow.ingress), flow.size_bytes, Turn((math.inf,)), self.now)
+        new = [self._seen(port) for port in (flow.egress, flow.ingress) if host.ports[port] == 1]
+        self._call(flow.egress, [*new, Submitted(flow)])
+
+    def tell(self, host: str, events: Sequence[FlowEvent]) -> None:
+        """Events of computing or an order reach the scheduler of one host."""
+        self._call(host, events)
+
+    def hosts(self) -> list[str]:
+        return list(self._hosts)
+
+    def next_event(self) -> float:
+        """When a flow ends or a scheduler has to be called; infinite if nothing moves."""
+        self.network.settle(self.now)
+        while self._wakes and self._hosts[self._wakes[0][1]].wake_at != self._wakes[0][0]:
+            heapq.heappop(self._wakes)
+        return min(self.network.next_end(), self._wakes[0][0] if self._wakes else math.inf)
+
+    def advance(self, to: float) -> list[MsFlow]:
+        """Go to this moment, at most the next event. The flows that ended."""
+        self.now = to
+        events: dict[str, list[FlowEvent]] = {}
+        ended = []
+        for flow_id in self.network.advance(to):
+            self.ends[flow_id] = to
+            ended.append(self._forget(flow_id, events))
+        while self._wakes and self._wakes[0][0] <= to:
+            at, name = heapq.heappop(self._wakes)
+            if self._hosts[name].wake_at == at:
+                events.setdefault(name, [])
+        if events:
+            self.network.settle(to)
+        for name, of in events.items():
+            self._call(name, of)
+        return ended
+
+    def _forget(self, flow_id: str, events: dict[str, list[FlowEvent]]) -> MsFlow:
+        """Take an ended flow from its host, which hears of it."""
+        flow = self._flows.pop(flow_id)
+        host = self._hosts[flow.egress]
+        del host.flows[flow_id]
+        for port in {flow.egress, flow.ingress}:
+            host.ports[port] -= 1
+            if not host.ports[port]:
+                del host.ports[port]
+        events.setdefault(flow.egress, []).append(Ended(flow_id))
+        return flow
+
+    def _host(self, name: str) -> _Host:
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = _Host(FlowScheduler(self.policy(), self.config))
+        return host
+
+    def _seen(self, port: str) -> PortSeen:
+        return PortSeen(port, self.ports[port], self.network.rates(port))
+
+    def _call(self, name: str, events: Sequence[FlowEvent]) -> None:
+        host = self._host(name)
+        reports: list[FlowEvent] = []
+        if self.now - host.reported_at >= self.report_s:
+            host.reported_at = self.now
+            reports += [self._seen(port) for port in host.ports]
+            reports += [Sent(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
+        actions, host.wake_at = host.scheduler.handle([*reports, *events], self.now)
+        if host.wake_at < math.inf:
+            heapq.heappush(self._wakes, (host.wake_at, name))
+        for action in actions:
+            if isinstance(action, Permit):
+                self.network.turn(action.flow_id, action.turn)
+
+
+def run_flows(
+    plan: Sequence[PlannedFlow],
+    ports: Mapping[str, float],
+    policy: Callable[[], FlowPolicy],
+    config: FlowSchedulerConfig | None = None,
+    report_s: float = 0.0,
+) -> dict[str, float]:
+    """When each flow of the plan ends, seconds, with nothing computed in between. Raises RuntimeError if one never
+    does.
+    """
+    run = FlowRun(ports, policy, config or FlowSchedulerConfig(), report_s)
+    waiting = sorted(plan, key=lambda planned: planned.at)
+    following = 0
+    while following < len(waiting) or len(run.network):
+        at = min(run.next_event(), waiting[following].at if following < len(waiting) else math.inf)
+        if at == math.inf:
+            raise RuntimeError(f"{len(run.network)} flows do not move")
+        run.advance(at)
+        while following < len(waiting) and waiting[following].at <= at:
+            run.submit(waiting[following].flow, waiting[following].path)
+            following += 1
+    return run.ends

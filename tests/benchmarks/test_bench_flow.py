@@ -1,0 +1,19 @@
+"""bench-flow runs real flows through the network and orders real batches."""
+
+from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
+from controller.flow.flows import Stage
+
+
+def test_all_stages_are_there_and_only_kv_transfers_have_a_deadline():
+    flows = [planned.flow for planned in plan(300, 1)]
+    assert {flow.stage for flow in flows} == {Stage.REUSE, Stage.COLLECTIVE, Stage.KV_TRANSFER}
+    assert all((flow.deadline is not None) == (flow.stage is Stage.KV_TRANSFER) for flow in flows)
+
+
+def test_every_flow_ends():
+    assert simulate(300, "mfs", 1) > 0.0
+
+
+def test_the_batches_have_their_requests():
+    made = batches(1)
+    assert (len(made), {len(batch.requests) for batch in made}) == (BATCHES, {BATCH_REQUESTS})

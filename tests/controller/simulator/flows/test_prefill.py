@@ -1,0 +1,116 @@
+"""Prefills over a network: alone as computed by hand, all served, and layers kept apart from what they compete with."""
+
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.flow.policies import FLOW_POLICIES
+from controller.simulator.flows.cluster import ModelShape, PrefillShape
+from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
+
+MIXTRAL = ModelShape("Mixtral 8x22B", 56, 6144, 8, 128, 39e9, 2)
+LLAMA = ModelShape("Llama 3 8B", 32, 4096, 8, 128, 8e9, 0)
+EXPERTS = PrefillShape(MIXTRAL, tensor_parallel=4, ranks=8)
+SEQUENCE = PrefillShape(LLAMA, tensor_parallel=4, ranks=1, sequence_parallel=4)
+SLOW = replace(EXPERTS, nic_bytes_per_s=1e9, batch_tokens=4096)
+
+
+def requests(count, rate, seed=1, prefixes=20):
+    rng = random.Random(seed)
+    at, found = 0.0, []
+    for number in range(count):
+        at += rng.expovariate(rate)
+        prompt = min(8000, max(64, int(rng.lognormvariate(6.5, 0.8))))
+        reused = int(prompt * rng.uniform(0.2, 0.9))
+        found.append(PrefillRequest(f"q{number}", at, prompt, reused, f"x{rng.randrange(prefixes)}"))
+    return found
+
+
+def test_bytes_of_a_shape():
+    assert MIXTRAL.kv_layer_bytes == 4096
+    assert EXPERTS.gpus == 32
+    assert EXPERTS.port_bytes_per_s == 100e9
+    assert EXPERTS.remote_share == 6 / 8  # two ranks in a server of eight GPUs
+    assert EXPERTS.kv_bytes(1000) == 7 * 4096 * 1000
+    # 1,000 tokens of its own and an even share of 1,000 in all, to two experts each and back
+    assert EXPERTS.collective_bytes(1000, 125) == pytest.approx(7 * 6144 * 2 * 2 * 1125 * 0.75)
+    assert SEQUENCE.port_bytes_per_s == 400e9
+    assert SEQUENCE.collective_bytes(1000, 1000) == 4 * 4096 * 1000 * 3
+    assert 8 * EXPERTS.compute_s(1000, 0) == pytest.approx(2 * 39e9 * 1000 / (4 * 312e12 * 0.45))
+
+
+@pytest.mark.parametrize("shape", [EXPERTS, SEQUENCE, SLOW])
+@pytest.mark.parametrize("policy", list(FLOW_POLICIES))
+def test_a_request_alone_takes_what_was_computed_for_it(shape, policy):
+    if policy == "karuna":
+        pytest.skip("Karuna sends KV no faster than its deadline asks")
+    run = PrefillRun(PrefillSettings(shape, 2), FLOW_POLICIES[policy])
+    first = PrefillRequest("a", 0.0, 2000, 0, "x")
+    found = run.serve([first])
+    assert found["a"].ttft_s == pytest.approx(alone_s(shape, first, remote=False), rel=1e-6)
+
+
+def test_reuse_from_another_instance_is_fetched_layer_by_layer():
+    """The second request finds its prefix's instance busy, and fetches 900 tokens' KV beside its computing."""
+    run = PrefillRun(PrefillSettings(EXPERTS, 2), FLOW_POLICIES["mfs"])
+    long = PrefillRequest("long", 0.0, 4000, 0, "x")
+    short = PrefillRequest("short", 0.01, 1000, 900, "x")
+    found = run.serve([long, short])
+    assert found["short"].ttft_s == pytest.approx(alone_s(EXPERTS, short), rel=0.3)
+    assert run.network.ends.keys() >= {f"short.r{group}" for group in range(8)}
+    ends = [run.network.ends[f"short.r{group}"] for group in range(8)]
+    assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize("policy", list(FLOW_POLICIES))
+@pytest.mark.parametrize("ordered", [False, True])
+def test_every_request_is_served_with_all_of_its_bytes(policy, ordered):
+    load = requests(60, rate=20.0)
+    run = PrefillRun(PrefillSettings(SLOW, 3, ordered=ordered, budget=0.2), FLOW_POLICIES[policy])
+    found = run.serve(load)
+    assert found.keys() == {each.id for each in load}
+    kv = sum(8 * SLOW.kv_bytes(each.prompt_tokens) for each in load)
+    fetched = {name.split(".")[0] for name in run.network.ends if ".r" in name}
+    reuse = sum(8 * SLOW.kv_bytes(each.reuse_tokens) for each in load if each.id in fetched)
+    assert run.network.network.moved_bytes > kv + reuse  # the rest are collectives
+    assert all(run.network.ends[f"{each.id}.k{group}"] for each in load for group in range(8))
+    assert len(run.network.network) == 0
+    if not ordered:
+        assert not any(each.pruned for each in found.values())
+
+
+def test_collectives_end_sooner_than_with_fair_sharing():
+    load = requests(150, rate=25.0, prefixes=60)
+
+    def exchanges(policy):
+        run = PrefillRun(PrefillSettings(SLOW, 3), FLOW_POLICIES[policy])
+        run.serve(load)
+        return statistics.mean(run.collective_s)
+
+    assert exchanges("mfs") < exchanges("fair_sharing")
+
+
+def test_the_same_run_gives_the_same_result():
+    load = requests(40, rate=20.0)
+    first, second = (PrefillRun(PrefillSettings(SLOW, 2), FLOW_POLICIES["mfs"]).serve(load) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"instances": 0}, "instances"),
+        ({"target": 0.0}, "target"),
+        ({"budget": 2.0}, "budget"),
+        ({"orders_per_s": 0.0}, "orders_per_s"),
+    ],
+)
+def test_a_wrong_setting_names_its_field(changes, field):
+    with pytest.raises(ConfigError) as error:
+        PrefillSettings(**{"shape": EXPERTS, "instances": 2, **changes})
+    assert error.value.field == field
+    with pytest.raises(ConfigError):
+        replace(EXPERTS, groups=57)
