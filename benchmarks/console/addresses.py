@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PriorityMapping,
         RequestRecord,
         ScalingPolicy,
+        ServiceAccount,
         SLOClass,
         Tenant,
     )
@@ -38,6 +39,7 @@ class Look(NamedTuple):
 def prepare() -> None:
     """What the SQL of benchmarks/console/data.py cannot make: an experiment with its result, and a trace."""
     from console.management.demo import PROFILE, TRACE, TRACE_NAME
+    from controller.services.access.service_accounts import service_account_create
     from controller.services.actors import Actor
     from controller.services.experiments.commands import experiment_create
     from controller.services.experiments.traces import trace_create
@@ -52,6 +54,7 @@ def prepare() -> None:
         "rates": [10.0, 20.0],
         "policies": ["slackline", "round_robin"],
     }
+    service_account_create(actor=actor, name="benchmark", role="viewer", scopes=["read"])
     experiment_create(actor=actor, name=EXPERIMENT, spec=spec, read_profile=shipped_profile)
     while next_experiment():
         pass
@@ -77,6 +80,7 @@ class Subjects(NamedTuple):
     instance: Instance
     policy: ScalingPolicy
     experiment: Experiment
+    account: ServiceAccount
 
 
 def addresses() -> dict[str, Look]:
@@ -99,6 +103,7 @@ def subjects() -> Subjects:
         PriorityMapping,
         RequestRecord,
         ScalingPolicy,
+        ServiceAccount,
         SLOClass,
         Tenant,
     )
@@ -113,6 +118,7 @@ def subjects() -> Subjects:
         instance=first(Instance.objects.order_by("pk")),
         policy=first(ScalingPolicy.objects.order_by("pk")),
         experiment=first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE)),
+        account=first(ServiceAccount.objects.order_by("pk")),
     )
 
 
@@ -187,6 +193,10 @@ def record_pages(about: Subjects) -> dict[str, str]:
         "experiment, JSON": f"/experiments/{experiment.slug}/json/",
         "traces": "/traces/",
         "sessions": "/sessions/",
+        "service accounts": "/service-accounts/",
+        "service account": f"/service-accounts/{about.account.pk}/",
+        "service account, new": "/service-accounts/new/",
+        "service account, change": f"/service-accounts/{about.account.pk}/change/",
         "patterns": "/patterns/",
     }
 

@@ -17,6 +17,7 @@ from controller.models.fleet import (
 from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, RequestRecord
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
+from controller.models.service_accounts import ServiceAccount, ServiceToken
 from controller.models.sessions import PersonSession
 from controller.models.slo import PriorityMapping, SLOClass
 from controller.models.tenants import ApiKey, Tenant
@@ -46,6 +47,8 @@ __all__ = [
     "ScalingPolicy",
     "ScalingSample",
     "ServedModel",
+    "ServiceAccount",
+    "ServiceToken",
     "Tenant",
     "Trace",
     "Transfer",

@@ -19,6 +19,7 @@ class Decision(models.Model):
         JOB = "job", "Job"
         GATEWAY = "gateway", "Gateway"
         SYSTEM = "system", "System"
+        SERVICE = "service", "Service account"
 
     at = models.DateTimeField()
     actor_type = models.CharField(max_length=16, choices=ActorType.choices)
@@ -45,7 +46,8 @@ class Decision(models.Model):
         ]
         constraints = [
             models.CheckConstraint(
-                condition=Q(actor_type__in=["person", "job", "gateway", "system"]), name="decision_actor_known"
+                condition=Q(actor_type__in=["person", "job", "gateway", "system", "service"]),
+                name="decision_actor_known",
             )
         ]
 

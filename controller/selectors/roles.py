@@ -5,12 +5,34 @@ Roles are Django groups with these names in lower case. Each includes the ones b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from django.contrib.auth.models import User
 
 REMEMBERED = "_slackline_role"  # attribute of the user object
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePrincipal:
+    """A service account as `request.user` of the control API, with the role and the scopes that it has."""
+
+    token_id: int
+    account_id: int
+    name: str
+    role: str
+    scopes: tuple[str, ...]
+    is_authenticated: bool = True
+    is_active: bool = True
+    is_superuser: bool = False
+
+    @property
+    def pk(self) -> str:
+        return f"service-{self.account_id}"
+
+    def get_username(self) -> str:
+        return self.name
 
 
 class UserRole(IntEnum):
@@ -23,8 +45,10 @@ class UserRole(IntEnum):
 def role_of(user: Any) -> UserRole:
     """The highest role of a user. One query, cached on the user object, which lives for one request.
 
-    Without a signed-in person (anonymous, or a tenant's key) it is NONE.
+    A service account has the role of its own. Without either (anonymous, or a tenant's key) it is NONE.
     """
+    if isinstance(user, ServicePrincipal):
+        return UserRole[user.role.upper()]
     if not isinstance(user, User) or not user.is_active:
         return UserRole.NONE
     if user.is_superuser:

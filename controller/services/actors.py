@@ -1,4 +1,4 @@
-"""The actor of a change: a person, a job, a gateway or the system."""
+"""The actor of a change: a person, a service account, a job, a gateway or the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from controller.models import Decision
 
 
 class Actor(NamedTuple):
-    """`name`: a user name, a job's name or a gateway's id."""
+    """`name`: a user name, a service account's or a job's name, or a gateway's id."""
 
     name: str
     type: str = Decision.ActorType.PERSON
@@ -24,6 +24,11 @@ class Actor(NamedTuple):
     @classmethod
     def gateway(cls, name: str) -> Actor:
         return cls(name, Decision.ActorType.GATEWAY)
+
+    @classmethod
+    def service(cls, name: str) -> Actor:
+        """A service account, by its name."""
+        return cls(name, Decision.ActorType.SERVICE)
 
 
 SYSTEM = Actor("slackline", Decision.ActorType.SYSTEM)

@@ -172,6 +172,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "not_written_before": ("earlier refusals not recorded individually", ""),
     "by": ("limit reached for", ""),
     "address": ("client address", ""),
+    "account": ("service account", ""),
     "addresses": ("client addresses", ""),
     "sessions": ("sessions", ""),
     "days": ("retention", "days"),
@@ -421,8 +422,8 @@ REASONS: dict[str, str] = {
     "csrf_failed": "the form failed its CSRF check",
     "not_signed_in": "nobody was signed in",
     "too_many_sign_ins": "too many failed attempts to sign in",
-    "invalid_api_key": "the API key is unknown, expired or revoked",
-    "scope_missing": "the API key has no read scope",
+    "invalid_api_key": "the API key or token is unknown, expired or revoked",
+    "scope_missing": "the API key or service account lacks the scope",
     "keys_change_nothing": "a tenant's API key cannot make changes",
     "older_than_kept": "older than the retention period",
 }

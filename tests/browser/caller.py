@@ -60,6 +60,11 @@ class Caller:
         answer.raise_for_status()
         return answer.url.removeprefix(self._base)
 
+    def page(self, path: str) -> str:
+        answer = self._session.get(f"{self._base}{path}", timeout=ANSWER_S)
+        answer.raise_for_status()
+        return answer.text
+
     def recorded(self, kind: str, **query: Any) -> list[dict[str, Any]]:
         """Decisions of this kind, newest first."""
         found: list[dict[str, Any]] = self.get("decisions", kind=kind, **query)["items"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.browser.caller import Caller, within
 from tests.browser.stack import Stack
 
@@ -21,9 +23,18 @@ def places_of(stack: Stack, caller: Caller, instance: str) -> Places:
         ("decision", "decisions", {"kind": "slo_class_created"}),
     ):
         found[name] = str(caller.first(path, **query)["id"])
+    found |= program_of(caller)
     found["experiment"] = simulated(caller)
     found["trace"] = caller.first("traces")["slug"]
     return found
+
+
+def program_of(caller: Caller) -> Places:
+    """A service account with a token, which only pages can make."""
+    path = caller.submit("/service-accounts/new/", {"name": "deployer", "role": "viewer", "scopes": "read"})
+    caller.submit(f"{path}tokens/", {"days": "90"})
+    tokens = re.findall(r"/service-tokens/(\d+)/revoke/", caller.page(path))
+    return {"account": path.strip("/").split("/")[1], "token": tokens[0]}
 
 
 def asked(stack: Stack, caller: Caller) -> str:

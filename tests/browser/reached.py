@@ -40,6 +40,12 @@ def key_made(page: Page, places: Places) -> None:
     expect(page.get_by_role("heading", name="New API key for a look")).to_be_visible()
 
 
+def token_made(page: Page, places: Places) -> None:
+    page.goto(f"/service-accounts/{places['account']}/")
+    page.get_by_role("button", name="Create token").click()
+    expect(page.get_by_role("heading", name="New token of deployer")).to_be_visible()
+
+
 def class_wrong(page: Page, places: Places) -> None:
     page.goto(f"/classes/{places['class']}/")
     page.get_by_label("TTFT").fill("0")
@@ -73,6 +79,7 @@ REACHED = (
     Reached("login", None, login),
     Reached("login-refused", None, wrong_password),
     Reached("key-made", "admin", key_made),
+    Reached("token-made", "admin", token_made),
     Reached("class-wrong", "operator", class_wrong, 422),
     Reached("class-preview", "operator", class_preview),
     Reached("forbidden", "viewer", forbidden, 403),

@@ -1,4 +1,5 @@
-"""Authentication: people by the console's session (with CSRF), tenants by API key (`Authorization: Bearer sk-...`).
+"""Authentication: people by the console's session (with CSRF), tenants by API key (`Authorization: Bearer sk-...`),
+service accounts by token (`Authorization: Bearer slk-...`).
 
 A key is looked up by the SHA-256 of the whole secret, which is not stored. Unknown, revoked and expired keys, and keys
 of a suspended tenant, all get the same error.
@@ -15,8 +16,11 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
-from controller.models import ApiKey
+from controller.models import ApiKey, ServiceToken
 from controller.selectors.catalogue import key_of_secret
+from controller.selectors.roles import ServicePrincipal
+from controller.selectors.service_accounts import token_of_secret
+from controller.services.access.service_accounts import MARK, service_token_used
 from controller.services.slo.api_keys import api_keys_used
 
 KEYWORD = "Bearer"
@@ -48,7 +52,7 @@ class CsrfFailed(PermissionDenied):
 
 
 class ScopeMissing(PermissionDenied):
-    """The key is valid but lacks the scope `read`."""
+    """The key or token is valid but lacks a scope."""
 
 
 class PeopleSessionAuthentication(SessionAuthentication):
@@ -62,13 +66,16 @@ class PeopleSessionAuthentication(SessionAuthentication):
 
 
 class BearerKeyAuthentication(BaseAuthentication):
-    """Authenticates tenants by API key. It comes first in `authentication_classes`, so that a call without credentials
-    gets 401 instead of 403."""
+    """Authenticates tenants by API key, and service accounts by token. It comes first in `authentication_classes`, so
+    that a call without credentials gets 401 instead of 403."""
 
-    def authenticate(self, request: Request) -> tuple[TenantPrincipal, ApiKey] | None:
+    def authenticate(self, request: Request) -> tuple[TenantPrincipal | ServicePrincipal, Any] | None:
         word, _, secret = request.headers.get("Authorization", "").partition(" ")
         if word.lower() != KEYWORD.lower():
             return None
+        return _service(secret.strip()) if secret.strip().startswith(MARK) else self._tenant(secret)
+
+    def _tenant(self, secret: str) -> tuple[TenantPrincipal, ApiKey]:
         now = timezone.now()
         key = key_of_secret(secret=secret.strip(), now=now)
         if key is None:
@@ -81,3 +88,13 @@ class BearerKeyAuthentication(BaseAuthentication):
 
     def authenticate_header(self, request: Request) -> str:
         return f'{KEYWORD} realm="slackline"'
+
+
+def _service(secret: str) -> tuple[ServicePrincipal, ServiceToken]:
+    token = token_of_secret(secret)
+    if token is None:
+        raise AuthenticationFailed("This token is unknown, expired or revoked.")
+    now, account = timezone.now(), token.account
+    if token.last_used_at is None or now - token.last_used_at > USE_NOTED_EVERY:
+        service_token_used(token_id=token.pk, at=now)
+    return ServicePrincipal(token.pk, account.pk, account.name, account.role, tuple(account.scopes)), token

@@ -8,6 +8,7 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 
 from api.control.access.auth import CsrfFailed, ScopeMissing, TenantPrincipal
+from controller.selectors.roles import ServicePrincipal
 from controller.services.actors import Actor
 from controller.services.records.refusals import NOBODY, access_refused
 
@@ -44,6 +45,8 @@ def _caller(request: Request, error: Exception) -> tuple[Actor, str]:
         return Actor.person(error.username), "people"
     if isinstance(request.user, TenantPrincipal):
         return Actor.person(f"{request.user.tenant}/{request.user.pk}"), "keys"
+    if isinstance(request.user, ServicePrincipal):
+        return Actor.service(request.user.name), "services"
     if request.user.is_authenticated:
         return Actor.person(request.user.get_username()), "people"
     return NOBODY, "unauthenticated"

@@ -18,13 +18,20 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from api.control.access.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
+from api.control.access.auth import (
+    BearerKeyAuthentication,
+    PeopleSessionAuthentication,
+    ScopeMissing,
+    TenantPrincipal,
+)
 from api.control.access.permissions import IsAdmin, IsTenantKey, IsViewer
 from api.control.access.refusals import refusal_record
+from api.control.access.scopes import scope_missing
 from api.control.access.throttle import KeyThrottle, PersonThrottle
 from api.control.framework.errors import ControlApiError, exception_handler
 from api.control.framework.fields import name_choices
 from api.control.framework.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
+from controller.selectors.roles import ServicePrincipal
 from controller.services.actors import Actor
 from workers.notices import announce_config
 
@@ -86,6 +93,14 @@ class ControlView(APIView):
             return [SIGNED_IN()]  # type: ignore[operator]  # rest_framework combines permissions with `|` at run time
         return [self.access.get("GET" if method == "HEAD" else method, IsAdmin)()]
 
+    def check_permissions(self, request: Request) -> None:
+        """Of a service account its role first, then its scopes."""
+        super().check_permissions(request)
+        if isinstance(request.user, ServicePrincipal):
+            missing = scope_missing(request.user.scopes, request.method or "", request.path)
+            if missing:
+                raise ScopeMissing(f"This service account lacks the scope {missing!r}.")
+
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         if self.configures and request.method not in SAFE_METHODS and status.is_success(response.status_code):
             announce_config()
@@ -113,7 +128,9 @@ class ControlView(APIView):
 
     @property
     def actor(self) -> Actor:
-        """The person who makes a change, for the audit. API keys cannot change anything."""
+        """Who makes a change, for the audit: a person or a service account. API keys cannot change anything."""
+        if isinstance(self.request.user, ServicePrincipal):
+            return Actor.service(self.request.user.name)
         return Actor.person(self.request.user.get_username())
 
     def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:

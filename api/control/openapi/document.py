@@ -13,15 +13,17 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 
 from api.control.openapi.data_path import COMPONENTS, PATHS
 
+BEARER = "An API key of a tenant (`sk-...`), or a token of a service account (`slk-...`, control API only)."
+
 
 class BearerKeyScheme(OpenApiAuthenticationExtension):
-    """Describes API keys, which the control API and the data path share."""
+    """Describes API keys, which the control API and the data path share, and tokens of service accounts."""
 
     target_class = "api.control.access.auth.BearerKeyAuthentication"
     name = "apiKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
-        return {"type": "http", "scheme": "bearer", "description": "An API key of a tenant (`sk-...`)."}
+        return {"type": "http", "scheme": "bearer", "description": BEARER}
 
 
 class PeopleSessionScheme(OpenApiAuthenticationExtension):

@@ -1,1 +1,1 @@
-"""Writes of who may come in: sessions of people."""
+"""Writes of who may come in: sessions of people, service accounts and their tokens."""

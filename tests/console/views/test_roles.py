@@ -12,7 +12,7 @@ from tests import factories
 PAGES = [
     "/", "/overview/history/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/",
     "/experiments/", "/traces/", "/tenants/", "/scaling/", "/patterns/", "/requests/compare/", "/fleet/live/",
-    "/scaling/live/", "/sessions/",
+    "/scaling/live/", "/sessions/", "/service-accounts/",
 ]  # fmt: skip
 EDITS = ["/classes/new/", "/classes/{row}/", "/classes/{row}/remove/", "/mappings/{mapping}/"]
 
