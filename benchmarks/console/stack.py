@@ -133,8 +133,10 @@ def _wait_ready(stack: Running, process: subprocess.Popen[bytes], log: Path) -> 
         if process.poll() is not None:
             raise RuntimeError(f"the stack ended by itself:\n{log.read_text()[-3000:]}")
         try:
-            with urllib.request.urlopen(f"{stack.console}/healthz", timeout=5):
-                return
+            with urllib.request.urlopen(f"{stack.console}/healthz", timeout=5) as answer:
+                if json.load(answer)["status"] == "ok":
+                    return
+            time.sleep(0.5)
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
     raise RuntimeError(f"not ready after {READY_S:.0f} s:\n{log.read_text()[-3000:]}")

@@ -1,4 +1,7 @@
-"""GET /healthz: 200 when every component is ready, else 503, with the state of each.
+"""GET /healthz: 200 when every component is ready or requests are still served, else 503, with the state of each.
+
+`status` is ok, degraded (fewer instances are ready than wanted, but every model is served) or unavailable; `reason`
+names what is not ok.
 
 Every check has a short time-out of its own, so a PostgreSQL or Redis that hangs costs two seconds and no thread. `make
 up`, load balancers and people read it without a login, so it contains no secrets.
@@ -21,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
+from controller.core.types import Role
 from controller.postgres.params import server_params
 from workers.tasks.failures import EACH_SECOND, failing_in_words, failing_policies
 
@@ -55,13 +59,19 @@ async def healthz(request: HttpRequest) -> JsonResponse:
         "jobs": jobs_state(redis),
         "engines": engines_state(postgres, gateway),
     }
-    ok = all(component["state"] == "ok" for component in components.values())
-    body = {"status": "ok" if ok else "unavailable", "components": components}
-    response = JsonResponse(body, status=200 if ok else 503)
+    status = status_of(components)
+    reasons = [f"{name}: {each['detail'] or each['state']}" for name, each in components.items() if each["state"] != "ok"]
+    body = {"status": status, "reason": "; ".join(reasons), "components": components}
+    response = JsonResponse(body, status=503 if status == "unavailable" else 200)
     response["Cache-Control"] = "no-store"
     # `make up` polls twice a second: do not log each 503 as an error.
     response._has_been_logged = True  # type: ignore[attr-defined]
     return response
+
+
+def status_of(components: Mapping[str, Component]) -> str:
+    states = {component["state"] for component in components.values()}
+    return "ok" if states == {"ok"} else "degraded" if states == {"ok", "degraded"} else "unavailable"
 
 
 async def check_postgres() -> Component:
@@ -138,7 +148,8 @@ def jobs_state(redis: Component) -> Component:
 
 
 def engines_state(postgres: Component, gateway: Component) -> Component:
-    """Down if a model and role has fewer ready instances than its policy's minimum, or if none is ready at all.
+    """Degraded if a model and role has fewer ready instances than its policy's minimum, but the model is served; down
+    if a model with a policy is not served, or if no instance is ready at all.
 
     Ready means that the gateway can send to it. The check is against the minimum, not the desired number: an instance
     that the scaler has just requested must not turn a serving fleet unready.
@@ -146,19 +157,23 @@ def engines_state(postgres: Component, gateway: Component) -> Component:
     if postgres["state"] != "ok" or "serving" not in gateway:
         return {"state": "unknown", "detail": "PostgreSQL or the gateway is unavailable"}
     ready = Counter((model, role) for id, model, role, well in postgres["engines"] if well and id in gateway["serving"])
-    missing = [
-        f"{ready[model, role]} of {least} ready ({name}, {role})"
-        for model, role, least, name in postgres["least"]
-        if ready[model, role] < least
-    ]
+    short = [each for each in postgres["least"] if ready[each[0], each[1]] < each[2]]
+    missing = [f"{ready[model, role]} of {least} ready ({name}, {role})" for model, role, least, name in short]
     if not ready and not missing:
         missing = ["none ready"]
+    served = bool(ready) and all(serves(ready, model) for model, *_ in short)
     return {
-        "state": "down" if missing else "ok",
+        "state": "ok" if not missing else "degraded" if served else "down",
         "ready": ready.total(),
         "total": len(postgres["engines"]),
         "detail": ", ".join(missing),
     }
+
+
+def serves(ready: Mapping[tuple[Any, str], int], model: Any) -> bool:
+    """Can its ready instances serve a request from prompt to last token?"""
+    both = ready[model, Role.PREFILL] and ready[model, Role.DECODE]
+    return bool(ready[model, Role.COLLOCATED] or both)
 
 
 async def _bounded(check: Callable[[], Awaitable[Component]]) -> Component:

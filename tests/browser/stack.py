@@ -100,7 +100,7 @@ def wait_ready(stack: Stack, process: subprocess.Popen[bytes], log: Path) -> Non
         if process.poll() is not None:
             raise RuntimeError(f"the stack ended by itself:\n{log.read_text()[-3000:]}")
         try:
-            if requests.get(f"{stack.console}/healthz", timeout=5).status_code == 200:
+            if requests.get(f"{stack.console}/healthz", timeout=5).json()["status"] == "ok":
                 return
         except requests.RequestException:
             time.sleep(0.2)

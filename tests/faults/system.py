@@ -124,7 +124,7 @@ class System:
 
     def healthy(self) -> bool:
         try:
-            return requests.get(f"{self.console}/healthz", timeout=10).status_code == 200
+            return requests.get(f"{self.console}/healthz", timeout=10).json()["status"] == "ok"
         except requests.RequestException:
             return False
 

@@ -52,7 +52,7 @@ def forget_unwritten() -> None:
 
 
 class Readiness:
-    """Polls the console's /healthz until it has returned 200 once."""
+    """Polls the console's /healthz until everything was ready once; degraded, with fewer instances, is not enough."""
 
     def __init__(self, console_port: int, log: Path | None = None) -> None:
         self.log = log
@@ -62,12 +62,12 @@ class Readiness:
         self._remind_at = time.monotonic() + REMIND_EVERY_S
 
     def became_ready(self) -> bool:
-        """True only for the call that first saw status 200."""
+        """True only for the call that first saw everything ready."""
         if self.done or time.monotonic() < self._ask_at:
             return False
         self._ask_at = time.monotonic() + ASK_EVERY_S
         status, body = fetch(self.url)
-        self.done = status == 200
+        self.done = status == 200 and body.get("status", "ok") == "ok"
         if not self.done and time.monotonic() > self._remind_at:
             self._remind_at = time.monotonic() + REMIND_EVERY_S
             say(f"not ready yet: {waiting_for(body) if status else 'the console does not respond'}", self.log)

@@ -14,12 +14,13 @@ from tests.factories import instance, scaling_policy, served_model
 from workers.tasks.failures import EACH_SECOND
 
 OK = {"state": "ok"}
+ROLES = {"c": "collocated", "p": "prefill", "d": "decode"}
 
 
 def engines(wanted, serving, *least):
     """`wanted`: of each instance a letter for its role, capital when it is ready. `least`: policies by letter."""
-    rows = [(f"{n}", 1, letter.lower(), letter.isupper()) for n, letter in enumerate(wanted)]
-    bounds = [(1, role, count, "demo") for role, count in least]
+    rows = [(f"{n}", 1, ROLES[letter.lower()], letter.isupper()) for n, letter in enumerate(wanted)]
+    bounds = [(1, ROLES[role], count, "demo") for role, count in least]
     return health.engines_state(
         {**OK, "engines": rows, "least": bounds}, {**OK, "serving": {f"{n}" for n in range(serving)}}
     )
@@ -29,14 +30,17 @@ def engines(wanted, serving, *least):
     ("wanted", "serving", "least", "state"),
     [
         ("CC", 2, [("c", 2)], "ok"),
-        ("Cc", 2, [("c", 2)], "down"),
-        ("CC", 1, [("c", 2)], "down"),  # the gateway does not reach one
+        ("Cc", 2, [("c", 2)], "degraded"),
+        ("CC", 1, [("c", 2)], "degraded"),  # the gateway does not reach one
+        ("cc", 2, [("c", 2)], "down"),
         ("CCc", 2, [("c", 2)], "ok"),  # the scaler has asked for a third
         ("", 0, [], "down"),  # nothing serves
         ("C", 1, [("c", 0)], "ok"),
         ("C", 1, [], "ok"),
         ("PP", 2, [("p", 1), ("d", 1)], "down"),  # two that prefill, none that decodes
         ("PD", 2, [("p", 1), ("d", 1)], "ok"),
+        ("PD", 2, [("p", 1), ("d", 2)], "degraded"),
+        ("PD", 2, [("c", 2)], "degraded"),  # collocated ones are wanted, but both stages are served
     ],
 )
 def test_enough_engines_of_each_kind_must_be_reached_by_the_gateway(wanted, serving, least, state):
@@ -45,7 +49,20 @@ def test_enough_engines_of_each_kind_must_be_reached_by_the_gateway(wanted, serv
 
 def test_the_kind_that_is_missing_is_named():
     said = engines("PP", 2, ("p", 1), ("d", 1))
-    assert said == {"state": "down", "ready": 2, "total": 2, "detail": "0 of 1 ready (demo, d)"}
+    assert said == {"state": "down", "ready": 2, "total": 2, "detail": "0 of 1 ready (demo, decode)"}
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (["ok", "ok"], "ok"),
+        (["ok", "degraded"], "degraded"),
+        (["degraded", "down"], "unavailable"),
+        (["unknown", "ok"], "unavailable"),
+    ],
+)
+def test_the_whole_is_as_good_as_its_worst_component(states, status):
+    assert health.status_of({str(n): {"state": state} for n, state in enumerate(states)}) == status
 
 
 def test_engines_are_unknown_while_the_database_or_the_gateway_is_away():
@@ -122,7 +139,8 @@ def test_503_names_what_is_missing_and_tells_no_secret(monkeypatch):
     redis.Redis.from_url(settings.REDIS_URL).set(HEARTBEAT_KEY.format(process="worker"), time.time(), ex=30)
     answer = Client().get("/healthz")
     components = answer.json()["components"]
-    assert answer.status_code == 503
+    assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+    assert "gateway: ClientConnectorError" in answer.json()["reason"]
     assert components["postgres"]["state"] == components["redis"]["state"] == components["worker"]["state"] == "ok"
     assert components["gateway"] == {"state": "down", "detail": "ClientConnectorError"}
     assert components["engines"]["state"] == "unknown"

@@ -50,7 +50,9 @@ def test_not_ready_before_an_engine_can_serve(console, monkeypatch, capsys):
     time.sleep(0.01)
     assert not readiness.became_ready()
     assert "engines: 0 of 2 ready" in capsys.readouterr().out
-    console.status = 200
+    console.status, console.body = 200, {"status": "degraded", "components": {"engines": {"state": "degraded"}}}
+    assert not readiness.became_ready()
+    console.body = {"status": "ok"}
     assert readiness.became_ready()
     assert not readiness.became_ready()  # said once
 
