@@ -197,7 +197,7 @@ def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dic
         "may_change": may_change(request),
         "changes": [
             (decision, sentence(decision))
-            for decision in decisions.search(subject_type="tenant", subject=tenant.name)[:CHANGES_SHOWN]
+            for decision in decisions.about_tenant(tenant)[:CHANGES_SHOWN]
         ],
     }
 

@@ -146,7 +146,13 @@ PREDICATES: dict[str, str] = {
 }
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed
 UNBOUNDED = "unbounded load (requests arrive and none finish)"  # a decision has no number for it
-CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
+CHANGES = {
+    "created": "created",
+    "updated": "changed",
+    "removed": "removed",
+    "revoked": "revoked",
+    "rotated": "rotated",
+}
 TYPES = {
     "slo_class": "SLO class",
     "priority_mapping": "the",

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from django.db.models import Q, QuerySet
 
-from controller.models import Decision
+from controller.models import ApiKey, Decision, Tenant
 from controller.selectors.records.distinct import distinct
 
 ORDER = ("-at", "-id")
@@ -48,6 +48,14 @@ def search(
         at, last = after
         rows = rows.filter(Q(at__lt=at) | Q(at=at, id__lt=last), at__lte=at)
     return rows.order_by(*ORDER)
+
+
+def about_tenant(tenant: Tenant) -> QuerySet[Decision]:
+    """Decisions about a tenant and about its API keys: keys created, rotated and revoked."""
+    keys = {key.pk: str(key) for key in ApiKey.objects.filter(tenant=tenant)}
+    # Other tenants' keys can share beginning and name, so the id decides; the subject is what the index has.
+    of_keys = Q(subject_type="api_key", subject__in=set(keys.values()), outcome__id__in=list(keys))
+    return search(bearing=Q(subject_type="tenant", subject=tenant.name) | of_keys)
 
 
 def newest(limit: int = 50) -> list[Decision]:

@@ -194,3 +194,17 @@ def test_who_is_no_admin_changes_nothing_and_is_recorded(signed_in, role):
     assert Decision.objects.filter(kind="access_refused").count() == len(posts)
     made.key.refresh_from_db()
     assert made.key.revoked_at is None
+
+
+def test_its_history_shows_what_happened_to_its_keys_too(admin):
+    mine, other = factories.tenant(name="mine"), factories.tenant(name="other")
+    for tenant in (mine, other):
+        admin.post(reverse("key-new", args=[tenant.pk]), {"name": f"{tenant.name} key", "scopes": ["inference"]})
+    key = ApiKey.objects.get(tenant=mine)
+    api_key_rotate(actor=factories.ACTOR, key_id=key.pk, grace=timedelta(hours=1))
+    api_key_revoke(actor=factories.ACTOR, key_id=key.pk)
+    page = admin.get(reverse("tenant", args=[mine.pk])).content.decode()
+    history = page[page.index('id="changes-title"') :]
+    for what in ("created API key", "rotated API key", "revoked API key"):
+        assert f"{what} {key.prefix}… (mine key)" in history
+    assert "other key" not in history
