@@ -195,9 +195,10 @@ def instance_observe(
     generation: int | None = None,
     error: str = "",
     at: datetime | None = None,
+    new_run: bool = False,
 ) -> bool:
     """Store what a provisioner saw. True if that changed something, in which case gateways are told. `generation`: of
-    the desired state that it acted on."""
+    the desired state that it acted on. `new_run`: its process was started again since it was last seen."""
     at = at or timezone.now()
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=instance_id)
@@ -205,7 +206,7 @@ def instance_observe(
         row.observed_state, row.error, row.observed_at = observed_state, error, at
         row.url = row.url if url is None else url.rstrip("/")
         row.observed_generation = max(row.observed_generation, generation or 0)
-        if observed_state == Observed.READY and before[0] != Observed.READY:
+        if observed_state == Observed.READY and (new_run or before[0] != Observed.READY):
             row.ready_at = at
         if observed_state in Instance.GONE and before[0] not in Instance.GONE:
             row.stopped_at = at

@@ -68,6 +68,7 @@ def instance_mark(*, step: Mark) -> list[Decision]:
             generation=row.generation,
             error=step.error,
             at=at,
+            new_run=again,
         )
         woke = weights_lost(actor=RECONCILER, row=row) if again else None
         seen = decision_record(

@@ -263,7 +263,7 @@ def test_a_new_run_closes_the_interval_where_the_former_was_last_seen(look, fake
     look()
     an_hour_ago = timezone.now() - timedelta(hours=1)
     InstanceInterval.objects.update(started_at=an_hour_ago - timedelta(hours=1))
-    Instance.objects.update(observed_at=an_hour_ago)
+    Instance.objects.update(observed_at=an_hour_ago, ready_at=an_hour_ago)
     fake.becomes("e1", "ready", started_at=time.time(), url="http://127.0.0.1:9999")
     look(2)
     former, current = InstanceInterval.objects.order_by("started_at")
@@ -271,6 +271,7 @@ def test_a_new_run_closes_the_interval_where_the_former_was_last_seen(look, fake
     assert current.ended_at is None
     assert Instance.objects.get(pk="e1").url == "http://127.0.0.1:9999"
     assert Decision.objects.filter(kind="instance_ready", reason="new_run").count() == 1
+    assert Instance.objects.get(pk="e1").ready_at > an_hour_ago, "it is ready since its new run"
 
 
 def test_a_process_no_one_wants_is_stopped(look, fake, one):
