@@ -60,7 +60,9 @@ async def healthz(request: HttpRequest) -> JsonResponse:
         "engines": engines_state(postgres, gateway),
     }
     status = status_of(components)
-    reasons = [f"{name}: {each['detail'] or each['state']}" for name, each in components.items() if each["state"] != "ok"]
+    reasons = [
+        f"{name}: {each['detail'] or each['state']}" for name, each in components.items() if each["state"] != "ok"
+    ]
     body = {"status": status, "reason": "; ".join(reasons), "components": components}
     response = JsonResponse(body, status=503 if status == "unavailable" else 200)
     response["Cache-Control"] = "no-store"

@@ -195,10 +195,7 @@ def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dic
         "key_form": key_form,
         "rotate_form": RotateForm(),
         "may_change": may_change(request),
-        "changes": [
-            (decision, sentence(decision))
-            for decision in decisions.about_tenant(tenant)[:CHANGES_SHOWN]
-        ],
+        "changes": [(decision, sentence(decision)) for decision in decisions.about_tenant(tenant)[:CHANGES_SHOWN]],
     }
 
 

@@ -47,6 +47,7 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
     last = page.locator("[data-rows] tr:not(.space)").last
     last.get_by_role("checkbox").check()
     page.get_by_role("button", name="Cancel requests").click()
+    page.get_by_role("dialog").locator("[data-confirm-yes]").click()
     expect(page.locator("[data-answer]")).to_contain_text("cancelled")
     statuses = [each.result() for each in sent]
     assert statuses.count(200) >= 50

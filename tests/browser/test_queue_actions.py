@@ -100,6 +100,15 @@ TYPE_AND_CANCEL = """(text) => {
 }"""
 
 
+def cancel(page, said, question="Cancel this request?"):
+    """Only cancelling asks before it is done."""
+    page.get_by_role("button", name="Cancel requests", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(question)
+    dialog.locator("[data-confirm-yes]").click()
+    expect(page.locator("[data-answer]")).to_contain_text(said)
+
+
 def ids(page):
     return page.locator(f'{ROW} [data-cell="id"]').all_inner_texts()
 
@@ -120,7 +129,11 @@ def test_waiting_requests_are_paused_resumed_given_a_priority_and_cancelled(visi
     tell(page, "Change priority", "1 reprioritised")
     expect(row.locator('[data-cell="priority"]')).to_have_text("7")
     assert tick(row) == chosen
-    tell(page, "Cancel requests", "1 cancelled")
+    page.get_by_role("button", name="Cancel requests", exact=True).click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel this request?")
+    page.get_by_role("button", name="Go back").click()
+    expect(row).to_have_count(1)
+    cancel(page, "1 cancelled")
     expect(row).to_have_count(0)
     expect(page.locator(ROW)).to_have_count(4)
     for kind in ("pause", "resume", "reprioritise", "cancel"):
@@ -139,24 +152,18 @@ def test_two_at_once_are_cancelled_and_the_others_are_served(visit, stack, lane)
         for place in (0, 2):
             page.locator(ROW).nth(place).get_by_role("checkbox").check()
         expect(page.locator("[data-selected]")).to_contain_text("2 selected")
-        tell(page, "Cancel requests", "2 cancelled")
+        cancel(page, "2 cancelled", "Cancel 2 requests?")
     assert sorted(each.result() == 200 for each in sent) == [False, False, True, True]
 
 
-def test_all_that_match_are_paused_and_cancelled_after_a_question(visit, waiting, lane):
+def test_all_that_match_are_paused_at_once_and_cancelled_after_a_question(visit, waiting, lane):
     page = visit("operator", "/queue/")
     shown(page, lane)
     expect(page.locator(ROW)).to_have_count(5)
-    for button, question, said in (
-        ("Pause", "Pause all 5", "5 paused"),
-        ("Cancel requests", "Cancel all 5", "5 cancelled"),
-    ):
-        page.get_by_role("button", name="Select all 5 matching").click()
-        page.get_by_role("button", name=button, exact=True).click()
-        dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text(question)
-        dialog.locator("[data-confirm-yes]").click()
-        expect(page.locator("[data-answer]")).to_contain_text(said)
+    page.get_by_role("button", name="Select all 5 matching").click()
+    tell(page, "Pause", "5 paused")
+    page.get_by_role("button", name="Select all 5 matching").click()
+    cancel(page, "5 cancelled", "Cancel all 5")
     expect(page.locator(ROW)).to_have_count(0)
     assert {each.result() for each in waiting} != {200}
 

@@ -220,9 +220,15 @@ const refusal = (answer) => (answer.status >= 500 ? NO_ANSWER : NOT_ALLOWED);
 
 async function act(event) {
   event.preventDefault();
-  if (all) return actOnAll(event.submitter.value);
+  const kind = event.submitter.value;
+  if (all) return actOnAll(kind);
   const body = new FormData(form, event.submitter);
-  for (const id of selected) body.append("request", id);
+  for (const id of selected) body.append("request", id); // read now: the selection stays open to changes during a question
+  if (kind === "cancel") {
+    const title = selected.size === 1 ? "Cancel this request?" : `Cancel ${count(selected.size)} requests?`;
+    const effect = selected.size === 1 ? "Its client gets an error." : "Their clients get an error.";
+    if (!(await question(title, `${effect} This cannot be undone.`, CANCEL))) return undefined;
+  }
   try {
     const answer = await fetch(form.action, { method: "POST", body, headers: { accept: "application/json" } });
     const ok = answer.ok && isJson(answer);
@@ -237,13 +243,7 @@ async function act(event) {
 // ---- act on all matching -------------------------------------------------------------------------------------------------------
 
 let running = null; // AbortController of a command on all matching
-// The verb of the title, the button of the dialog, and what the command does.
-const QUESTIONS = {
-  cancel: ["Cancel", "Cancel requests", "Their clients get an error. This cannot be undone."],
-  pause: ["Pause", "Pause", "They stay in the queue, and their deadlines keep running."],
-  resume: ["Resume", "Resume", "They are served in queue order again."],
-  reprioritise: ["Change the priority of", "Change priority", ""],
-};
+const CANCEL = "Cancel requests"; // the button of the dialog
 
 function filterInWords() {
   const button = view.key && [...find("[data-classes]").children].find((each) => each.dataset.key === view.key);
@@ -259,11 +259,11 @@ async function actOnAll(kind) {
   const body = new FormData(form);
   const said = { kind, order, key: view.key, text: view.text, until: until.toFixed(3) };
   for (const [name, value] of Object.entries(said)) body.set(name, value);
-  const [verb, button, effect] = QUESTIONS[kind];
   const matching = data?.matching ?? 0; // read now: a reconnect while the question is open may clear `data`
-  const priority = kind === "reprioritise" ? `Their new priority is ${body.get("priority")}. ` : "";
-  const title = `${verb} all ${count(matching)} waiting requests${filterInWords()}?`;
-  if (!(await question(title, `${priority}${effect} Requests that arrive from now on are not affected.`, button))) return;
+  const title = `Cancel all ${count(matching)} waiting requests${filterInWords()}?`;
+  const effect = "Their clients get an error. This cannot be undone. Requests that arrive from now on are not affected.";
+  // Pause, resume and a priority can be changed back, so only cancelling asks.
+  if (kind === "cancel" && !(await question(title, effect, CANCEL))) return;
   running = new AbortController();
   showSelected();
   progress({ told: 0, of: matching });
