@@ -122,19 +122,24 @@ def leads(decision: Decision) -> list[tuple[str, str]]:
     if decision.kind == "refusals":
         return _refused(decision)
     if decision.subject_type == "scaling_policy":
-        return [*_named_instances(decision), ("Scaling at this time", then)]
+        return [*_links_to_instances(decision), ("Scaling at this time", then)]
     if decision.subject_type == "instance":
         return [("View instance", reverse("instance", args=[decision.subject])), ("Scaling at this time", then)]
     return []
 
 
-def _named_instances(decision: Decision) -> list[tuple[str, str]]:
+def _links_to_instances(decision: Decision) -> list[tuple[str, str]]:
+    names = named_instances(decision)[:INSTANCES]
+    return [(f"Instance {name}", reverse("instance", args=[name])) for name in names]
+
+
+def named_instances(decision: Decision) -> list[str]:
     """The instances that a scaler's decision started, woke, stopped or names."""
     outcome, one = decision.outcome, decision.inputs.get("instance")
     lists = (outcome.get(name) or [] for name in ("started", "asleep", "stopped"))
     switched = (outcome.get("switched") or {}).get("instance")
     names = dict.fromkeys([*([one] if one else []), *(name for each in lists for name in each), switched or ""])
-    return [(f"Instance {name}", reverse("instance", args=[name])) for name in names if name][:INSTANCES]
+    return [str(name) for name in names if name]
 
 
 def _refused(decision: Decision) -> list[tuple[str, str]]:

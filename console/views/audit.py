@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.forms.base import AuditSearch
+from console.panels.audit_groups import entries
 from console.panels.context import leads, sentence_for
 from console.panels.decision_links import linked_figures
 from console.panels.history import NO_CLASS
@@ -63,6 +64,7 @@ def decision_list(request: HttpRequest) -> HttpResponse:
         **(affecting_context(request, form, about) if about and not request.GET.get("after") else {}),
         "form": form,
         "rows": rows,
+        "entries": entries(rows),
         "next_url": page.next_url(request),
         "filtered": form.is_valid() and any(form.cleaned_data.values()),
         "query": request.GET.urlencode(),

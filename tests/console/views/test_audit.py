@@ -156,3 +156,42 @@ def test_the_page_names_what_it_lists_so_that_others_are_counted(viewer):
     newest = decide(subject="batch", at=NOON + timedelta(hours=1))
     assert f'data-newer data-listed="{newest.pk} {older.pk} "' in viewer.get(reverse("audit")).content.decode()
     assert "data-newer" not in viewer.get(reverse("audit"), {"subject": "chat"}).content.decode()
+
+
+def scaled_in(name="engine-9", at=NOON):
+    """The six records of one scale-in, as they are stored."""
+    scaler, reconciler = Actor.job("scaler"), Actor.job("reconciler")
+    figures = {"load": 0.1, "lower": 0.3, "low_for_s": 15.0, "instance": name}
+    common = {"subject_type": "instance", "subject": name}
+    decision_record(
+        actor=scaler, kind="scale_in", subject_type="scaling_policy", subject="demo/collocated",
+        reason="load_below_lower", inputs=figures, at=at,
+    )  # fmt: skip
+    for number, (actor, kind) in enumerate(
+        [
+            (scaler, "instance_drained"), (reconciler, "instance_draining"), (reconciler, "instance_drained"),
+            (reconciler, "instance_stopped"), (reconciler, "instance_gone"),
+        ], 1,
+    ):  # fmt: skip
+        decision_record(actor=actor, kind=kind, reason="healthy", at=at + timedelta(seconds=number), **common)
+
+
+def test_one_scale_in_is_one_entry_that_opens(viewer):
+    scaled_in()
+    decide("instance_stopped", subject="engine-1", subject_type="instance", at=NOON + timedelta(seconds=2))
+    answer = viewer.get(reverse("audit"))
+    entries = answer.context["entries"]
+    assert [(each.decision.kind, len(each.followed)) for each in entries] == [("instance_stopped", 0), ("scale_in", 5)]
+    times = [decision.at for decision, _ in entries[1].followed]
+    assert times == sorted(times)
+    html = answer.content.decode()
+    assert "5 records followed from it" in html
+    assert len(answer.context["rows"]) == 7, "each is still known to the page"
+
+
+def test_what_a_person_does_to_the_instance_stands_alone(viewer):
+    scaled_in()
+    later = NOON + timedelta(minutes=1)
+    decide("instance_removed", subject="engine-9", subject_type="instance", at=later)
+    entries = viewer.get(reverse("audit")).context["entries"]
+    assert [each.decision.kind for each in entries] == ["instance_removed", "scale_in"]
