@@ -10,6 +10,7 @@ from controller.wording.vocabulary import class_name
 
 Entry = Mapping[str, Any]
 ALL = ""  # all classes together
+FARTHEST = 4  # times the slowest request: as far as an SLO line may widen the axis
 LABEL_MAX = 20  # characters of a label under its bars; longer ones are rotated and leave no room for the bars
 
 
@@ -100,29 +101,54 @@ def cost(entries: Sequence[Entry]) -> Spec:
 
 
 def distribution(entries: Sequence[Entry], what: str, name: str, title: str) -> Spec:
-    """Cumulative distribution over the requests that have the measurement, first seed; the class's target as a line."""
-    traces = []
-    target = None
+    """Cumulative distribution over the requests that have the measurement, first seed; the targets as lines."""
+    traces: list[dict[str, Any]] = []
+    targets: dict[float, str] = {}  # and whose they are
     for place, entry in enumerate(entries):
         first = entry["first_seed"]
         one = first if name == ALL else first["by_class"].get(name, {})
         seconds = one.get("distribution", {}).get(what, [])
-        target = one.get("targets", {}).get(what, target)
+        targets |= targets_of(first, what, name)
         step = 1 / max(1, len(seconds) - 1)
         shares = [round(place * step, 4) for place in range(len(seconds))]
         traces.append(_line(entry["policy"], seconds, shares, place, "%{y:.0%} within %{x:.3g} s"))
-    lines = [{"x": target, "color": "bad", "text": f"SLO {target:g} s"}] if target is not None else []
+    farthest = max((trace["x"][-1] for trace in traces if trace["x"]), default=0.0)
+    lines = [target_line(target, whose, farthest) for target, whose in sorted(targets.items())]
+    # A line does not widen the axis by itself.
+    right = max([farthest, *(line["x"] for line in lines if "x" in line)])
     return {
         "traces": traces,
         "layout": {
             "y_title": "share of requests",
             "x_title": title,
             "yaxis": {"range": [0, 1.02], "tickformat": ".0%"},
-            "xaxis": {"rangemode": "tozero"},
+            "xaxis": {"range": [0, right * 1.05]} if right else {"rangemode": "tozero"},
             "lines": lines,
             "hovermode": "closest",
         },
     }
+
+
+def targets_of(first: Mapping[str, Any], what: str, name: str) -> dict[float, str]:
+    """The targets, in seconds, and whose they are: of one class, or with ALL of each class."""
+    if name != ALL:
+        target = first["by_class"].get(name, {}).get("targets", {}).get(what)
+        return {} if target is None else {target: ""}
+    found: dict[float, list[str]] = {}
+    for each, own in first["by_class"].items():
+        if (target := own.get("targets", {}).get(what)) is not None:
+            found.setdefault(target, []).append(class_name(each))
+    if len(found) == 1:
+        return dict.fromkeys(found, "")
+    return {target: f" ({', '.join(classes)})" for target, classes in found.items()}
+
+
+def target_line(target: float, whose: str, farthest: float) -> dict[str, Any]:
+    """`farthest`: the slowest request. A target far beyond it would squeeze the curves, so only its words are shown."""
+    text = f"SLO {target:g} s{whose}"
+    if farthest and target > FARTHEST * farthest:
+        return {"beyond": True, "color": "bad", "text": f"{text}: beyond this chart"}
+    return {"x": target, "color": "bad", "text": text}
 
 
 def queue(entries: Sequence[Entry]) -> Spec:

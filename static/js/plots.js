@@ -21,10 +21,17 @@ function line(each) {
   return { type: "line", ...ends, line: { color: token(each.color), width: 1.5, dash: "dash" } };
 }
 
+/** Words of several upright lines stand one above the other: they may be close. */
+const STEP = 0.09;
+
 function words(each, index) {
+  if (each.beyond) {
+    const place = { xref: "paper", yref: "paper", x: 1, xanchor: "right", y: 0.03 + index * STEP, yanchor: "bottom" };
+    return { ...place, showarrow: false, text: each.text, font: { size: 11, color: token(each.color) }, bgcolor: token("surface"), borderpad: 1 };
+  }
   const place = each.x === undefined
     ? { xref: "paper", x: 1, xanchor: "left", xshift: 3, y: each.y, yanchor: index ? "top" : "bottom" }
-    : { yref: "paper", y: 0.03, yanchor: "bottom", x: each.x, xanchor: "left", xshift: 3 };
+    : { yref: "paper", y: 0.03 + index * STEP, yanchor: "bottom", x: each.x, xanchor: "left", xshift: 3 };
   return { ...place, showarrow: false, text: each.text, font: { size: 11, color: token(each.color) }, bgcolor: token("surface"), borderpad: 1 };
 }
 
@@ -46,7 +53,7 @@ function layoutOf(given) {
     showlegend: false, // the page has one legend for all of them
     xaxis: { ...axis, ...xaxisOf(given.xaxis), ...titled(given.x_title) },
     yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, ...titled(given.y_title) },
-    shapes: lines.map(line),
+    shapes: lines.filter((each) => !each.beyond).map(line),
     annotations: lines.map(words),
   };
 }

@@ -184,7 +184,8 @@ def test_charts_have_units_and_slo_lines(viewer):
     first = charts["by_rate"]["0"]
     assert set(first) == {"attainment", "goodput", "ttft", "tpot", "cost", "queue"}
     assert all(spec["layout"]["y_title"] for spec in (first["attainment"], first["goodput"], first["cost"]))
-    assert first["ttft"]["wikisql"]["layout"]["lines"] == [{"x": 20.0, "color": "bad", "text": "SLO 20 s"}]
+    (line,) = first["ttft"]["wikisql"]["layout"]["lines"]
+    assert (line["text"], "x" in line) == ("SLO 20 s: beyond this chart", False), "no request took a quarter of it"
     assert first["attainment"]["layout"]["lines"][0]["text"] == "SLO 90 %"
     assert [trace["name"] for trace in first["cost"]["traces"]] == ["slackline", "round_robin"]
 
