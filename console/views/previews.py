@@ -105,20 +105,26 @@ def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
     by_label = {entry["policy"]: entry["first_seed"] for entry in result["entries"]}
     before, after = by_label[RECORDED], by_label[EDITED]
     sample = result.get("sample", {"attained": None, "by_class": {}})
-    rows = [figures("all traffic", sample["attained"], before, after)]
+    counted = sample.get("counted")  # None: a preview of an older release
+    every = None if counted is None else sum(counted.values())
+    rows = [figures("all traffic", sample["attained"], before, after, every)]
     names = sorted(set(before["by_class"]) | set(after["by_class"]))
     nothing: dict[str, Any] = {"ttft_s": {}, "tpot_s": {}}
     for name in names:
         each = before["by_class"].get(name, nothing), after["by_class"].get(name, nothing)
-        rows.append(figures(class_name(name), sample["by_class"].get(name), *each))
+        number = None if counted is None else counted.get(name, 0)
+        rows.append(figures(class_name(name), sample["by_class"].get(name), *each, number))
     return rows
 
 
-def figures(name: str, recorded: float | None, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def figures(
+    name: str, recorded: float | None, before: dict[str, Any], after: dict[str, Any], counted: int | None = None
+) -> dict[str, Any]:
+    """`counted`: requests that count for attainment; None: as many as were simulated."""
     first_tokens = [each["first_tokens"] for each in (before, after) if "first_tokens" in each]
     return {
         "name": name,
-        "requests": after.get("requests"),
+        "requests": after.get("requests") if counted is None else counted,
         "recorded": recorded,
         "before": before.get("attainment"),
         "after": after.get("attainment"),

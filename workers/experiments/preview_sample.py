@@ -102,7 +102,7 @@ class PreviewSample:
 
     def as_json(self) -> dict[str, Any]:
         """The sample and its recorded attainment: the number of requests, their first and last arrival (epoch seconds),
-        the attained share of all and by class. Cancelled requests do not count."""
+        the attained share of all and by class, and how many `counted` for it. Cancelled requests do not count."""
         replay = _replay(self.simulated)
         counted: dict[str, list[bool]] = defaultdict(list)
         for demand, origin in zip(replay.requests, replay.origins, strict=True):
@@ -115,6 +115,7 @@ class PreviewSample:
             "since": replay.began,
             "until": replay.began + (replay.requests[-1].at if replay.requests else 0.0),
             "attained": sum(every) / len(every) if every else None,
+            "counted": {name: len(found) for name, found in sorted(counted.items())},
             "by_class": {name: sum(found) / len(found) for name, found in sorted(counted.items())},
         }
 

@@ -28,7 +28,7 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce, Greatest, Least
 
 from controller.core.snapshot import LevelBounds
-from controller.core.types import Outcome, Targets
+from controller.core.types import ENGINE_REJECTED, Outcome, Targets
 from controller.models import RequestRecord
 from controller.slo.attainment import EPSILON_S
 
@@ -194,12 +194,14 @@ def edit_of_json(raw: Mapping[str, Any]) -> Edit:
 def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]:
     """Attainment of the recorded requests under the old and the new targets, by tenant and class. One query.
 
-    Counts without cancelled requests: `requests`, `was` and `would` attained, `ttft` and `would_ttft`, `tpot` and
-    `would_tpot` (met before and after), `lost` (attained only before), `won` (only after). Refused, expired, failed and
-    cut requests are misses before and after, since only a simulation can tell how they would have ended.
+    Counts, as attainment does, without requests that their clients cancelled or an engine refused: `requests`, `was`
+    and `would` attained, `ttft` and `would_ttft`, `tpot` and `would_tpot` (met before and after), `lost` (attained
+    only before), `won` (only after). Refused, expired, failed and cut requests are misses before and after, since only
+    a simulation can tell how they would have ended.
     """
     ttft, tpot = edit.expressions()
-    rows = edit.rows(records).exclude(outcome=Outcome.CANCELLED.value).annotate(new_ttft=ttft, new_tpot=tpot)
+    separately = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
+    rows = edit.rows(records).exclude(separately).annotate(new_ttft=ttft, new_tpot=tpot)
     grace = Value(EPSILON_S)
     whole_after = F("new_ttft") + Greatest(F("output_tokens") - 1, Value(0)) * F("new_tpot") + grace
     served = Q(outcome=Outcome.OK.value) & _not_dropped(edit)

@@ -13,6 +13,7 @@ from controller.core.types import Outcome, Targets
 from controller.models import Decision, Experiment, PriorityMapping, RequestRecord
 from controller.selectors.experiments import previews, traffic
 from controller.selectors.experiments.edits import ClassEdit, MappingEdit, Owners, edit_as_json, edit_of_json
+from controller.services.experiments.previews import EDITED, RECORDED
 from controller.services.slo.priority_mappings import priority_mapping_update
 from controller.services.slo.slo_classes import slo_class_update
 from controller.slo.attainment import judge
@@ -255,3 +256,26 @@ def test_a_mapping_is_changed_back(operator):
     answer = operator.post(f"/mappings/{row.pk}/", mapping_form(row), follow=True).content.decode()
     assert "Revert" in answer
     assert PriorityMapping.objects.get().levels == [factories.LEVEL]
+
+
+def test_requests_that_count_separately_are_in_neither_table(operator):
+    row = factories.slo_class(name="interactive")
+    ends = {1: ("cancelled", ""), 2: ("refused", "engine_rejected")}
+    data.traffic(
+        20,
+        outcome=lambda n: ends.get(n, ("ok", ""))[0],
+        error_code=lambda n: ends.get(n, ("ok", ""))[1],
+        attained=lambda n: n not in ends,
+    )
+    said = operator.post(f"/classes/{row.pk}/preview/", typed(row, ttft_s="0.5")).json()
+    assert "of the 18 requests" in said["html"]
+    page = operator.get(f"/classes/{row.pk}/").content.decode()
+    assert "without those that their clients cancelled or an engine refused" in page
+
+
+def test_a_simulated_class_counts_the_requests_that_count():
+    run = {"requests": 20, "attainment": 1.0, "ttft_s": {}, "tpot_s": {}}
+    entry = {**run, "by_class": {"chat": run}}
+    entries = [{"policy": label, "first_seed": entry} for label in (RECORDED, EDITED)]
+    sample = {"attained": 1.0, "by_class": {"chat": 1.0}, "counted": {"chat": 18}}
+    assert [each["requests"] for each in compared({"entries": entries, "sample": sample})] == [18, 18]
