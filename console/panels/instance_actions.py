@@ -50,6 +50,17 @@ class ActionChoice(NamedTuple):
     effect: str
 
 
+# A registered server is not ours to stop: only the requests to it end.
+STOP_SENDING = InstanceAction(
+    instance_stop,
+    "receives no more requests. Its server keeps running.",
+    "Stop sending",
+    "Stop sending requests to {id}?",
+    "Slackline did not start this server and does not stop it: it only stops sending requests to it. Requests running "
+    "there are cut off; to let them finish, drain it first. To use the server again, register it again.",
+)
+
+
 # Sleep has its buttons from `sleep_choices`: what it does to the fleet depends on the other instances.
 ACTIONS: dict[str, InstanceAction] = {
     "load": InstanceAction(
@@ -98,6 +109,11 @@ ACTIONS: dict[str, InstanceAction] = {
 }
 
 
+def action_of(name: str, row: Instance) -> InstanceAction | None:
+    """None if there is no such action."""
+    return STOP_SENDING if name == "stop" and row.provisioner == "static" else ACTIONS.get(name)
+
+
 def actions_for(row: Instance) -> list[str]:
     """Actions possible now. A stopped instance stays stopped; only a warm one waits for an order to load weights."""
     by_desired = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
@@ -110,7 +126,7 @@ def choices(row: Instance) -> list[ActionChoice]:
     """The actions possible now as buttons; sleep has one for each level."""
     found = []
     for name in actions_for(row):
-        action = ACTIONS[name]
+        action = action_of(name, row) or ACTIONS[name]
         if name == "sleep":
             found += sleep_choices(row)
         else:

@@ -87,3 +87,16 @@ def test_the_page_warns_and_offers_both_levels(operator, live_store):
     assert b"will sleep once its running requests finish. Its weights are discarded." in said
     assert b"Sleep (level 2)" not in said
     assert Action.objects.get(instance=row, kind=Action.Kind.SLEEP).params["level"] == 2
+
+
+@pytest.mark.parametrize(("provisioner", "button"), [("process", "Stop"), ("static", "Stop sending")])
+def test_a_registered_server_is_not_said_to_be_stopped(operator, live_store, provisioner, button):
+    row = factories.instance(provisioner=provisioner)
+    page = html.unescape(operator.get(reverse("instance", args=[row.pk])).content.decode())
+    assert f'value="stop" class="danger">{button}</button>' in page
+    assert ("Slackline did not start this server and does not stop it" in page) == (provisioner == "static")
+    data = {"instance": row.pk, "action": "stop", "version": row.version}
+    said = operator.post(reverse("instance-act"), data, follow=True).content.decode()
+    assert ("Its server keeps running." in said) == (provisioner == "static")
+    row.refresh_from_db()
+    assert row.desired_state == "stopped"
