@@ -162,7 +162,7 @@ def scaling_load(
     known = [value for _, value in load] + [value for _, _, value, _ in shown]
     highest = max([value for value in known if value is not None] + [upper * 1.2])
     top = min(highest, HIGHEST * upper)
-    traces = [_line("load", "load", *_with_gaps(load, gap_s), 0, "load %{y:.2f}")]
+    traces = [_line("load", "load", *_with_gaps(load, gap_s), 0, "load %{y:.0%}")]
     ready_line = _line("ready", "ready instances", *_with_gaps(ready, gap_s), 3, "%{y:d} ready")
     traces.append(ready_line | {"yaxis": "y2", "line": {**ready_line["line"], "dash": "dot", "shape": "hv"}})
     for kind in MARKS:
@@ -170,15 +170,15 @@ def scaling_load(
         if mine:
             traces.append(_marks(kind, mine, upper, top))
     lines: list[dict[str, Any]] = [
-        {"y": upper, "color": "bad", "text": f"scale out above {upper:g}"},
-        {"y": lower, "color": "accent", "text": f"scale in below {lower:g}"},
+        {"y": upper, "color": "bad", "text": f"scale out above {upper * 100:g} %"},
+        {"y": lower, "color": "accent", "text": f"scale in below {lower * 100:g} %"},
     ]
     if moment is not None:
         lines.append({"x": moment, "color": "ink-2", "text": "chosen time"})
     layout = {
-        "y_title": "load" if top == highest else f"load (cut off at {top:.3g})",
+        "y_title": "load, % of capacity" if top == highest else f"load, % of capacity (cut off at {top * 100:.0f} %)",
         "y2_title": "instances",
-        "yaxis": {"range": [0, top * 1.08], "rangemode": "normal"},
+        "yaxis": {"range": [0, top * 1.08], "rangemode": "normal", "tickformat": ".0%"},
         "y2axis": _whole(max((count for _, count in ready), default=0)),
         "lines": lines,
         "x_range": list(window),
@@ -215,7 +215,7 @@ def _marks(kind: str, events: Sequence[Event], without: float, top: float) -> di
 def _load_words(load: float | None, top: float) -> str:
     if load is None:
         return "load not recorded"
-    return f"load {load:.4g}, above the chart" if load > top else f"load {load:.4g}"
+    return f"load {load * 100:.0f} %{', above the chart' if load > top else ''}"
 
 
 def measured(

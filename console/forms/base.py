@@ -44,8 +44,8 @@ class PositiveSecondsField(forms.FloatField):
 class PercentField(forms.FloatField):
     """Entered as 95, stored as 0.95."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(min_value=0.0001, max_value=100, **kwargs)
+    def __init__(self, low: float = 0.0001, high: float = 100, **kwargs: Any) -> None:
+        super().__init__(min_value=low, max_value=high, **kwargs)
         self.widget.attrs.update({"step": "any", "inputmode": "decimal"})
         self.unit = "%"
 
@@ -242,7 +242,7 @@ class RequestSearch(forms.Form):
 
 
 class AuditSearch(forms.Form):
-    """Filters of the audit log. Empty fields do not filter."""
+    """Filters of the audit. Empty fields do not filter."""
 
     q = forms.CharField(max_length=120, required=False, label="Contains")
     kind = forms.CharField(max_length=64, required=False)

@@ -1,4 +1,4 @@
-"""The form of a scaling policy. A load of 1.0 is full capacity. Every error belongs to a field."""
+"""The form of a scaling policy. Loads are entered in percent of capacity. Every error belongs to a field."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Any
 
 from django import forms
 
+from console.forms.base import PercentField
 from controller.models import ScalingPolicy, ServedModel
 from controller.models.fleet import Role
 
 INSTANCES_MAX = 1000
-LOAD_MAX = 100.0
+LOAD_MAX = 10_000  # percent
 SECONDS_MAX = 86_400.0
 
 
-class LoadField(forms.FloatField):
+class LoadField(PercentField):
+    """Entered as 80, stored as 0.8; above 100 % requests wait."""
+
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(min_value=0, max_value=LOAD_MAX, **kwargs)
-        self.widget.attrs.update({"step": "any", "inputmode": "decimal"})
+        super().__init__(low=0, high=LOAD_MAX, **kwargs)
 
 
 class PauseField(forms.FloatField):
@@ -46,7 +48,7 @@ class ScalingForm(forms.Form):
         label="Scale out above",
         help_text="Load: the highest of utilisation, waiting time over its target, and arrival rate over service rate.",
     )
-    lower = LoadField(initial=0.3, label="Scale in below", help_text="Load. Must be less than the scale-out threshold.")
+    lower = LoadField(initial=0.3, label="Scale in below", help_text="Must be less than the scale-out threshold.")
     sustain_s = PauseField(
         initial=15.0, label="Scale in after", help_text="How long the load must stay below the threshold."
     )

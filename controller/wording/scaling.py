@@ -46,20 +46,20 @@ class PoolState(Protocol):
 
 # Why the scaler does not do what it wants, by its state of mind.
 HELD = {
-    "at_max": "{load} is above {upper:g}, but the maximum of {max} is reached",
+    "at_max": "{load} is above {upper:g} %, but the maximum of {max} is reached",
     "settling": "{load} calls for a change, but the last one has not settled yet: {cooldown:.0f} s of cooldown "
     "left, {starting} starting, {draining} draining",
     "telemetry_stale": "the telemetry is stale, and nothing is changed on stale telemetry",
     "nothing_to_start": "another instance is needed, but there is no managed instance to start a copy of",
     "no_device": "another instance is needed, but no device is free",
     "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
-    "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g}",
+    "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g} %",
 }
 LAST_ONE = "{load} is low, but requests arrive and no instance would be left to serve them"
 # The same for what it wanted some evaluations ago: a state of mind ends only after the load was calm for a while.
 WANTED = {
-    "at_max": "{load} is no longer above {upper:g}; while it was, the maximum of {max} was reached",
-    "settling": "{load} is between {lower:g} and {upper:g} again; before that, the last change had not settled",
+    "at_max": "{load} is no longer above {upper:g} %; while it was, the maximum of {max} was reached",
+    "settling": "{load} is between {lower:g} % and {upper:g} % again; before that, the last change had not settled",
 }
 # Steps of a new instance until it serves, as the pages of a scale-out and of the instance name them.
 STEPS_TO_SERVICE = {
@@ -104,9 +104,9 @@ def why(policy: StoredPolicy, sample: StoredSample) -> str:
     if not policy.enabled:
         return "the policy is disabled"
     known = {
-        "load": UNBOUNDED if sample.load is None else f"load {sample.load:.2f}",
-        "upper": policy.upper,
-        "lower": policy.lower,
+        "load": UNBOUNDED if sample.load is None else f"load {sample.load * 100:.0f} %",
+        "upper": policy.upper * 100,
+        "lower": policy.lower * 100,
         "max": "1 instance" if policy.max_instances == 1 else f"{policy.max_instances} instances",
         "cooldown": sample.cooldown_left_s,
         "starting": sample.starting,
@@ -133,12 +133,12 @@ def _steady(policy: StoredPolicy, sample: StoredSample) -> str:
     load = sample.load
     if load is None:
         return "the load is unknown: requests arrive and none finish"
+    said, upper, lower = f"load {load * 100:.0f} %", f"{policy.upper * 100:g} %", f"{policy.lower * 100:g} %"
     if load > policy.upper:
-        return f"load {load:.2f} is above {policy.upper:g}: the scaler acted in this evaluation"
+        return f"{said} is above {upper}: the scaler acted in this evaluation"
     if load >= policy.lower:
-        return f"load {load:.2f} is between {policy.lower:g} and {policy.upper:g}: no change is needed"
+        return f"{said} is between {lower} and {upper}: no change is needed"
     if sample.ready <= policy.min_instances:
-        return f"load {load:.2f} is below {policy.lower:g}, but {policy.min_instances} is the minimum"
+        return f"{said} is below {lower}, but {policy.min_instances} is the minimum"
     low = min(sample.low_for_s, policy.sustain_s)
-    since = f"load {load:.2f} has been below {policy.lower:g} for {low:.0f} s"
-    return f"{since}; after {policy.sustain_s:g} s one instance is removed"
+    return f"{said} has been below {lower} for {low:.0f} s; after {policy.sustain_s:g} s one instance is removed"

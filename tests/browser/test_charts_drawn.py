@@ -89,7 +89,7 @@ def test_what_a_mark_says_on_hover_is_its_true_load(drawn):
     page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
     hover = page.locator(".hoverlayer")
     hover.get_by_text("scaled out").wait_for()
-    assert "load 23.9" in hover.text_content()
+    assert "load 2390 %" in hover.text_content()
 
 
 @pytest.mark.parametrize("ready", [(0, 0, 0), (1, 0, 1), (2, 2, 2), (1, 2, 3), (4, 4, 2), (7, 9, 8), (11, 12, 13),

@@ -85,7 +85,7 @@ def test_a_policy_that_is_switched_off_shows_no_old_load_as_now(visit, caller):
     card = page.get_by_role("region", name=f"{MODEL}, ").first
     expect(card.locator(".why-now")).to_contain_text("Now: load", timeout=30_000)
     facts = card.locator("dl.facts > div")
-    expect(facts.filter(has_text="Load now").locator("dd")).to_have_text(re.compile(r"^\d\.\d\d$"))
+    expect(facts.filter(has_text="Load now").locator("dd")).to_have_text(re.compile(r"^\d+ % of capacity$"))
     page.get_by_role("link", name=f"Edit {MODEL}/collocated").click()
     page.get_by_label("Enabled").uncheck()
     page.get_by_role("button", name="Save").click()

@@ -73,7 +73,7 @@ def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit
     page = visit("operator", "/scaling/")
     expect(page.locator(".why-now").first).to_contain_text("load")
     page.get_by_role("link", name="Edit demo/collocated").click()
-    page.get_by_label("Scale out above").fill("0.85")
+    page.get_by_label("Scale out above").fill("85")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     card = page.get_by_role("region", name="demo, ").filter(has_text="Scale out above")
@@ -81,7 +81,7 @@ def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit
     page.get_by_role("link", name="History of demo/collocated").click()
     expect(page.locator("ins").first).to_contain_text("0.85")
     page.get_by_role("link", name=re.compile("^Revert")).first.click()
-    expect(page.get_by_label("Scale out above")).to_have_value("0.8")
+    expect(page.get_by_label("Scale out above")).to_have_value("80")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
 

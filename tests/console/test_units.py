@@ -44,7 +44,7 @@ def test_a_time_carries_its_moment_for_the_browser():
 def test_figures_of_a_decision_on_one_line():
     shown = units.figures({"load": 1.123456, "slack_s": -0.25, "policy": "<b>"})
     assert shown == (
-        '<span class="figure" title="load: 1.123456">load 1.12×</span> · '
+        '<span class="figure" title="load: 1.123456">load 112.3 %</span> · '
         '<span class="figure" title="slack_s: -0.25">time left to its TTFT target −250 ms</span> · '
         '<span class="figure" title="policy: &lt;b&gt;">policy: &lt;b&gt;</span>'
     )

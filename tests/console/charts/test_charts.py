@@ -74,16 +74,16 @@ def test_a_mark_stands_at_its_load_or_at_the_edge_and_says_its_true_load():
     assert drawn["y"] == [pytest.approx(3.2), pytest.approx(3.2), 2.0, 0.8], "four times the threshold is the edge"
     assert all(value < top for value in drawn["y"])
     assert drawn["customdata"] == [
-        "load 23.9, above the chart", "load 7.14, above the chart", "load 2", "load not recorded",
+        "load 2390 %, above the chart", "load 714 %, above the chart", "load 200 %", "load not recorded",
     ]  # fmt: skip
-    assert spec["layout"]["y_title"] == "load (cut off at 3.2)"
+    assert spec["layout"]["y_title"] == "load, % of capacity (cut off at 320 %)"
 
 
 def test_the_axis_of_the_load_reaches_what_was_acted_upon():
     """A load between two samples is on record with the event only."""
     spec = scaling([(90.0, "scale_out", 2.5, "scaled out")], loads=(0.4, 0.5))
     assert spec["layout"]["yaxis"]["range"][1] > 2.5
-    assert spec["layout"]["y_title"] == "load"
+    assert spec["layout"]["y_title"] == "load, % of capacity"
     before = scaling([(-90.0, "scale_out", 2.5, "scaled out")], loads=(0.4, 0.5))
     assert before["layout"]["yaxis"]["range"][1] < 2.5, "what is not in the window does not count"
 
@@ -106,7 +106,7 @@ def test_no_line_is_drawn_over_a_time_in_which_no_one_looked():
 
 
 def test_a_long_sentence_is_broken_for_a_narrow_screen():
-    said = "slackline cannot scale demo/collocated out: load 2.00, but there is no managed instance to start a copy of"
+    said = "slackline cannot scale demo/collocated out: load 200 %, but there is no managed instance to start a copy of"
     (shown,) = marks(scaling([(0.0, "scale_hold", 2.0, said)]), "scale_hold")["text"]
     assert max(len(line) for line in shown.split("<br>")) <= 44
     assert shown.replace("<br>", " ") == said

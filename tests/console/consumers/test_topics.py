@@ -54,7 +54,7 @@ async def test_decisions_start_with_the_newest_and_continue_with_each_new_one(br
     second = (await frames(socket, lambda f: is_data(f) and f["data"]["decisions"]))[-1]
     assert (second["type"], second["seq"]) == ("update", first["seq"] + 1)
     assert [item["id"] for item in second["data"]["decisions"]] == ["2"]
-    assert second["data"]["decisions"][0]["sentence"] == "scaler scaled out demo: load 1.25 is above 0.8 with 2 ready"
+    assert second["data"]["decisions"][0]["sentence"] == "scaler scaled out demo: load 125 % is above 80 % with 2 ready"
 
 
 async def test_with_the_database_away_a_page_says_so_and_goes_on_when_it_is_back(browser, live_store, monkeypatch):

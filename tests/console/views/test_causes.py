@@ -110,7 +110,7 @@ def test_the_decisions_of_a_class_are_those_that_explain_its_misses(viewer, burs
     shown = html.unescape(answer.content.decode())
     assert "did not serve 332 requests in 10 s: timed out in the queue" in shown
     assert "330 of them interactive" in shown
-    assert "cannot scale out demo/collocated: load 2.00, but the maximum of 4 is reached" in shown
+    assert "cannot scale out demo/collocated: load 200 %, but the maximum of 4 is reached" in shown
     assert [decision.kind for decision, _ in answer.context["in_force"]] == ["scale_in"], "held on from before"
     assert {kind: count for kind, count, _ in answer.context["kinds"]}["scale_hold"] == 1
     (hold,) = [url for kind, _, url in answer.context["kinds"] if kind == "scale_hold"]
@@ -173,7 +173,7 @@ def test_a_missed_request_says_why_and_leads_to_the_fix(operator, burst):
     assert "Why it missed" in shown
     assert "It timed out after 5.00 s in the queue: all 4 available instances were busy, with 48 requests" in shown
     assert (
-        "load 2.00 is above 0.8, but the maximum of 4 instances is reached. 4 ready, 0 starting, 0 draining." in shown
+        "load 200 % is above 80 %, but the maximum of 4 instances is reached. 4 ready, 0 starting, 0 draining." in shown
     )
     ended = (at + timedelta(seconds=5)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     assert answer.context["whole"]["around"].scaling_url == f"/scaling/?at={ended.replace(':', '%3A')}"

@@ -19,7 +19,7 @@ CLASS = {
     "value": "1", "version": "1",
 }  # fmt: skip
 POLICY = {
-    "enabled": "on", "min_instances": "1", "max_instances": "7", "upper": "0.77", "lower": "0.3", "sustain_s": "15",
+    "enabled": "on", "min_instances": "1", "max_instances": "7", "upper": "77", "lower": "30", "sustain_s": "15",
     "cooldown_s": "10", "interval_s": "1", "sleep_level": "0", "version": "1",
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_a_scaling_policy(operator, live_store):
     answer = operator.post(url, POLICY)
     html = answer.content.decode()
     assert answer.status_code == 410
-    for said in ("was removed", "olga", "Scale out above", "0.77", history):
+    for said in ("was removed", "olga", "Scale out above", "77 %", history):
         assert said in html
     fields = dict(part.split('"')[:3:2] for part in html.split('<input type="hidden" data-again name="')[1:])
     assert operator.post(reverse("scaling-new"), fields).status_code == 302

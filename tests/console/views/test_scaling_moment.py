@@ -31,7 +31,7 @@ def test_the_look_that_scaled_lies_within_the_second_that_the_address_names(view
             policy=policy, at=second + after, load=load, ready=2, starting=0, draining=0, mind="steady"
         )
     (card,) = viewer.get(reverse("scaling"), {"at": second.strftime("%Y-%m-%dT%H:%M:%S")}).context["cards"]
-    assert card["why_then"] == "load 1.20 is above 0.8: the scaler acted in this evaluation"
+    assert card["why_then"] == "load 120 % is above 80 %: the scaler acted in this evaluation"
 
 
 def test_a_moment_without_a_record_shows_dashes_and_no_empty_figures(viewer, live_store):
@@ -47,12 +47,12 @@ def test_a_moment_is_judged_by_the_policy_as_it_was_then(operator, live_store):
     """After the limit was raised the hold of before must not read as if the new one had been the limit."""
     policy = factories.scaling_policy(max_instances=2)
     then = factories.scaling_sample(policy, 60, mind="at_max", load=2.0)
-    for version, changes in ((1, {"max_instances": 6}), (2, {"max_instances": 6, "upper": 0.9}), (3, {"upper": 0.7})):
+    for version, changes in ((1, {"max_instances": 6}), (2, {"max_instances": 6, "upper": 90}), (3, {"upper": 70})):
         given = fields(**{"max_instances": 6, "version": version, **changes})
         assert operator.post(reverse("scaling-edit", args=[policy.pk]), given).status_code == 302
     answer = operator.get(reverse("scaling"), {"at": then.at.strftime("%Y-%m-%dT%H:%M:%S.%f")})
     (card,) = answer.context["cards"]
-    assert "load 2.00 is above 0.8, but the maximum of 2 instances is reached" in answer.content.decode()
+    assert "load 200 % is above 80 %, but the maximum of 2 instances is reached" in answer.content.decode()
     assert card["chart"]["layout"]["lines"][0]["y"] == 0.8
     assert operator.get(reverse("scaling")).context["cards"][0]["policy"].max_instances == 6
 

@@ -264,7 +264,7 @@ def test_every_rule_of_contention_has_words():
         ("rpm", 1, "1 request/min"),
         ("processing_rate", 32.04, "32.04 requests/s"),
         ("unit_cost", 1.0, "1 unit/s"),
-        ("wait_over_slo", 7.143, "7.14×"),
+        ("wait_over_slo", 7.143, "714.3 %"),
         ("bandwidth_bytes_s", 1.25e10, "12.5 GB/s"),
         ("bytes", 4096, "4.1 kB"),
         ("tick", 12345, "12345"),

@@ -117,7 +117,8 @@ def test_every_sentence_is_filled_in_with_figures(kind: str, reason: str):
     figures = dict.fromkeys(wanted, 1.5)
     said = say(kind, "scaler", "instance", "demo", reason, figures)
     assert "{" not in said
-    assert said == pattern.format_map({**figures, "actor": "scaler", "subject": "demo"})
+    percent = dict.fromkeys(wanted & {"load", "upper", "lower"}, 150.0)
+    assert said == pattern.format_map({**figures, **percent, "actor": "scaler", "subject": "demo"})
 
 
 def test_an_engine_that_ended_reads_with_who_takes_its_place():

@@ -17,11 +17,11 @@ SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15
 @pytest.mark.parametrize(
     ("kind", "reason", "text"),
     [
-        ("scale_out", "load_above_upper", "scaler scaled out demo: load 1.13 is above 0.8 with 2 ready"),
+        ("scale_out", "load_above_upper", "scaler scaled out demo: load 113 % is above 80 % with 2 ready"),
         (
             "scale_in",
             "load_below_lower",
-            "scaler scaled in demo: load 1.13 was below 0.3 for 15 s, so it removed engine-2",
+            "scaler scaled in demo: load 113 % was below 30 % for 15 s, so it removed engine-2",
         ),
         ("scale_out", "moon_phase", "scaler scaled out demo: moon phase"),
         ("warm_up", "", "scaler warm up demo"),
@@ -58,8 +58,8 @@ def test_why_an_instance_is_kept_is_also_true_of_the_last_one():
     """Of a fleet that may go down to none: there is no rest whose load could rise."""
     said = say("scale_hold", "scaler", "scaling_policy", "demo", "rest_would_exceed_upper", {**SCALER, "load": 0.02})
     assert said == (
-        "scaler keeps every instance of demo at load 0.02: with one fewer, the arriving requests would exceed a load "
-        "of 0.8"
+        "scaler keeps every instance of demo at load 2 %: with one fewer, the arriving requests would exceed a load "
+        "of 80 %"
     )
 
 
@@ -154,7 +154,7 @@ def test_an_orders_line_does_not_say_its_level_twice():
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
-    assert figures_line(SCALER) == "load 1.13× · ready 2 instances"
+    assert figures_line(SCALER) == "load 113.1 % · ready 2 instances"
     assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was: starting"
 
 
@@ -163,7 +163,7 @@ def test_a_live_line_shows_what_its_sentence_does_not_say():
     at = datetime(2026, 11, 22, tzinfo=UTC)
     row = Decision(kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", inputs=inputs, at=at)
     item = message_of(row)
-    assert item["sentence"] == "scaler scaled out demo: load 1.13 is above 0.8 with 2 ready"
+    assert item["sentence"] == "scaler scaled out demo: load 113 % is above 80 % with 2 ready"
     assert item["figures_text"] == "mean instance utilisation 87.5 % · arrival rate 6.4 requests/s"
 
 
