@@ -21,7 +21,7 @@ from console.forms.numbers import number_of
 from console.live.live_view import merge_instances
 from console.live.polled import SHARED_S, FleetNow, PagePart, charts_due, fleet_now
 from console.live.ttl_cache import TtlCache
-from console.panels.instance_actions import ACTIONS, choices
+from console.panels.instance_actions import ACTIONS, action_of, choices
 from console.panels.scale_outs import way_of
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
@@ -95,6 +95,9 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
         for place in topology.places()
     ]
     rows = [row for place in places for row in place["instances"]]
+    policies = {(policy.model_id, policy.role): policy.pk for policy in catalogue.scaling_policies()}
+    for row in rows:
+        row["policy"] = policies.get((row["row"].model_id, row["row"].role))
     between = [*chain(*host_links.values())]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": between}
     return context | {"links_down": sum(link.state != "up" for link in between)} | links_in_trouble()
@@ -121,6 +124,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "role": role,
                 "letter": ROLES.get(role, "?"),
                 "count": len(mine),
+                "policy": mine[0]["policy"],
                 "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
                 "load": sum(loads) / len(loads) if loads else None,
                 "cost": sum(each["row"].unit_cost for each in mine if each["row"].observed_state != "pending"),
@@ -154,6 +158,7 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     return {
         "each": row_of(row, seen),
         "row": row,
+        "policy": catalogue.scaling_policies().filter(model=row.model, role=row.role).first(),
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": partial(choices, row),  # lazy: it queries, and only operators see it
         "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
@@ -244,7 +249,7 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
 def instance_act(request: HttpRequest) -> HttpResponse:
     """Run `action` of ACTIONS on `instance`, unless it changed since the page was loaded (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
-    action = ACTIONS.get(request.POST.get("action", ""))
+    action = action_of(request.POST.get("action", ""), row)
     version = number_of(request.POST.get("version", ""))
     if action is None or version is None:
         raise BadRequest(f"action must be one of {', '.join(ACTIONS)}; version must be the one that was shown")

@@ -41,7 +41,7 @@ def test_two_hundred_instances_cost_as_many_queries_as_two(viewer, live_store, d
     hosts = [factories.host() for _ in range(25)]
     for number in range(200):
         factories.instance(model=model, host=hosts[number % 25])
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         answer = viewer.get(reverse("fleet"))
     assert answer.content.decode().count('class="cell ') == 200
 
@@ -209,3 +209,15 @@ def test_a_chart_that_can_have_no_points_is_not_drawn(viewer, live_store):
     }  # fmt: skip
     assert "A prefill instance has no decode measurements." in pages["p"]
     assert "A decode instance has no prefill measurements." in pages["d"]
+
+
+def test_rows_and_tiles_lead_to_instance_model_and_policy(viewer, live_store):
+    row = factories.instance(id="engine-1")
+    policy = factories.scaling_policy(row.model)
+    html = viewer.get(reverse("fleet")).content.decode()
+    assert '<tr class="linked" data-key="engine-1"' in html
+    assert html.count(f'href="{reverse("scaling")}#policy-{policy.pk}"') == 2, "tile and row"
+    assert html.count(f'href="{reverse("requests")}?model={row.model.name}"') == 2
+    assert f'id="policy-{policy.pk}"' in viewer.get(reverse("scaling")).content.decode()
+    page = viewer.get(reverse("instance", args=["engine-1"])).content.decode()
+    assert f'href="{reverse("scaling")}#policy-{policy.pk}"' in page

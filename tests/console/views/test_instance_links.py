@@ -68,7 +68,7 @@ def test_an_instance_alone_shows_neither(viewer, live_store, db):
 
 def test_it_costs_no_more_queries_than_a_page_may(viewer, live_store, pair, django_assert_max_num_queries):
     transfer()
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         _, html = page(viewer)
     assert "Links and KV transfers" in html
 
@@ -81,7 +81,7 @@ def test_the_fleet_counts_links_and_lists_those_that_are_not_up(
     assert "1 up, 0 degraded, 0 down" in html
     assert "All links are up" in html
     InstanceLink.objects.create(source="decode-1", target="prefill-1", state="down", last_error="no answer", **shared)
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         html = viewer.get(reverse("fleet")).content.decode()
     assert "1 up, 0 degraded, 1 down" in html
     assert "no answer" in html
