@@ -42,7 +42,8 @@ from controller.wording.sentences import figures_line, sentence
 WINDOW = timedelta(hours=1)
 AROUND = WINDOW / 2  # before and after a chosen time
 SECOND = timedelta(seconds=1)
-EVENTS = 40  # in the table
+EVENTS = 40  # in the table, around a chosen time
+LATEST = 12  # in the table of now; the audit has the others
 MARKS = 400  # on the charts
 PATIENCE_S = 20.0  # the scaler stores a sample every five seconds, or at each evaluation if those are less frequent
 SAMPLE_PERIODS = 3
@@ -100,6 +101,7 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
         "cards": cards,
         "charts": {each["name"]: each["chart"] for each in cards},
         "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in shown_events],
+        "latest": LATEST,
         "first_after": next((event.pk for event in shown_events if at and event.at > at), None),
         "starts": started,
         "ways": scaling.times_by_way(started),
@@ -125,7 +127,7 @@ def done_and_started(
 def nearest(events: Sequence[Decision], at: datetime | None) -> Sequence[Decision]:
     """The events that fit the table, in the given order."""
     if at is None:
-        return events[:EVENTS]
+        return events[:LATEST]
     near = sorted(events, key=lambda each: abs(each.at - at))[:EVENTS]
     return sorted(near, key=lambda each: (each.at, each.pk))
 

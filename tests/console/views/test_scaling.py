@@ -25,30 +25,30 @@ from tests import factories
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"load": 0.5}, "is between 0.3 and 0.8"),
-        ({"load": 0.1, "low_for_s": 4.0}, "has been below 0.3 for 4 s; after 15 s"),
+        ({"load": 0.5}, "is between 30 % and 80 %"),
+        ({"load": 0.1, "low_for_s": 4.0}, "has been below 30 % for 4 s; after 15 s"),
         ({"load": 0.1, "ready": 1}, "1 is the minimum"),
         ({"load": 1.7, "mind": "at_max"}, "the maximum of 4 instances is reached"),
         ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cooldown left, 1 starting"),
         (
             {"load": 0.1, "mind": "at_max"},
-            "0.10 is no longer above 0.8; while it was, the maximum of 4 instances was reached",
+            "10 % is no longer above 80 %; while it was, the maximum of 4 instances was reached",
         ),
         (
             {"load": 0.5, "mind": "settling"},
-            "is between 0.3 and 0.8 again; before that, the last change had not settled",
+            "is between 30 % and 80 % again; before that, the last change had not settled",
         ),
         ({"load": 0.1, "mind": "settling", "draining": 1}, "calls for a change, but the last one has not settled"),
         ({"load": None, "mind": "telemetry_stale"}, "the telemetry is stale"),
-        ({"load": None, "mind": "at_max"}, "unbounded load (requests arrive and none finish) is above 0.8, but"),
-        ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance fewer it would rise above 0.8"),
+        ({"load": None, "mind": "at_max"}, "unbounded load (requests arrive and none finish) is above 80 %, but"),
+        ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance fewer it would rise above 80 %"),
         (
             {"load": 0.02, "ready": 1, "mind": "rest_would_exceed_upper"},
-            "load 0.02 is low, but requests arrive and no instance would be left to serve them",
+            "load 2 % is low, but requests arrive and no instance would be left to serve them",
         ),
         ({"load": 1.2}, "the scaler acted in this evaluation"),
         ({"load": None}, "requests arrive and none finish"),
-        ({"load": 0.0, "ready": 0}, "no instance is up; load 0.00 is below 0.3, but"),
+        ({"load": 0.0, "ready": 0}, "no instance is up; load 0 % is below 30 %, but"),
         ({"load": 1.7, "ready": 0, "mind": "no_device"}, "no instance is up; another instance is needed"),
     ],
 )
@@ -84,7 +84,7 @@ def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
     assert [line["y"] for line in card["chart"]["layout"]["lines"]] == [0.8, 0.3]
     assert "scaled out demo/collocated" in traces["scale_out"]["text"][0]
     html = answer.content.decode()
-    assert "load 0.40 is between" in html
+    assert "load 40 % is between" in html
     assert reverse("instance", args=["engine-x"]) in html
 
 
@@ -104,7 +104,7 @@ def test_a_policy_that_is_off_shows_nothing_of_its_last_look_as_now(viewer, live
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert (shown["Ready, starting, draining"], shown["Load now"]) == ("0, 0, 0", "– not evaluated")
     assert shown["said"].startswith("This policy is disabled and not evaluated. Last evaluated ")
-    assert shown["said"].endswith(": load 0.04, 2 ready, 0 starting, 0 draining.")
+    assert shown["said"].endswith(": load 4 %, 2 ready, 0 starting, 0 draining.")
 
 
 def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(viewer, live_store):
@@ -115,8 +115,8 @@ def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(v
     assert shown["said"].startswith("The scaler is not evaluating this policy, so its current load is unknown.")
     factories.scaling_sample(policy, 1, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
-    assert shown["Load now"] == "0.50"
-    assert shown["said"].startswith("Now: load 0.50 is between")
+    assert shown["Load now"] == "50 % of capacity"
+    assert shown["said"].startswith("Now: load 50 % is between")
 
 
 def test_instances_are_counted_as_they_are_now_and_as_the_scaler_counts_them(db, live_store):
@@ -147,7 +147,7 @@ def test_each_event_of_the_hour_is_on_the_chart_and_the_newest_are_listed(viewer
         )  # fmt: skip
     answer = viewer.get(reverse("scaling"))
     traces = {trace["key"]: trace for trace in answer.context["cards"][0]["chart"]["traces"]}
-    assert (len(traces["scale_out"]["x"]), len(answer.context["events"])) == (60, 40)
+    assert (len(traces["scale_out"]["x"]), len(answer.context["events"])) == (60, 12)
     assert None in traces["load"]["y"], "no line where nobody looked"
 
 
@@ -170,7 +170,7 @@ def test_old_samples_go(db):
 
 def fields(**changed):
     given = {
-        "enabled": "on", "min_instances": 1, "max_instances": 4, "upper": 0.8, "lower": 0.3, "sustain_s": 15,
+        "enabled": "on", "min_instances": 1, "max_instances": 4, "upper": 80, "lower": 30, "sustain_s": 15,
         "cooldown_s": 10, "interval_s": 1, "warm": 0,
     }  # fmt: skip
     return {**given, **changed}
@@ -248,11 +248,11 @@ def test_a_policy_is_made_and_changed(operator, live_store):
     assert answer.status_code == 302
     policy = ScalingPolicy.objects.get(model=model)
     edit = reverse("scaling-edit", args=[policy.pk])
-    assert operator.post(edit, fields(upper=0.9, version=policy.version)).status_code == 302
+    assert operator.post(edit, fields(upper=90, version=policy.version)).status_code == 302
     policy.refresh_from_db()
     assert (policy.upper, policy.max_instances) == (0.9, 4)
     assert Decision.objects.filter(kind="scaling_policy_updated").count() == 1
-    conflict = operator.post(edit, fields(upper=0.7, version=1))
+    conflict = operator.post(edit, fields(upper=70, version=1))
     assert conflict.status_code == 409
     assert b"was changed by someone else" in conflict.content
     again = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated"))
@@ -285,14 +285,14 @@ def test_where_no_field_is_marked_no_one_is_sent_to_one(operator, live_store, mo
 def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_store):
     policy = factories.scaling_policy()
     edit = reverse("scaling-edit", args=[policy.pk])
-    assert operator.post(edit, fields(upper=0.9, version=policy.version)).status_code == 302
+    assert operator.post(edit, fields(upper=90, version=policy.version)).status_code == 302
     changed = Decision.objects.get(kind="scaling_policy_updated")
     answer = operator.get(reverse("scaling-history", args=[policy.pk]))
     (change,) = answer.context["changes"]
     assert (change["decision"], [each.name for each in change["fields"]]) == (changed, ["upper"])
     assert change["revert_url"] in answer.content.decode()
     form = operator.get(change["revert_url"]).context["form"]
-    assert form["upper"].value() == 0.8, "shown, and saved only when somebody says so"
+    assert form["upper"].value() == "80", "shown, and saved only when somebody says so"
     policy.refresh_from_db()
     assert policy.upper == 0.9
 
@@ -301,7 +301,7 @@ def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_stor
     ("changed", "field"),
     [
         ({"min_instances": 5}, "max_instances"),
-        ({"lower": 0.9}, "lower"),
+        ({"lower": 90}, "lower"),
         ({"interval_s": 0}, "interval_s"),
         ({"upper": "nan"}, "upper"),
         ({"max_instances": 100_000}, "max_instances"),
