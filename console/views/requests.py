@@ -104,6 +104,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
         "missed": why_missed(row),
         "rejected": rejected,
         "ended": end_code(row),
+        "ended_at": None if row.e2e_s is None else row.arrived_at + timedelta(seconds=row.e2e_s),
     }
     return render(request, "console/request.html", {"whole": whole})
 

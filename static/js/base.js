@@ -1,6 +1,6 @@
 // Shared by every page: local times, confirmation of irreversible actions, widths of meters.
 
-import { localTimes } from "./format.js";
+import { localTimes, nameZone } from "./format.js";
 import { localMoments } from "./moments.js";
 
 /** Style attributes are forbidden by the content security policy: shares travel as data-share and become widths here. */
@@ -14,6 +14,7 @@ export function fillMeters(root = document) {
 
 export function refresh(root = document) {
   localTimes(root);
+  nameZone(root);
   localMoments(root);
   fillMeters(root);
 }

@@ -39,7 +39,10 @@ export function clock(date) {
   return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
-/** Shows every <time datetime> of `root` in local time, with UTC on hover. */
+const zoneOf = (date) => date.toLocaleTimeString("en", { timeZoneName: "short" }).split(" ").pop();
+
+/** Shows every <time datetime> of `root` in local time, with UTC on hover: with its date where that is not today, and in
+ * the form "full" always with date and zone. The sidebar names the zone of all others. */
 export function localTimes(root = document) {
   for (const element of root.querySelectorAll("time[datetime]:not([data-local])")) {
     const date = new Date(element.dateTime);
@@ -49,9 +52,16 @@ export function localTimes(root = document) {
     const now = new Date();
     const year = now.getFullYear() === date.getFullYear() ? undefined : "numeric";
     const today = now.toDateString() === date.toDateString();
-    const day = today ? "" : `${date.toLocaleDateString([], { day: "numeric", month: "short", year })} `;
+    const full = element.dataset.format === "full";
+    const day = today && !full ? "" : `${date.toLocaleDateString([], { day: "numeric", month: "short", year })} `;
     element.textContent = element.dataset.format === "minute" ? `${day}${clock(date).slice(0, 5)}` : day + clock(date);
+    if (full) element.textContent += ` ${zoneOf(date)}`;
   }
+}
+
+/** In the sidebar: the zone that the times of this page are in. */
+export function nameZone(root = document) {
+  for (const element of root.querySelectorAll("[data-zone]")) element.textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
 }
 
 export function timeElement(epochSeconds) {

@@ -77,6 +77,7 @@ def test_one_request_against_its_deadlines(viewer, records):
     html = viewer.get("/requests/req-slow/").content.decode()
     assert "first token after 3.000 s" in html
     assert "due after 1 s" in html
+    assert html.count('data-format="full"') >= 3, "arrival and end have their date and zone"
     assert "Dispatched" in html
     assert "olga cancelled req-slow" in html
 
