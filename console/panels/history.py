@@ -88,13 +88,13 @@ def costs(minutes: Sequence[Attainment], now: datetime) -> dict[str, Any]:
     attained = sum(row.attained for row in minutes)
     each = spent / attained if attained else None
     whose = f"{count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned"
-    share = "no request attained" if each is None else f"{money(each)} per attained request"
+    share = "no request attained" if each is None else f"{money(each)} units per attained request"
     return {
         "cost_per_hour": rate.per_s * HOUR.total_seconds(),
         "cost_whose": whose if rate.instances else "no instance provisioned",
         "cost_spent": spent,
         "cost_per_attained": each,
-        "cost_hour": f"last hour: {money(spent)}, {share}",
+        "cost_hour": f"last hour: {money(spent)} units, {share}",
     }
 
 

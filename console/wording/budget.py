@@ -6,13 +6,13 @@ from typing import Any
 
 
 def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
-    """The part of the error budget that is left, or by how many times it is exceeded."""
+    """The part of the error budget that is left, or how many times the allowed misses there were."""
     if not finished:
         return {"budget_text": "–", "budget_status": "", "budget_share": 0.0}
     allowed = (1 - target) * finished
     used = misses / allowed if allowed > 0 else (0.0 if not misses else float("inf"))
     if used > 1:
-        text = f"exceeded {used:.1f}x" if used < 100 else "exceeded"
+        text = f"{used:.1f}x the allowed misses" if allowed > 0 else "no miss is allowed"
         return {"budget_text": text, "budget_status": "bad", "budget_share": 1.0}
     status = "warn" if used > 0.75 else "ok"
     return {

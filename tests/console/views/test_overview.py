@@ -71,7 +71,10 @@ def provisioned(since_ago, until_ago=None, unit_cost=1.0):
 
 
 def test_the_cost_says_its_unit(viewer, live_store):
-    assert "instance-seconds × unit cost" in viewer.get("/").content.decode()
+    tile = viewer.get("/").content.decode()
+    assert "<dt>Cost, units per hour</dt>" in tile
+    assert "= 3,600 s × unit costs" in tile
+    assert "instance-seconds × unit cost. The unit cost of an instance is 1 unit per second" in tile
 
 
 def test_an_hour_costs_what_is_provisioned_now_however_short_a_time(viewer, live_store):
@@ -100,19 +103,19 @@ def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, 
 
 def test_the_tile_names_the_windows_of_its_figures(viewer, live_store):
     tile = cost_tile(viewer)
-    assert "Cost per hour 0 no instance provisioned" in tile
-    assert "last hour: 0, no request attained" in tile
+    assert "Cost, units per hour 0 no instance provisioned" in tile
+    assert "last hour: 0 units, no request attained" in tile
     provisioned(timedelta(minutes=30), until_ago=timedelta(minutes=20), unit_cost=2.0)
-    assert "last hour: 1,200, no request attained" in cost_tile(viewer)
+    assert "last hour: 1,200 units, no request attained" in cost_tile(viewer)
     minute(timedelta(minutes=25), attained=600)
-    assert "last hour: 1,200, 2 per attained request" in cost_tile(viewer)
+    assert "last hour: 1,200 units, 2 units per attained request" in cost_tile(viewer)
     provisioned(timedelta(0))
-    assert "Cost per hour 3,600 1 instance provisioned" in cost_tile(viewer)
+    assert "Cost, units per hour 3,600 1 instance provisioned" in cost_tile(viewer)
 
 
 def cost_tile(viewer):
     html = viewer.get("/").content.decode()
-    tile = re.search(r"<dt>Cost per hour</dt>.*?</dd>", html, re.DOTALL)[0]
+    tile = re.search(r"<dt>Cost, units per hour</dt>.*?</dd>", html, re.DOTALL)[0]
     return " ".join(re.sub(r"<[^>]+>", " ", tile).split()).replace(" ,", ",")
 
 
@@ -122,9 +125,9 @@ def cost_tile(viewer):
         (0, 0, 0.95, "–", ""),
         (100, 0, 0.95, "100 % left", "ok"),
         (100, 4, 0.95, "20 % left", "warn"),
-        (100, 10, 0.95, "exceeded 2.0x", "bad"),
+        (100, 10, 0.95, "2.0x the allowed misses", "bad"),
         (100, 0, 1.0, "100 % left", "ok"),
-        (100, 1, 1.0, "exceeded", "bad"),
+        (100, 1, 1.0, "no miss is allowed", "bad"),
     ],
 )
 def test_error_budget(finished, misses, target, text, status):
@@ -185,10 +188,11 @@ def test_the_budget_is_told_for_now_the_hour_and_the_day(viewer, live_store):
     minute(timedelta(hours=5), finished=90, attained=90)
     answer = viewer.get("/")
     (row,) = answer.context["rows"]
-    assert (row["now_budget"], row["hour_budget"], row["budget_text"]) == ("50 % left", "exceeded 2.0x", "80 % left")
+    budgets = row["now_budget"], row["hour_budget"], row["budget_text"]
+    assert budgets == ("50 % left", "2.0x the allowed misses", "80 % left")
     html = answer.content.decode()
     assert '<span class="sub" data-cell="now-budget">50 % left</span>' in html
-    assert '<span class="sub" data-cell="hour-budget">exceeded 2.0x</span>' in html
+    assert '<span class="sub" data-cell="hour-budget">2.0x the allowed misses</span>' in html
 
 
 def test_a_row_and_the_headline_lead_to_the_misses_and_the_queue(viewer, live_store):

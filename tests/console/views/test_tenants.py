@@ -27,11 +27,11 @@ def test_the_list_shows_quotas_and_what_was_served(viewer):
     assert "quoted" in html
     assert "66.7 %" in html
     assert '<span class="miss">3</span>' in html
-    assert '<span class="muted">of 2</span>' in html
+    assert '<span class="muted">quota 2</span>' in html
     assert "<b>Title" not in html
     assert "&lt;b&gt;Title" in html
     page = viewer.get(reverse("tenant", args=[tenant.pk])).content.decode()
-    assert "exceeded" in page
+    assert "the allowed misses" in page
     assert "interactive" in page
     assert "Create key" not in page
     assert "Edit</a>" not in page
