@@ -1,4 +1,4 @@
-"""Patterns: every component of the console in each of its states, with made-up data."""
+"""UI components: every component of the console in each of its states, with made-up data."""
 
 from __future__ import annotations
 

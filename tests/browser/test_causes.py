@@ -61,7 +61,7 @@ def test_from_a_missing_class_to_the_decisions_that_explain_it(visit, overload, 
     page, click = visit("operator"), Clicks()
     row = row_of_the_class(page)
     within(30, lambda: any(f"demo/{CLASS}" in each["inputs"]["by_class"] for each in caller.recorded("refusals")))
-    click(row.get_by_role("link", name="Decisions"))
+    click(row.get_by_role("link", name="Audit"))
     expect(page.get_by_role("heading", name=f"Decisions affecting {CLASS} of demo")).to_be_visible()
     rows = page.locator("#audit-rows tr")
     expect(rows.filter(has_text=f"of them {CLASS}").first).to_be_visible()

@@ -34,7 +34,7 @@ def _profile(file: str) -> tuple[LatencyCoefficients, dict[str, float], int]:
 
 
 class Command(BaseCommand):
-    """Recorded in the audit log like any other change."""
+    """Recorded in the audit like any other change."""
 
     help = __doc__
 

@@ -303,7 +303,7 @@ async function reportOutcome(order, last, why) {
     if (came?.known) return answered(came.message, came.ok);
     await new Promise((resume) => setTimeout(resume, LOOK_EVERY_MS));
   }
-  return answered(`${why} ${soFar(last)} Check the audit log for the final result.`, false);
+  return answered(`${why} ${soFar(last)} Check the audit for the final result.`, false);
 }
 
 async function recordOf(order) {
