@@ -146,6 +146,15 @@ def of(model, label, cost, base_cost=100.0, attainment=1.0):
     return Run(model, 1.0, label, Point(attainment, 0.0, 1.0, cost, 1.0), base)
 
 
+def test_a_miss_of_figure_4_names_the_target_that_was_missed():
+    point = measure(stages(MODELS["Qwen7B"]), CONTENDERS["slackline"], of_mix(FOUR, 60.0, 20), (1,), keep=True)
+    run_of = Run("Qwen7B", 1.0, "slackline", point, point)
+    ttft, tpot = run_of.kept
+    assert min(ttft, tpot) >= point.attainment
+    assert run_of.misses.startswith(f"there {100 * ttft:.0f} % keep their TTFT and {100 * tpot:.0f} % their TPOT")
+    assert run_of.row[5:7] == [ttft, tpot]
+
+
 def test_figure_4_judges_cost_by_the_load_where_it_is_most():
     runs = [of("Qwen7B", SCALING_PD.format(ours), 137.0) for ours in OURS] + [
         of("Qwen7B", label, 100.0, attainment=0.8) for label in ("engine priority by class", *OURS)
