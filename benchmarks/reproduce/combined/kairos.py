@@ -133,7 +133,7 @@ def kairos(progress: Progress, quick: bool) -> Iterator[Claim]:
         progress(f"Kairos QPS {rate:g} done")
 
 
-def parts(quick: bool) -> Table:
+def exchanged(quick: bool) -> Table:
     """The effect of each part of the set in Kairos' setting."""
     seeds, count = (1,) if quick else (1, 2, 3), 200 if quick else 1000
     believed = calibrated(count)

@@ -6,11 +6,11 @@ the engines the scheduler of `--scheduler slackline`, with the same options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.reproduce.claims import Claim, Progress, Section, Table
-from benchmarks.reproduce.combined.kairos import kairos, parts
+from benchmarks.reproduce.combined.kairos import exchanged, kairos
 from benchmarks.reproduce.combined.pairs import compare
 from benchmarks.reproduce.combined.stored import calm_at_its_best, from_the_report
 from benchmarks.reproduce.concord import lab as concord_lab
@@ -53,19 +53,27 @@ STAGES = (
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, as in FlowPrefill's section
 
 
-def reproduce(progress: Progress, quick: bool) -> Section:
+PARTS = ("hyperflexis", "stages", "reported", "flowprefill", "kairos", "concord")
+Rows = Callable[[Progress, bool], Iterable[Claim]]
+
+
+def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
+    """All home workloads in turn, or `parts` of them."""
+    homes: Mapping[str, tuple[Rows, Callable[[bool], Table] | None]] = {
+        "hyperflexis": (_hyperflexis, _parts_of_the_order),
+        "stages": (_apart, None),
+        "reported": (_reported, None),
+        "flowprefill": (_flowprefill, None),
+        "kairos": (kairos, exchanged),
+        "concord": (_concord, learned_too),
+    }
     claims: list[Claim] = []
-    for home in (_hyperflexis, _apart, _reported, _flowprefill, kairos, _concord):
-        claims += home(progress, quick)
-    rows = [
-        [claim.figure, claim.setting, claim.claim, claim.theirs, claim.ours, "yes" if claim.reached else "no"]
-        for claim in claims
-    ]
-    columns = ["home workload", "load", "figure", "paper's own", "combined", "at least as good"]
-    tables = [Table("Combined set beside each paper's best", columns, rows)]
-    tables.append(_parts_of_the_order(quick))
-    tables += [parts(quick), learned_too(quick)]
-    progress("parts exchanged")
+    tables: list[Table] = []
+    for name, (rows, table) in homes.items():
+        if name in parts:
+            claims += [replace(claim, part=name) for claim in rows(progress, quick)]
+            tables += [replace(table(quick), part=name)] if table is not None else []
+            progress(f"{name} done")
     return Section("Combined", TEXT, claims, tables)
 
 
