@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.reproduce.kairos.fitting import DECODE, TTFT, decoders, table_of_decoders, tails
 from benchmarks.reproduce.kairos.gains import (
     GAINS,
+    PAPER,
     claims,
     crossing,
     equal_loads,
@@ -21,11 +23,18 @@ from benchmarks.reproduce.kairos.setting import (
     DISTSERVE,
     FCFS,
     KAIROS,
+    LONGEST,
+    MEDIAN,
+    OUTPUT_MEAN,
+    OUTPUT_POWER,
     PAIRS,
+    PER_SEQUENCE_S,
+    SIGMA,
     SLACK,
     TESTBED,
     URGENCY,
     Figures,
+    Lengths,
     long_tail,
     work_s,
 )
@@ -75,8 +84,47 @@ def test_the_workload_is_long_tailed_and_the_same_lengths_for_each_seed():
     assert sorted(c.prompt_tokens for c in one) == sorted(c.prompt_tokens for c in other)
     assert one == long_tail(3.0, 1)
     assert one != other
-    assert max(c.prompt_tokens for c in one) == 131_072
+    assert max(c.prompt_tokens for c in one) == LONGEST
     assert 3.2 < 1 / work_s(one) < 3.9  # requests/s of one prefill engine: where the paper's curves fall
+
+
+def test_the_constants_in_use_stand_beside_the_candidates(monkeypatch):
+    monkeypatch.setattr("benchmarks.reproduce.kairos.fitting.DECODE_RATES", ())
+    monkeypatch.setattr("benchmarks.reproduce.kairos.fitting.DECODE", {"tpot": {}})
+    monkeypatch.setattr("benchmarks.reproduce.kairos.fitting._error", lambda ours, theirs: 7.0)
+    table = table_of_decoders(decoders(tails(), lambda line: None))
+    used = next(row for row in table.rows if row[0] == "in use")
+    constants = [LONGEST, OUTPUT_MEAN, OUTPUT_POWER, round(1000 * PER_SEQUENCE_S, 2), TESTBED.kv_tokens]
+    assert used[1:6] == constants
+    assert [row[0] for row in table.rows] == [*map(str, range(1, 9)), "in use", "paper"]
+
+
+def test_prompts_are_fitted_to_distserves_ttft():
+    found = tails()
+    assert [tail.error for tail in found] == sorted(tail.error for tail in found)
+    used = next(tail for tail in found if (tail.sigma, tail.longest) == (SIGMA, LONGEST))
+    assert used.error < found[0].error + 2.0
+    assert used.median == pytest.approx(MEDIAN, rel=0.05)
+
+
+def test_the_fit_uses_what_is_published_of_distserve():
+    published = {(key, qps) for key in ("ttft", "tpot", "e2e", "throughput") for qps in PAPER[key][DISTSERVE]}
+    fitted = {(key, qps) for key, points in {"ttft": TTFT, **DECODE}.items() for qps in points}
+    assert published - fitted == {("e2e", 4.0)}  # beyond the loads of the second stage
+    assert all(value == PAPER["ttft"][DISTSERVE][qps] for qps, value in TTFT.items() if qps > 2.0)
+
+
+def test_the_recursion_of_the_fit_agrees_with_the_engine():
+    lengths = Lengths(1_000.0, 1.45, 65_536)
+    calls = long_tail(3.0, 4, lengths=lengths)
+    outcomes = run([StageCall(call.at, call.prompt_tokens, 1) for call in calls])
+    engine = 100 * sum(outcome.ttft_s <= 8.0 for outcome in outcomes) / len(outcomes)
+    service = [ANCHORS.prefill_b * c.prompt_tokens + ANCHORS.prefill_c * c.prompt_tokens**2 for c in calls]
+    free, late = 0.0, 0
+    for call, seconds in zip(calls, service, strict=True):
+        free = max(free, call.at) + seconds
+        late += free - call.at > 8.0
+    assert engine == pytest.approx(100 - late / 10, abs=2.0)
 
 
 def test_figures_of_a_run():

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,17 +28,33 @@ MOONCAKE = Path(__file__).resolve().parents[2] / "data" / "mooncake_conversation
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
 
 
-def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[StageCall]:
+class Lengths(NamedTuple):
+    """Tokens of the workload. `outputs`: the mean answer at a prompt of 2,200, growing with the prompt to `power`."""
+
+    median: float = MEDIAN
+    sigma: float = SIGMA
+    longest: int = LONGEST
+    outputs: float = OUTPUT_MEAN
+    power: float = OUTPUT_POWER
+
+
+def quantiles(lengths: Lengths) -> np.ndarray:
+    """Prompt lengths, ascending."""
+    return np.clip(lengths.median * np.exp(lengths.sigma * _QUANTILES), SHORTEST, lengths.longest)
+
+
+def long_tail(rate: float, seed: int, count: int = REQUESTS, lengths: Lengths | None = None) -> list[StageCall]:
     """A trace of fixed lengths in an order that depends on the seed, with Poisson arrivals at `rate`/s.
 
     Prompts are the 1,000 quantiles of a lognormal distribution, clipped. Outputs grow with the prompt (an agent's long
     contexts have long answers), with lognormal noise. Quantiles are used in place of draws, because the tail is a
     handful of requests.
     """
+    given = Lengths() if lengths is None else lengths
     rng = np.random.default_rng(seed)
-    prompts = np.clip(MEDIAN * np.exp(SIGMA * rng.permutation(_QUANTILES)), SHORTEST, LONGEST)
+    prompts = rng.permutation(quantiles(given))
     noise = np.exp(OUTPUT_SIGMA * rng.permutation(_QUANTILES) - OUTPUT_SIGMA**2 / 2)
-    outputs = np.clip(OUTPUT_MEAN * (prompts / 2_200) ** OUTPUT_POWER * noise, 2, LONGEST_OUTPUT)
+    outputs = np.clip(given.outputs * (prompts / 2_200) ** given.power * noise, 2, LONGEST_OUTPUT)
     return _calls(rate, rng, prompts[:count], outputs[:count])
 
 
