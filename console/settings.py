@@ -12,6 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment, embedded_ports
 from console.proxies import networks
+from controller.core.addresses import USUAL_NETWORKS, address_rules
+from controller.core.errors import ConfigError
 from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
 
@@ -25,6 +27,11 @@ SECRET_KEY = _env.secret("SECRET_KEY", kept_in=DATA_DIR / "secret_key")
 
 # ---- where things are --------------------------------------------------------------------------------------------
 FLEET_TOKEN = _env.text("FLEET_TOKEN", "")  # what engines must hear before they load or give weights
+# Where engines may be. Jobs and gateways read it by themselves too, where they connect (workers/http/outbound.py).
+try:
+    ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS))
+except ConfigError as _error:
+    raise ImproperlyConfigured(f"ENGINE_NETWORKS: {_error}") from None
 GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
 GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))

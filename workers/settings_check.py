@@ -13,6 +13,7 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.dispatch import build_dispatcher, build_migrator
 from workers.http.limits import LIMITS, read_limits
+from workers.http.outbound import rules
 
 REFUSED = 2  # exit code
 
@@ -29,6 +30,7 @@ def require_settings() -> None:
     require_dispatcher(policy, overrides)
     for server in LIMITS:
         read_limits(server)
+    rules()
 
 
 def require_dispatcher(policy: str, overrides: Mapping[str, Any]) -> None:

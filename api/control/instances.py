@@ -155,6 +155,7 @@ class InstanceOutput(serializers.ModelSerializer):
     model = serializers.CharField(source="model.name")
     host = serializers.CharField(source="host.name", allow_null=True, default=None)
     max_num_seqs = serializers.IntegerField(source="configured_seqs", allow_null=True, read_only=True)
+    url = serializers.CharField(source="shown_url", read_only=True)
     spec = JsonObjectField()
 
     class Meta:

@@ -27,6 +27,7 @@ from workers.backends.base import AnswerChunk, Backend, CallTargets, EngineError
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+MOST_HELD_BYTES = 1 << 20  # of events before the first token, which wait for it
 RESPONSES = "/v1/responses"  # served as a chat completion
 
 
@@ -236,6 +237,8 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
         in_flight.usage = chunk.usage
     if in_flight.state is State.SENT:
         if not chunk.tokens and not chunk.done:
+            if len(held) > MOST_HELD_BYTES:
+                raise EngineError(f"the engine sent more than {MOST_HELD_BYTES} bytes without a token")
             return held + chunk.raw
         await start_stream(in_flight)
     raw = _translated(in_flight, held + chunk.raw)

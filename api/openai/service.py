@@ -16,6 +16,7 @@ from api.openai.publisher import Audit, Publisher
 from api.openai.state.recorder import Recorder, Spool
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from controller.core.types import RequestRecord
+from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
 
@@ -156,7 +157,7 @@ async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 def _session() -> aiohttp.ClientSession:
     """No limit on connections: the scheduler decides how much an engine gets. Bytes are relayed as they come."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0, ttl_dns_cache=30)
+    checked = connector(limit=0, keepalive_timeout=3.0, ttl_dns_cache=30)
     return aiohttp.ClientSession(
-        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        connector=checked, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     )

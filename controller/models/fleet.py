@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from controller.core.addresses import shown_url
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
 
@@ -286,6 +287,11 @@ class Instance(Versioned):
             observed_state__in=[cls.Observed.READY, cls.Observed.DRAINING],
             weights__in=[Weights.PRESENT, Weights.LOADING, Weights.LEAVING],
         )
+
+    @property
+    def shown_url(self) -> str:
+        """Its URL without a user and password, which rows of older versions may have."""
+        return shown_url(self.url)
 
     @property
     def ranks(self) -> int:

@@ -24,6 +24,7 @@ from workers.actions.sleep_client import CALL_S, RELOAD_S, EngineBroke, NoSleepM
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.backends.base import EngineError
 from workers.backends.sglang_state import ServerInfo, parse_info, parse_loads
+from workers.http import outbound
 
 INFO_S = 4.0  # the server asks its scheduler for the answer
 KEEPS_WEIGHTS = "enable_weights_cpu_backup"
@@ -167,7 +168,7 @@ class SglangSleepClient(SleepClient):
 
     def _get(self, path: str, limit_s: float, fine: tuple[int, ...] = (200,)) -> requests.Response:
         try:
-            answer = requests.get(self._url + path, timeout=(CALL_S, limit_s))
+            answer = outbound.get(self._url + path, timeout=(CALL_S, limit_s))
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code not in fine:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from workers.actions.weights_client import EngineAway, EngineRefuses
+from workers.http import outbound
 
 if TYPE_CHECKING:  # this module is also used in processes without a database
     from controller.models import Action
@@ -82,7 +83,7 @@ class SleepClient:
         """Read the sleep state from `/metrics`. `/is_sleeping` is also true for an engine that is only paused, and
         `/health` is 200 in any state."""
         try:
-            answer = requests.get(f"{self._url}/metrics", timeout=CALL_S)
+            answer = outbound.get(f"{self._url}/metrics", timeout=CALL_S)
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}/metrics") from error
         if not answer.ok:
@@ -97,7 +98,7 @@ class SleepClient:
         development mode.
         """
         try:
-            answer = requests.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+            answer = outbound.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}/server_info") from error
         if answer.status_code == 404:
@@ -139,7 +140,7 @@ class SleepClient:
         self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         try:
-            answer = requests.post(self._url + path, params=query, json=body, timeout=(CALL_S, timeout_s))
+            answer = outbound.post(self._url + path, params=query, json=body, timeout=(CALL_S, timeout_s))
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code == 404:

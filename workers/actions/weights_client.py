@@ -10,6 +10,7 @@ from typing import Any
 import requests
 
 from controller.core.errors import SlacklineError
+from workers.http import outbound
 
 CALL_S = 2.0
 
@@ -56,7 +57,7 @@ class WeightsClient:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         try:
-            answer = requests.request(method, self._url + path, json=body, timeout=CALL_S)
+            answer = outbound.request(method, self._url + path, json=body, timeout=CALL_S)
             said = answer.json()
         except (requests.RequestException, ValueError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error

@@ -23,7 +23,8 @@ from yarl import URL
 from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, Usage
-from workers.backends.wire import Connection, Patience, Unanswered, Wire
+from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
+from workers.http.outbound import read_answer
 
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
@@ -137,10 +138,10 @@ class HttpBackend(ABC):
     async def _get(self, path: str, limit_s: float | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self._limits.telemetry_s if limit_s is None else limit_s)
         try:
-            async with self._session.get(self._url(path), timeout=timeout) as response:
+            async with self._session.get(self._url(path), timeout=timeout, allow_redirects=False) as response:
                 if response.status != 200:
                     raise await self._refused(response)
-                return await response.read()
+                return await read_answer(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._engine_error(error) from error
 
@@ -151,10 +152,13 @@ class HttpBackend(ABC):
         data = None if body is None else orjson.dumps(body)
         headers = None if body is None else _HEADERS
         try:
-            async with self._session.post(self._url(path), data=data, headers=headers, timeout=timeout) as response:
+            ordered = self._session.post(
+                self._url(path), data=data, headers=headers, timeout=timeout, allow_redirects=False
+            )
+            async with ordered as response:
                 if response.status != 200:
                     raise await self._refused(response)
-                return await response.read()
+                return await read_answer(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._engine_error(error) from error
 
@@ -162,7 +166,7 @@ class HttpBackend(ABC):
         """A reset, a refusal or a cut body mean that the engine is gone; a time-out only that it is slow."""
         gone = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError))
         unreachable = gone and not isinstance(error, TimeoutError)
-        what = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
+        what = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached: {_told(error)}"
         return EngineError(f"instance {self.spec.id} {what}", unreachable=unreachable)
 
     def _url(self, path: str) -> URL:
@@ -170,6 +174,15 @@ class HttpBackend(ABC):
         if url is None:
             url = self._urls[path] = URL(self._base + path, encoded=True)
         return url
+
+
+def _told(error: BaseException) -> str:
+    """What is said of an engine that cannot be reached: not what its host answered, which may be anybody's."""
+    if isinstance(error, BadAnswer | aiohttp.ClientPayloadError):
+        return str(error)
+    if isinstance(error, aiohttp.ClientConnectorError | ConnectionRefusedError):
+        return "no connection"
+    return "the connection was lost"
 
 
 # ---- events of a stream ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import aiohttp
 from controller.core.types import InstanceSpec
 from workers.backends import fake, reference, sglang, vllm
 from workers.backends.base import BACKENDS, Backend, Limits
+from workers.http.outbound import connector
 
 __all__ = ["BACKENDS", "ask", "backend_for", "fake", "reference", "sglang", "vllm"]
 
@@ -26,7 +27,7 @@ def ask(spec: InstanceSpec, work: Callable[[Backend], Awaitable[T]], limits: Lim
     """The result of `work`, done in a session of its own. Must not be called from a running loop."""
 
     async def run() -> T:
-        async with aiohttp.ClientSession(auto_decompress=False) as session:
+        async with aiohttp.ClientSession(connector=connector(), auto_decompress=False) as session:
             return await work(backend_for(spec, session, limits or Limits()))
 
     return asyncio.run(run())

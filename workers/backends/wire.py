@@ -11,13 +11,17 @@ import asyncio
 import base64
 import ssl
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import httptools
 from yarl import URL
 
+from workers.http.outbound import resolve
+
 KEEP_S = 3.0  # servers close idle connections after 5 s: close first, so that none dies as it is used again
 BUFFERED = 256 << 10  # unread bytes before the server has to wait
+MOST_BODY_BYTES = 64 << 20  # of a whole answer; a streamed one is passed on as it comes
 MOST_HEAD_BYTES = 64 << 10  # of status line and headers, interim answers included
 
 
@@ -73,20 +77,34 @@ class Wire:
         return None
 
     async def _connect(self, connect_s: float) -> Connection:
-        loop = asyncio.get_running_loop()
         if self._url.scheme == "https" and self._tls is None:
             self._tls = ssl.create_default_context()
         host, port = self._url.host, self._url.port
         assert host is not None  # checked where addresses are read
         assert port is not None
+        name = host if self._tls else None
         try:
             async with asyncio.timeout(connect_s):
-                _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
+                return await self._reach(await resolve(host, port), port, name)
         except TimeoutError:
             raise
         except OSError as error:  # also of names, routes and certificates: for us nothing listens there
             raise ConnectionRefusedError(str(error)) from error
-        return connection
+
+    async def _reach(self, addresses: Sequence[tuple[int, str]], port: int, name: str | None) -> Connection:
+        """The first address that answers. `name`: of its certificate."""
+        loop = asyncio.get_running_loop()
+        failed: OSError | None = None
+        for family, address in addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self), address, port, family=family, ssl=self._tls, server_hostname=name
+                )
+            except OSError as error:
+                failed = error
+            else:
+                return connection
+        raise failed or ConnectionRefusedError("no address")
 
     def keep(self, connection: Connection) -> None:
         """The connection is free for another request."""
@@ -175,9 +193,13 @@ class Connection(asyncio.Protocol):
         return b""
 
     async def read(self) -> bytes:
-        """The whole body, or the rest of it."""
+        """The whole body, or the rest of it. Raises BadAnswer beyond MOST_BODY_BYTES."""
         parts = []
+        size = 0
         while part := await self.readany():
+            size += len(part)
+            if size > MOST_BODY_BYTES:
+                raise BadAnswer(f"an answer of more than {MOST_BODY_BYTES} bytes")
             parts.append(part)
         return b"".join(parts)
 

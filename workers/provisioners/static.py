@@ -14,6 +14,7 @@ from controller.core.errors import ConfigError
 from workers.actions.parallel_calls import Asker
 from workers.actions.sleep_client import SleepClient
 from workers.actions.weights_client import EngineAway
+from workers.http import outbound
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
 HEALTH_TIMEOUT_S = 1.0
@@ -82,7 +83,7 @@ class StaticProvisioner:
 def _look(id: str, endpoint: Endpoint) -> Observed:
     url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
-        status = requests.get(f"{url.rstrip('/')}{path}", timeout=HEALTH_TIMEOUT_S).status_code
+        status = outbound.get(f"{url.rstrip('/')}{path}", timeout=HEALTH_TIMEOUT_S).status_code
     except requests.RequestException as error:
         return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}{path}")
     if status != 200:
@@ -101,7 +102,7 @@ def _awake(endpoint: Endpoint) -> bool:
     is 200 in any state."""
     try:
         if endpoint.backend == "sglang":
-            ready = requests.get(f"{endpoint.url.rstrip('/')}/ready", timeout=HEALTH_TIMEOUT_S)
+            ready = outbound.get(f"{endpoint.url.rstrip('/')}/ready", timeout=HEALTH_TIMEOUT_S)
             return ready.status_code == 200
         said = SleepClient(endpoint.url).look()
     except (requests.RequestException, EngineAway):
@@ -112,7 +113,7 @@ def _awake(endpoint: Endpoint) -> bool:
 def _other_role(endpoint: Endpoint) -> str:
     """The error if the server runs in another role than it is registered with; "" if the roles agree."""
     try:
-        answer = requests.get(f"{endpoint.url.rstrip('/')}/server_info", timeout=INFO_TIMEOUT_S)
+        answer = outbound.get(f"{endpoint.url.rstrip('/')}/server_info", timeout=INFO_TIMEOUT_S)
         said: Any = answer.json()
         states = said.get("internal_states") or [{}]
         mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
@@ -129,7 +130,7 @@ def _other_kv_role(endpoint: Endpoint) -> str:
     the server does not report it because it runs without vLLM's development mode."""
     try:
         url = f"{endpoint.url.rstrip('/')}/server_info"
-        answer = requests.get(url, params={"config_format": "json"}, timeout=INFO_TIMEOUT_S)
+        answer = outbound.get(url, params={"config_format": "json"}, timeout=INFO_TIMEOUT_S)
         if answer.status_code == 404:
             return ""
         transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}

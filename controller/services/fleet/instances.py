@@ -12,10 +12,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
+from controller.core.addresses import url_problem
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
@@ -289,8 +291,8 @@ def _seqs(number: int | None) -> dict[str, Any]:
 
 
 def _check(row: Instance, new_spec: bool = True) -> None:
-    if row.url and not row.url.startswith(("http://", "https://")):
-        raise ValidationError({"url": "Must start with http:// or https://."})
+    if row.url and row.provisioner == "static" and (problem := url_problem(row.url, settings.ENGINE_NETWORKS)):
+        raise ValidationError({"url": problem})
     if row.provisioner == "static" and not row.url:
         raise ValidationError({"url": "Required for a static instance."})
     if row.seqs_unsaid and row.provisioner != "static":

@@ -113,7 +113,7 @@ def test_an_sglang_is_believed_when_it_was_away(row, look, monkeypatch, ready, a
         answer._content = b'{"disaggregation_mode": "null"}'
         return answer
 
-    monkeypatch.setattr(static.requests, "get", get)
+    monkeypatch.setattr(static.outbound, "get", get)
     Instance.objects.update(ready_at=timezone.now() if away else None)
     look()
     assert (asked, state()[0]) == (["/model_info", "/ready"], weights)
