@@ -10,7 +10,7 @@ from controller.wording.vocabulary import class_name
 
 Entry = Mapping[str, Any]
 ALL = ""  # all classes together
-FARTHEST = 4  # times the slowest request: as far as an SLO line may widen the axis
+FARTHEST = 2  # times the slowest request: as far as an SLO line may widen the axis
 LABEL_MAX = 20  # characters of a label under its bars; longer ones are rotated and leave no room for the bars
 
 
@@ -113,7 +113,7 @@ def distribution(entries: Sequence[Entry], what: str, name: str, title: str) -> 
         shares = [round(place * step, 4) for place in range(len(seconds))]
         traces.append(_line(entry["policy"], seconds, shares, place, "%{y:.0%} within %{x:.3g} s"))
     farthest = max((trace["x"][-1] for trace in traces if trace["x"]), default=0.0)
-    lines = [target_line(target, whose, farthest) for target, whose in sorted(targets.items())]
+    lines = target_lines(targets, farthest)
     # A line does not widen the axis by itself.
     right = max([farthest, *(line["x"] for line in lines if "x" in line)])
     return {
@@ -143,12 +143,21 @@ def targets_of(first: Mapping[str, Any], what: str, name: str) -> dict[float, st
     return {target: f" ({', '.join(classes)})" for target, classes in found.items()}
 
 
-def target_line(target: float, whose: str, farthest: float) -> dict[str, Any]:
-    """`farthest`: the slowest request. A target far beyond it would squeeze the curves, so only its words are shown."""
-    text = f"SLO {target:g} s{whose}"
-    if farthest and target > FARTHEST * farthest:
-        return {"beyond": True, "color": "bad", "text": f"{text}: beyond this chart"}
-    return {"x": target, "color": "bad", "text": text}
+def target_lines(targets: Mapping[float, str], farthest: float) -> list[dict[str, Any]]:
+    """`farthest`: the slowest request. Targets far beyond it would squeeze the curves, so one line of words names them.
+
+    `left`: the words stand to the left of the line, where the axis ends soon after it.
+    """
+    near = [target for target in sorted(targets) if not farthest or target <= FARTHEST * farthest]
+    right = max([farthest, *near])
+    lines: list[dict[str, Any]] = [
+        {"x": target, "left": target > right / 2, "color": "bad", "text": f"SLO {target:g} s{targets[target]}"}
+        for target in near
+    ]
+    beyond = [f"{target:g} s" for target in sorted(targets) if target not in near]
+    if beyond:
+        lines.append({"beyond": True, "color": "bad", "text": f"beyond this chart: SLO {', '.join(beyond)}"})
+    return lines
 
 
 def queue(entries: Sequence[Entry]) -> Spec:

@@ -31,7 +31,7 @@ function words(each, index) {
   }
   const place = each.x === undefined
     ? { xref: "paper", x: 1, xanchor: "left", xshift: 3, y: each.y, yanchor: index ? "top" : "bottom" }
-    : { yref: "paper", y: 0.03 + index * STEP, yanchor: "bottom", x: each.x, xanchor: "left", xshift: 3 };
+    : { yref: "paper", y: 0.03 + index * STEP, yanchor: "bottom", x: each.x, xanchor: each.left ? "right" : "left", xshift: each.left ? -3 : 3 };
   return { ...place, showarrow: false, text: each.text, font: { size: 11, color: token(each.color) }, bgcolor: token("surface"), borderpad: 1 };
 }
 

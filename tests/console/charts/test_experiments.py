@@ -39,13 +39,13 @@ def latencies(seconds: float, **targets: float) -> dict[str, object]:
 
 def test_a_target_beyond_the_slowest_request_is_inside_the_chart():
     layout = distribution([latencies(0.4, chat=0.7)], "ttft_s", ALL, "time to first token, s")["layout"]
-    assert layout["lines"] == [{"x": 0.7, "color": "bad", "text": "SLO 0.7 s"}]
+    assert layout["lines"] == [{"x": 0.7, "left": True, "color": "bad", "text": "SLO 0.7 s"}]
     assert layout["xaxis"]["range"][1] > 0.7
 
 
 def test_a_target_far_beyond_is_named_without_squeezing_the_curve():
     layout = distribution([latencies(0.4, chat=60.0)], "ttft_s", ALL, "time to first token, s")["layout"]
-    assert [each["text"] for each in layout["lines"]] == ["SLO 60 s: beyond this chart"]
+    assert [each["text"] for each in layout["lines"]] == ["beyond this chart: SLO 60 s"]
     assert layout["xaxis"]["range"][1] < 1
 
 
