@@ -74,14 +74,15 @@ def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)
         made = api_key_create(
             actor=actor, tenant=old.tenant, name=old.name, scopes=old.scopes, expires_at=old.expires_at
         )
+        told = {"tenant": old.tenant.name, "prefix": old.prefix, "successor": made.key.prefix}
         if grace <= timedelta(0):
             api_key_revoke(actor=actor, key_id=key_id)
         else:
             old.expires_at = min(now + grace, old.expires_at or now + grace)
             old.save(update_fields=["expires_at"])
-            ends = {"tenant": old.tenant.name, "prefix": old.prefix, "expires_at": old.expires_at.isoformat()}
-            change.audit(actor, "api_key", "rotated", old, {**ends, "successor": made.key.prefix})
+            told["expires_at"] = old.expires_at.isoformat()
             config_version_raise()
+        change.audit(actor, "api_key", "rotated", old, told)
     return made
 
 

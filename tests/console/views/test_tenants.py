@@ -114,6 +114,7 @@ def test_rotating_makes_a_successor_and_ends_the_old_key(admin):
     new.key.refresh_from_db()
     assert at_once.status_code == 201
     assert new.key.revoked_at is not None
+    assert Decision.objects.filter(kind="api_key_rotated").count() == 2, "also where the old key ends at once"
 
 
 def test_a_dead_key_has_no_successor(admin):
