@@ -80,7 +80,7 @@ def test_marks_of_a_load_far_above_the_axis_are_in_the_picture(drawn, width):
     assert all(seen), seen
     said = page.evaluate("""() => document.querySelector(".plot").data
       .filter((trace) => trace.mode === "markers").flatMap((trace) => trace.customdata)""")
-    assert any("23.9" in each for each in said), "its true load, on hover"
+    assert any("2390 %" in each for each in said), "its true load, on hover"
 
 
 def test_what_a_mark_says_on_hover_is_its_true_load(drawn):

@@ -51,7 +51,7 @@ def test_an_hour_costs_what_is_provisioned_now_and_each_attained_its_part_of_the
     within(30, agrees)  # one may be started or stopped by the scaler just now
     before = attained()
     page.reload()
-    words = r"last hour: ([\d,.]+), ([\d,.]+) per attained request"
+    words = r"last hour: ([\d,.]+) units, ([\d,.]+) units per attained request"
     spent, each = (number(text) for text in re.fullmatch(words, hour.inner_text()).groups())
     assert before * 0.97 <= spent / each <= attained() * 1.03, "one window; figures are rounded"
     with page.expect_response("**/overview/history/", timeout=25_000) as told:
