@@ -32,6 +32,7 @@ try:
     ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS))
 except ConfigError as _error:
     raise ImproperlyConfigured(f"ENGINE_NETWORKS: {_error}") from None
+MEDIA_HOSTS = _env.names("MEDIA_HOSTS")  # of images, video and sound that a request may name by an https:// URL
 GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
 GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))

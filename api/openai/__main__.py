@@ -19,6 +19,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import GatewayOptions
+from api.openai.protocol.schemas import allow_media
 from api.openai.server import GatewayServer
 from api.openai.service import GatewayService, Store
 from controller.core.errors import ConfigError
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         return _refused(error)
     django.setup()
+    allow_media(settings.MEDIA_HOSTS)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

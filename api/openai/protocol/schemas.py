@@ -1,14 +1,15 @@
 """Bodies of /v1/completions and /v1/chat/completions: checked here, in full, before anything is queued.
 
-Fields that the gateway uses are validated; those only the engine uses pass through. Our own fields are stripped (SLO
-fields, `request_id`, `metadata.workflow_id`, `metadata.stage`), and so are those with which engines transfer KV. A
-request has one choice and one prompt: with `n` above 1 there would be no single time per output token.
+Fields that the gateway uses are validated; those only the engine uses pass through if they are listed (`PASSED_ON`).
+All others are stripped: our own, those with which engines transfer KV, and what nobody has thought of. A request has
+one choice and one prompt: with `n` above 1 there would be no single time per output token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -27,6 +28,26 @@ BETWEEN_ENGINES = (
     "bootstrap_room",
     "rid",
 )
+# What an engine gets of a body, besides the model and what the gateway adds. Engines take more: code to run
+# (`custom_logit_processor`), folders to load (`lora_path`), templates, tensors, and fields of their next release.
+PASSED_ON = frozenset((
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options", "n",
+    "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "length_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
+    "logit_bias", "allowed_token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix",
+    "use_beam_search", "early_stopping", "skip_special_tokens", "spaces_between_special_tokens",
+    "truncate_prompt_tokens", "add_special_tokens", "add_generation_prompt", "continue_final_message",
+    "chat_template_kwargs", "documents", "reasoning_effort", "include_reasoning", "separate_reasoning",
+    "thinking_token_budget", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag", "json_schema", "regex", "ebnf",
+    "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids", "watermarking",
+    "repetition_detection", "no_stop_trim", "modalities", "metadata", "user", "store", "service_tier", "verbosity",
+    "vllm_xargs",
+))  # fmt: skip
+PART_TYPES = frozenset((
+    "text", "input_text", "output_text", "refusal", "thinking", "image_url", "video_url", "audio_url", "input_audio",
+))  # fmt: skip
 TEXT_MARGIN = 1.25  # text is estimated: only what is clearly too long is refused here, the rest by the engine
 _NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -87,8 +108,9 @@ def parse_body(
     countable = 0 < chars <= HIGHEST * model.context_tokens  # a text that is far too long is not counted
     counted = count(model, texts, special=special) if countable else None
     text = PromptText(chars, counted, messages)
-    for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
-        body.pop(field, None)
+    for field in body.keys() - PASSED_ON:
+        del body[field]
+    _extras(body)
     body["model"] = model.name
     head = dump(body)[:-1]
     parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage)
@@ -217,6 +239,18 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str]:
     return found[0], found[1]
 
 
+def _extras(body: dict[str, Any]) -> None:
+    """vLLM hands these on unread, to KV connectors too, where a value of another shape ends its engine."""
+    extras = body.get("vllm_xargs")
+    if extras is None:
+        return
+    if not isinstance(extras, dict):
+        raise wrong("vllm_xargs", "must be an object")
+    for name, value in extras.items():
+        if name in BETWEEN_ENGINES or not isinstance(value, bool | int | float | str):
+            raise wrong("vllm_xargs", f"{name[:100]!r} must be a string or a number, and none of the engines' own")
+
+
 def _prompt(body: Mapping[str, Any]) -> tuple[int, list[str]]:
     """(tokens, texts) of a completion's prompt: text, token ids, or a list holding one of either."""
     prompt = body.get("prompt")
@@ -263,11 +297,44 @@ def _content(content: Any, where: str) -> list[str]:
     for part in content:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise wrong(where, "each part must be an object with a type")
+        _media(part, where)
         text = part.get("text", "")
         if not isinstance(text, str):
             raise wrong(where, "the text of a part must be a string")
         texts.append(text)
     return texts
+
+
+def _media(part: Mapping[str, Any], where: str) -> None:
+    """The engine fetches what a part links to, from within our network: data in the request, or a listed host."""
+    if part["type"] not in PART_TYPES:
+        raise wrong(where, f"a part's type must be one of: {', '.join(sorted(PART_TYPES))}")
+    for name in part:
+        if name.endswith("_url"):
+            link = part[name]
+            url = link.get("url") if isinstance(link, dict) else link
+            if not isinstance(url, str) or not _may_fetch(url):
+                raise wrong(where, f"{name} must be a data: URL, or one of a host that this deployment allows")
+
+
+def _may_fetch(url: str) -> bool:
+    if url[:5].lower() == "data:":
+        return True
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    plain = "@" not in parts.netloc and "\\" not in url and not any(ord(letter) <= 32 for letter in url)
+    return plain and parts.scheme == "https" and parts.hostname in _media_hosts
+
+
+_media_hosts: frozenset[str] = frozenset()
+
+
+def allow_media(hosts: Iterable[str]) -> None:
+    """Set the hosts of which a request may name images, video and sound; called once, at the start."""
+    global _media_hosts  # noqa: PLW0603
+    _media_hosts = frozenset(host.lower() for host in hosts)
 
 
 def _fits(parsed: Parsed, field: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from api.openai.protocol import schemas
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.schemas import parse_request
 from controller.core.snapshot import ModelConfig
@@ -136,6 +137,62 @@ def test_what_engines_tell_one_another_is_not_taken_from_clients() -> None:
     offers = {"kv_transfer_params": {"remote_host": "x"}, "ec_transfer_params": {}, "rid": "r"}
     bootstrap = {"bootstrap_host": "x", "bootstrap_port": 1, "bootstrap_room": 2}
     assert upstream(parse({**TEXT, **offers, **bootstrap, "top_k": 3})) == {**upstream(parse(TEXT)), "top_k": 3}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "custom_logit_processor", "lora_path", "logits_processors", "prompt_embeds", "chat_template", "cache_salt",
+        "session_params", "data_parallel_rank", "extra_key", "mm_processor_kwargs", "a_field_of_the_next_release",
+    ],
+)  # fmt: skip
+def test_only_listed_fields_reach_an_engine(field: str) -> None:
+    assert upstream(parse({**TEXT, field: "x"})) == upstream(parse(TEXT))
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"kv_transfer_params": "x"}, {"kv_transfer_params": {"remote_host": "x"}}, {"ec_transfer_params": 1},
+        {"a": {"kv_transfer_params": {}}}, {"a": [{}]}, "x", [1],
+    ],
+)  # fmt: skip
+def test_nothing_of_engines_is_taken_within_extras(extras: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse({**TEXT, "vllm_xargs": extras})
+    assert (caught.value.status, caught.value.param) == (400, "vllm_xargs")
+
+
+def part(url: object, name: str = "image_url") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": name, name: url}]}]}
+
+
+@pytest.mark.parametrize("name", ["image_url", "video_url", "audio_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest", "https://10.0.0.1/x", "file:///etc/passwd", "https://pictures.example.org/x",
+        "https://media.example.org@10.0.0.1/", "https://media.example.org\\@10.0.0.1/", "http://media.example.org/x",
+        " https://media.example.org/x", None, 5,
+    ],
+)  # fmt: skip
+def test_engines_fetch_nothing_for_a_client(name: str, url: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_media_hosts", frozenset({"media.example.org"}))
+    for link in (url, {"url": url}):
+        with pytest.raises(ApiError) as caught:
+            parse({"model": "demo", **part(link, name)}, chat=True)
+        assert (caught.value.status, caught.value.param) == (400, "messages[0].content")
+
+
+def test_data_and_listed_hosts_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_media_hosts", frozenset({"media.example.org"}))
+    for url in ("data:image/png;base64,AAAA", "https://media.example.org/x.png"):
+        parse({"model": "demo", **part({"url": url})}, chat=True)
+
+
+def test_a_part_of_another_type_is_refused() -> None:
+    with pytest.raises(ApiError):
+        parse({"model": "demo", "messages": [{"role": "user", "content": [{"type": "image_embeds"}]}]}, chat=True)
 
 
 def test_token_ids_are_counted_and_text_is_measured() -> None:
