@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.reproduce.__main__ import STORE, stored
 from benchmarks.reproduce.kairos.fitting import DECODE, TTFT, decoders, table_of_decoders, tails
 from benchmarks.reproduce.kairos.gains import (
     GAINS,
@@ -97,6 +98,15 @@ def test_the_constants_in_use_stand_beside_the_candidates(monkeypatch):
     constants = [LONGEST, OUTPUT_MEAN, OUTPUT_POWER, round(1000 * PER_SEQUENCE_S, 2), TESTBED.kv_tokens]
     assert used[1:6] == constants
     assert [row[0] for row in table.rows] == [*map(str, range(1, 9)), "in use", "paper"]
+
+
+def test_no_stored_candidate_is_nearer_to_distserve_than_the_constants_in_use():
+    tables = [table for section in stored(STORE) for table in section.tables]
+    rows = next(table for table in tables if table.title.startswith("Decode fitted to DistServe's points")).rows
+    errors = {row[0]: row[-1] for row in rows}
+    used = next(row for row in rows if row[0] == "in use")
+    assert used[1:6] == [LONGEST, OUTPUT_MEAN, OUTPUT_POWER, round(1000 * PER_SEQUENCE_S, 2), TESTBED.kv_tokens]
+    assert errors["in use"] <= errors["1"]
 
 
 def test_prompts_are_fitted_to_distserves_ttft():
