@@ -164,6 +164,10 @@ def test_figure_4_judges_cost_by_the_load_where_it_is_most():
     text += "(factor; the paper: slightly higher)"
     assert (made[text].theirs, made[text].ours, made[text].reached) == (1.10, 1.37, False)
     text = "slackline, P/D: attainment less that of engine priority by class, lowest of all loads "
+    missed = made["slackline: P/D attainment over round robin (factor)"]
+    assert missed.reason.endswith(
+        "There it attains 0.800 in 1.0 s in the mean, engine priority by class 0.800 in 1.0 s"
+    )
     today = made[text + "(points; not in the paper)"]
     assert (today.ours, today.reached, today.verdict) == (0.0, True, "set, stronger")
 
