@@ -23,7 +23,8 @@ writes the pages from the stored results and runs nothing.
 
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
-(`benchmarks/reproduce/kairos/stages.py`), because its decode step takes as long as its longest sequence needs.
+(`benchmarks/reproduce/kairos/stages.py`), one prefill and one decode engine without a gateway; *Combined* simulates its
+setting whole, with `decode_by: longest`.
 
 Each figure of a paper makes one or more claims. Verdicts of four kinds are counted apart:
 

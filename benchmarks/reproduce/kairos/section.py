@@ -193,8 +193,8 @@ shown as the strongest other order.
 The paper's largest gains are at QPS 3.0 (Figure 6: 2.0), which is {over:.2f} ({under:.2f}) times the load at
 which its DistServe holds 90 % of TTFTs. Claims are judged at that multiple of our DistServe's own 90 %
 TTFT point; the same QPS and the largest gain at any load are shown beside it. This paper runs in an
-event loop of its own around the engine schedulers that serve, since its decode step takes as long as
-its longest sequence needs.
+event loop of its own around the engine schedulers that serve, without a gateway; *Combined* simulates
+the setting whole.
 """
 
 

@@ -1,9 +1,8 @@
 """Kairos' testbed on virtual time: one prefill and one decode engine, each a tensor-parallel group of four GPUs.
 
 The engines are `EngineScheduler`s with the batching policies that serve. KV is transferred as in disaggregated serving
-(blocks are reserved before, and kept until it has arrived). Only the cost of a decode step is the testbed's own: in the
-paper the longest sequence of a batch sets its pace (sec. 2.2), which the fitted latency model of the simulator, a sum
-over sequences, cannot express. Both are available.
+(blocks are reserved before, and kept until it has arrived). A decode step costs what its longest sequence costs (the
+paper, sec. 2.2) or the sum over all, as `decode_by` of the simulator; there is no gateway here, as in the paper.
 """
 
 from __future__ import annotations
