@@ -42,6 +42,7 @@ class InFlightRequest:
         "charged_tokens",
         "chat",
         "decisions",
+        "error",
         "head",
         "instance",
         "keep_usage",
@@ -111,6 +112,7 @@ class InFlightRequest:
         self.usage: Usage | None = None
         self.assumes_first_token: asyncio.TimerHandle | None = None  # not streamed: when it is expected
         self.decisions: list[dict[str, Any]] | None = None
+        self.error: EngineError | None = None  # of its last failed call, until the scheduler says what follows
 
     def upstream_call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS

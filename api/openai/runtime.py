@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from api.openai.in_flight import InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, migrator_reason, reason_of
@@ -36,6 +36,8 @@ from controller.wording.refusals import ended, refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
+
+AtFault = Literal["engine", "instance", "request", "answer"]
 
 PROGRESS_S = 0.05  # how long token counts may wait for another event to go with
 
@@ -87,6 +89,9 @@ class Runtime:
             ev.Send: self._send,
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
+            ev.Retry: self._retry,
+            ev.Fail: self._failed,
+            ev.AnswerThere: self._answer_there,
             ev.Unscheduled: self._unscheduled,
             ev.Place: self._place,
             ev.Abort: self._abort,
@@ -109,16 +114,16 @@ class Runtime:
             self.push(ev.Cancelled(in_flight.request.id))
 
     def instance_down(self, instance_id: str, why: str) -> None:
-        """Fail what it was serving. The scheduler deals with the KV that it kept."""
+        """Report that its calls failed. The scheduler deals with the KV that it kept."""
         self.push(ev.InstanceDown(instance_id))
         error = EngineError(f"instance {instance_id} is down: {why}")
         for in_flight in [each for each in self.requests.values() if each.instance == instance_id]:
             if in_flight.task is not None:
                 in_flight.stop_answer()
-                self.lost(in_flight, error)
-            elif in_flight.prefill is not None and in_flight.offer is None and not in_flight.prefill_instance:
+                self.lost(in_flight, error, down=True)
+            elif in_flight.prefill is not None:
                 in_flight.stop_prefill()
-                self.lost(in_flight, error)
+                self._prefill_lost(in_flight, instance_id, error, down=True)
 
     def serving(self, instance_id: str) -> int:
         """How many requests would fail or start over without it, with those whose KV it keeps for another instance."""
@@ -163,26 +168,31 @@ class Runtime:
         self.push(ev.Finished(in_flight.request.id, in_flight.output_tokens))
         self._end(in_flight, Cause.ANSWERED)
 
-    def lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
-        """Its engine failed. Before the first token it is retried, after it the stream ends with an error event."""
+    def lost(self, in_flight: InFlightRequest, error: EngineError, *, down: bool = False) -> None:
+        """The call for its answer failed. `down`: because its instance is down."""
         in_flight.task = None
         in_flight.stop_answer()
-        if error.unreachable:
-            self._suspect(in_flight.instance)
+        at_fault: AtFault = "instance" if down else "request" if error.client_fault else "engine"
         if isinstance(error, UnreadableAnswer):
-            self.push(ev.Failed(in_flight.request.id, False, str(error)))
-            self._refuse(in_flight, Cause.ENGINE_FAILED, str(error))
+            at_fault = "answer"
         elif in_flight.prefill_instance and in_flight.state is State.SENT:
-            self._decode_lost(in_flight, error)
-        elif in_flight.state is State.ANSWERING:
-            self.push(ev.Failed(in_flight.request.id, False, str(error)))
-            self._refuse(in_flight, Cause.ENGINE_FAILED)
-        elif error.client_fault:
-            self._rejected(in_flight, error)
-        else:
-            log.warning("request %s failed on %s: %s", in_flight.request.id, in_flight.instance, error)
-            in_flight.restart()
-            self.push(ev.Failed(in_flight.request.id, True, str(error)))
+            reason = reason_of(error)
+            log.warning("decode of %s on %s: %s (%s)", in_flight.request.id, in_flight.instance, error, reason)
+            self.transfers.failed(in_flight, reason, error, self.clock())
+            if in_flight.paired:
+                in_flight.stop_prefill()
+            elif at_fault == "request" and not asks_wrong(error):
+                at_fault = "engine"
+        self._report(in_flight, in_flight.instance, error, at_fault)
+
+    def _report(self, in_flight: InFlightRequest, instance_id: str, error: EngineError, at_fault: AtFault) -> None:
+        """The scheduler decides what follows from a failed call."""
+        log.warning("request %s failed on %s: %s", in_flight.request.id, instance_id, error)
+        if error.unreachable:
+            self._suspect(instance_id)
+        in_flight.error = error
+        reason = migrator_reason(error)
+        self.push(ev.EngineFailed(in_flight.request.id, instance_id, str(error), reason, at_fault))
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +248,7 @@ class Runtime:
         in_flight.sent_at = self.clock()
         in_flight.sends += 1
         if backend is None:
-            self.push(ev.Failed(in_flight.request.id, True, f"no instance {action.instance_id}"))
+            self.push(ev.EngineFailed(in_flight.request.id, action.instance_id, f"no instance {action.instance_id}"))
             return
         in_flight.state = State.SENT
         call = in_flight.upstream_call(action.rank)
@@ -322,9 +332,19 @@ class Runtime:
         if in_flight.task is not None:
             in_flight.stop_answer()
             self.transfers.undone(in_flight, action.reason or "undone", self.clock())
-        if action.reason == "prefill_failed":  # neither stage is left
-            in_flight.instance = in_flight.prefill_instance
+
+    def _retry(self, action: ev.Retry) -> None:
+        if in_flight := self.requests.get(action.request.id):
+            in_flight.stop_prefill()
+            self._stop_decode(in_flight)
             in_flight.restart()
+
+    def _stop_decode(self, in_flight: InFlightRequest) -> None:
+        """What is left of it is its prefill instance, if it had two stages."""
+        in_flight.stop_answer()
+        if in_flight.prefill_instance:
+            self.transfers.undone(in_flight, "prefill_failed", self.clock())
+            in_flight.instance, in_flight.prefill_instance = in_flight.prefill_instance, ""
 
     def _prefill_again(self, action: ev.PrefillAgain) -> None:
         if in_flight := self.requests.get(action.request.id):
@@ -360,7 +380,10 @@ class Runtime:
             return
         in_flight.prefill = None
         if prefilled.done:
-            self._answer_whole(in_flight, backend, call)
+            if in_flight.task is not None:
+                in_flight.stop_answer()
+                self.transfers.undone(in_flight, "undone", self.clock())
+            self.push(ev.AnsweredWhole(in_flight.request.id, source))
             return
         in_flight.offer = prefilled.offer
         self._prefilled(in_flight, source)
@@ -380,14 +403,15 @@ class Runtime:
         figures: dict[str, Figure] = {"instance": source, "tokens": request.prompt_tokens}
         self.note(in_flight, Decision("prefill", "prefilled", request.id, now, figures))
 
-    def _answer_whole(self, in_flight: InFlightRequest, backend: Backend, call: UpstreamCall) -> None:
-        """Nothing is left to decode. The one token is computed again, which is cheap, in the client's format."""
-        if in_flight.task is not None:
-            in_flight.stop_answer()
-            self.transfers.undone(in_flight, "undone", self.clock())
-        in_flight.instance, in_flight.prefill_instance = backend.spec.id, ""
-        in_flight.call = in_flight.offer = None
-        self.push(ev.AnsweredWhole(in_flight.request.id, backend.spec.id))
+    def _answer_there(self, action: ev.AnswerThere) -> None:
+        in_flight, backend = self.requests.get(action.request.id), self._backends.get(action.instance_id)
+        if in_flight is None or in_flight.call is None:
+            return
+        in_flight.instance, in_flight.prefill_instance = action.instance_id, ""
+        call, in_flight.call, in_flight.offer = in_flight.call, None, None
+        if backend is None:
+            self.push(ev.EngineFailed(in_flight.request.id, action.instance_id, f"no instance {action.instance_id}"))
+            return
         in_flight.task = self.spawn(relay(in_flight, backend, call, self))
 
     async def _both(self, in_flight: InFlightRequest, call: UpstreamCall, place: ev.Place, leg: DecodeLeg) -> None:
@@ -406,48 +430,31 @@ class Runtime:
         in_flight.prefill = self.spawn(self._prefill(in_flight, prefiller, there))
         await relay(in_flight, decoder, replace(there, rank=place.rank), leg)
 
-    def _prefill_lost(self, in_flight: InFlightRequest, source: str, error: EngineError) -> None:
-        """The prefill failed. If its decode stage has begun, the scheduler decides what follows."""
-        needed = in_flight.state is State.SENT and in_flight.moved is None  # else the decode engine has all KV
+    def _prefill_lost(self, in_flight: InFlightRequest, source: str, error: EngineError, *, down: bool = False) -> None:
+        """The call for its prefill failed, which its decode engine may not need any more."""
         if in_flight.state is State.ENDED:
             return
-        if in_flight.task is None or (needed and error.client_fault):
-            in_flight.stop_answer()
-            self.transfers.undone(in_flight, "prefill_failed", self.clock())
-            in_flight.instance, in_flight.prefill_instance = source, ""
-            self.lost(in_flight, error)
-            return
-        if not needed:
+        if in_flight.state is State.ANSWERING or in_flight.moved is not None:  # the decode engine has all KV
             if self.transfers.under_way(in_flight):  # a stream, before its first token
                 self.transfers.landed(in_flight, in_flight.moved, self.clock())
                 self.push(ev.TransferDone(in_flight.request.id, in_flight.instance, in_flight.moved, released=True))
             self._prefilled(in_flight, source)
         in_flight.offer = None
-        self.push(ev.PrefillFailed(in_flight.request.id, source, str(error)))
-        if error.unreachable:
-            self._suspect(source)
-
-    def _decode_lost(self, in_flight: InFlightRequest, error: EngineError) -> None:
-        """The decode engine failed before its first byte reached the client."""
-        reason = reason_of(error)
-        request, target = in_flight.request, in_flight.instance
-        log.warning("decode of %s on %s: %s (%s)", request.id, target, error, reason)
-        self.transfers.failed(in_flight, reason, error, self.clock())
-        if in_flight.paired:
-            in_flight.stop_prefill()
-        if error.client_fault if in_flight.paired else asks_wrong(error):
-            in_flight.instance, in_flight.prefill_instance = in_flight.prefill_instance, ""
-            self._rejected(in_flight, error)
-        else:
-            self.push(ev.TransferFailed(request.id, target, migrator_reason(error)))
+        self._report(in_flight, source, error, "instance" if down else "request" if error.client_fault else "engine")
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 
-    def _rejected(self, in_flight: InFlightRequest, error: EngineError) -> None:
-        """The request itself is at fault: no engine would take it."""
-        self.push(ev.Cancelled(in_flight.request.id))
-        self._end(in_flight, Cause.REJECTED, status=error.status)
-        self.spawn(end_with_error(in_flight, engine_refusal(error.status, error.body), started=False))
+    def _failed(self, action: ev.Fail) -> None:
+        in_flight = self.requests.get(action.request.id)
+        if in_flight is None:
+            return
+        cause, error = cause_of(action), in_flight.error
+        if cause is Cause.REJECTED and error is not None:
+            self._stop_decode(in_flight)  # its record names the instance that prefilled it
+            self._end(in_flight, cause, status=error.status)
+            self.spawn(end_with_error(in_flight, engine_refusal(error.status, error.body), started=False))
+        else:
+            self._refuse(in_flight, cause, str(error) if isinstance(error, UnreadableAnswer) else "")
 
     def _refuse(self, in_flight: InFlightRequest, cause: Cause, message: str = "") -> None:
         self._end_with_error(in_flight, cause, ApiError(ENDS[cause].code, message or ended(cause)))

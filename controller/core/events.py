@@ -59,8 +59,26 @@ class Finished(NamedTuple):
     output_tokens: int
 
 
+class EngineFailed(NamedTuple):
+    """A call of the request to this engine failed. The scheduler knows which stage it served and how far the request
+    had got, and answers with Retry or Fail, or has another decode instance chosen.
+
+    `reason`: of a failed KV transfer, for instance `no_room`. `at_fault`: the engine (another attempt may help), its
+    whole instance (which is down), the request (no engine would take it), or the answer (another would be as bad).
+    """
+
+    request_id: str
+    instance_id: str
+    error: str = ""
+    reason: str = "transfer_failed"
+    at_fault: Literal["engine", "instance", "request", "answer"] = "engine"
+
+
 class Failed(NamedTuple):
-    """The engine failed this request. Before the first token it is queued again, and this instance is avoided once."""
+    """An attempt of the request is over; the scheduler makes this event for the dispatcher and the migrator.
+
+    Before the first token it is queued again, and its instance is avoided once.
+    """
 
     request_id: str
     before_first_token: bool
@@ -100,20 +118,8 @@ class PrefillDone(NamedTuple):
     kv_tokens: int
 
 
-class PrefillFailed(NamedTuple):
-    """The prefill instance failed the request while a decode instance already works on it.
-
-    What follows depends on whether its KV has arrived. If no decode instance was chosen yet, or the request is prefill
-    only, drivers report `Failed` instead.
-    """
-
-    request_id: str
-    instance_id: str
-    error: str = ""
-
-
 class AnsweredWhole(NamedTuple):
-    """The first token was also the last: the prefill instance answers alone and no decode stage follows."""
+    """The first token was also the last, so no decode stage follows. The scheduler answers with AnswerThere."""
 
     request_id: str
     instance_id: str
@@ -213,7 +219,7 @@ class InstanceDraining(NamedTuple):
 
 
 class InstanceDown(NamedTuple):
-    """The instance is gone. The driver also reports Failed for each request that it was serving."""
+    """The instance is gone. The driver also reports EngineFailed for each call that it was serving."""
 
     instance_id: str
 
@@ -277,11 +283,11 @@ Event = (
     | FirstToken
     | Progress
     | Finished
+    | EngineFailed
     | Failed
     | PrefillSent
     | PrefillEnding
     | PrefillDone
-    | PrefillFailed
     | AnsweredWhole
     | TransferStarted
     | TransferMoves
@@ -338,6 +344,29 @@ class Drop(NamedTuple):
 
     request: Request
     decision: Decision
+
+
+class Retry(NamedTuple):
+    """An engine failed the request before its client had a token: it is queued again. Nothing of it runs any more."""
+
+    request: Request
+
+
+class Fail(NamedTuple):
+    """An engine failed the request, and it ends: its client has a token, or another attempt would not help.
+
+    `rejected`: the engine refuses the request itself, so its client gets the engine's error.
+    """
+
+    request: Request
+    rejected: bool = False
+
+
+class AnswerThere(NamedTuple):
+    """The prefill instance sends the whole answer. The one token is computed again in the client's format."""
+
+    request: Request
+    instance_id: str
 
 
 class Unscheduled(NamedTuple):
@@ -407,7 +436,21 @@ class GiveUp(NamedTuple):
     prefilled: bool = False
 
 
-Action = Send | Refuse | Drop | Unscheduled | Abort | Place | FreeKv | LeftToLease | PrefillAgain | GiveUp
+Action = (
+    Send
+    | Refuse
+    | Drop
+    | Retry
+    | Fail
+    | AnswerThere
+    | Unscheduled
+    | Abort
+    | Place
+    | FreeKv
+    | LeftToLease
+    | PrefillAgain
+    | GiveUp
+)
 
 
 class Reply(NamedTuple):

@@ -100,7 +100,7 @@ STEPS: tuple[Transition, ...] = (
     # back: another decode instance, another prefill, or the queue
     *(Transition(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
     *(Transition(state, On.PREFILL_AGAIN, State.QUEUED) for state in TWO_STAGES),
-    *(Transition(state, On.FAILED, State.QUEUED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    *(Transition(state, On.FAILED, State.QUEUED) for state in (State.SENT, *TWO_STAGES)),
     # the other ends
     *(Transition(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
     *(Transition(state, On.GIVE_UP, State.ENDED) for state in TWO_STAGES),
@@ -122,8 +122,8 @@ class Cause(StrEnum):
     UNSCHEDULED = "unscheduled"  # Unscheduled
     NOT_DECODED = "not decoded"  # GiveUp: no decode instance could take it
     KV_LOST = "KV lost"  # GiveUp: prefilled too often
-    ENGINE_FAILED = "engine failed"  # after a token, or in a way that another attempt would not mend
-    REJECTED = "rejected by the engine"  # the request itself is at fault
+    ENGINE_FAILED = "engine failed"  # Fail: after a token, or in a way that another attempt would not mend
+    REJECTED = "rejected by the engine"  # Fail: the request itself is at fault
     HUNG_UP = "client hung up"
     SHUTDOWN = "gateway stopped"
     CUT_OFF = "simulation stopped"
@@ -160,7 +160,7 @@ def outcome(cause: Cause, *, sent: bool, answering: bool) -> Outcome:
     return end.answering if answering else end.sent if sent else end.never_sent
 
 
-def cause_of(action: ev.Refuse | ev.Drop | ev.Unscheduled | ev.GiveUp) -> Cause:
+def cause_of(action: ev.Refuse | ev.Drop | ev.Unscheduled | ev.GiveUp | ev.Fail) -> Cause:
     """The cause that an action of the scheduler stands for when it ends a request."""
     if isinstance(action, ev.Refuse):
         return Cause.REFUSED
@@ -168,6 +168,8 @@ def cause_of(action: ev.Refuse | ev.Drop | ev.Unscheduled | ev.GiveUp) -> Cause:
         return Cause.CANCELLED if action.decision.kind == "cancel" else Cause.EXPIRED
     if isinstance(action, ev.GiveUp):
         return Cause.KV_LOST if action.prefilled else Cause.NOT_DECODED
+    if isinstance(action, ev.Fail):
+        return Cause.REJECTED if action.rejected else Cause.ENGINE_FAILED
     return Cause.UNSCHEDULED
 
 
@@ -178,15 +180,17 @@ def after(state: State, on: str) -> State | None:
 
 class OpenRequest:
     """A request that has not ended. `source`: the instance that serves or prefills it, `target`: the one that decodes
-    it, "" for none. `landed`: the target confirmed that it has the KV. `paired`: both stages begin together."""
+    it, "" for none. `answering`: its client has a token, so there is no second attempt. `landed`: the target confirmed
+    that it has the KV. `paired`: both stages begin together."""
 
-    __slots__ = ("landed", "paired", "request", "source", "state", "target")
+    __slots__ = ("answering", "landed", "paired", "request", "source", "state", "target")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.state = State.QUEUED
         self.source = ""
         self.target = ""
+        self.answering = False
         self.landed = False
         self.paired = False
 

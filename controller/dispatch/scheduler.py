@@ -32,7 +32,7 @@ SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
 AFTER_FAILURE_S = 0.1  # next try of a policy that raised
 
 INSTANCE_EVENTS = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
-STAGE_ENDS = frozenset({ev.PrefillFailed, ev.TransferFailed, ev.AnsweredWhole})
+STAGE_ENDS = frozenset({ev.EngineFailed, ev.TransferFailed, ev.AnsweredWhole})
 
 Defect = Callable[[str, Sequence[ev.Event], Exception], None]
 
@@ -50,6 +50,10 @@ class SortedEvents:
         self.for_migrator: list[ev.Event] = []
         self.actions: list[ev.Action] = []
         self.prefill_again: list[ev.PrefillAgain] = []
+
+    def both(self, event: ev.Event) -> None:
+        self.for_dispatcher.append(event)
+        self.for_migrator.append(event)
 
 
 class Scheduler:
@@ -78,7 +82,6 @@ class Scheduler:
             ev.Cancelled: self._ended,
             ev.Finished: self._ended,
             ev.FirstToken: self._first_token,
-            ev.Failed: self._failed,
             ev.PrefillEnding: self._prefill_ending,
             ev.PrefillDone: self._prefill_done,
             ev.TransferStarted: self._transfer_started,
@@ -177,14 +180,12 @@ class Scheduler:
 
     def _stage_ended(self, event: ev.Event, batch: SortedEvents, now: float) -> None:
         """What the end of one stage means depends on the state of the other."""
-        if isinstance(event, ev.PrefillFailed):
-            self._prefill_failed(event, batch)
+        if isinstance(event, ev.EngineFailed):
+            self._engine_failed(event, batch, now)
         elif isinstance(event, ev.TransferFailed):
             self._transfer_failed(event, batch, now)
         elif isinstance(event, ev.AnsweredWhole):
-            # The migrator drops the request and aborts a decode stage that waits for its KV.
-            self._follow(event.request_id, On.ANSWERED_WHOLE)
-            batch.for_migrator.append(ev.Cancelled(event.request_id))
+            self._answered_whole(event, batch)
 
     def _arrived(self, event: ev.Arrived) -> ev.Event:
         self._open[event.request.id] = OpenRequest(event.request)
@@ -196,15 +197,9 @@ class Scheduler:
 
     def _first_token(self, event: ev.FirstToken) -> ev.Event:
         found = self._open.get(event.request_id)
-        if found is not None:
+        if found is not None and not event.assumed:
+            found.answering = True
             found.follow(On.FIRST_TOKEN)
-        return event
-
-    def _failed(self, event: ev.Failed) -> ev.Event:
-        if not event.before_first_token:
-            self._open.pop(event.request_id, None)
-        elif self.dispatcher.holds(event.request_id):  # otherwise the event is stale: its attempt has ended
-            self._follow(event.request_id, On.FAILED)
         return event
 
     def _prefill_ending(self, event: ev.PrefillEnding) -> ev.Event | None:
@@ -217,19 +212,46 @@ class Scheduler:
         self._follow(event.request.id, On.PREFILL_DONE)
         return event
 
-    def _prefill_failed(self, event: ev.PrefillFailed, batch: SortedEvents) -> None:
-        """A decode stage that has all of its KV goes on without its prefill instance; otherwise the request failed."""
-        name = event.request_id
-        found = self._open.get(name)
-        means: ev.Event
-        if found is not None and found.landed:
-            means = self._prefill_done(ev.PrefillDone(found.request, event.instance_id, found.request.prompt_tokens))
-        else:
-            if found is not None and found.target:
-                batch.actions.append(ev.Abort(name, found.target, "prefill_failed"))
-            means = self._failed(ev.Failed(name, True, event.error))
-        batch.for_dispatcher.append(means)
-        batch.for_migrator.append(means)
+    def _engine_failed(self, event: ev.EngineFailed, batch: SortedEvents, now: float) -> None:
+        """What a failed call means depends on the stage that it served and on how far the request had got."""
+        name, found = event.request_id, self._open.get(event.request_id)
+        if found is None or found.state is State.QUEUED or event.instance_id not in (found.source, found.target):
+            return  # stale: it has ended, was queued again or went elsewhere in this batch
+        decodes = event.instance_id == found.target
+        if found.landed and not decodes:  # the decode stage has all KV and goes on without its prefill instance
+            prompt_tokens = found.request.prompt_tokens
+            batch.both(self._prefill_done(ev.PrefillDone(found.request, event.instance_id, prompt_tokens)))
+        elif found.answering or event.at_fault == "answer":
+            self._fail(found, ev.Failed(name, False, event.error), batch)
+        elif event.at_fault == "request":
+            self._fail(found, ev.Cancelled(name), batch, rejected=True)
+        elif decodes:
+            self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch, now)
+        elif event.at_fault != "instance" or found.state in (State.SENT, State.PREFILLING):
+            self._retry(found, event.error, batch)
+        # else its KV was offered already, and the migrator decides at InstanceDown
+
+    def _fail(self, found: OpenRequest, means: ev.Event, batch: SortedEvents, *, rejected: bool = False) -> None:
+        del self._open[found.request.id]
+        batch.actions.append(ev.Fail(found.request, rejected))
+        batch.both(means)
+
+    def _retry(self, found: OpenRequest, error: str, batch: SortedEvents) -> None:
+        """Back to the queue. A decode stage that waits for the rest of its KV ends with its prefill."""
+        name = found.request.id
+        if found.target:
+            batch.actions.append(ev.Abort(name, found.target, "prefill_failed"))
+        self._follow(name, On.FAILED)
+        batch.actions.append(ev.Retry(found.request))
+        batch.both(ev.Failed(name, True, error))
+
+    def _answered_whole(self, event: ev.AnsweredWhole, batch: SortedEvents) -> None:
+        found = self._open.get(event.request_id)
+        if found is not None and found.follow(On.ANSWERED_WHOLE):
+            found.target = ""
+            batch.actions.append(ev.AnswerThere(found.request, event.instance_id))
+            # The migrator drops the request and aborts a decode stage that waits for its KV.
+            batch.for_migrator.append(ev.Cancelled(event.request_id))
 
     def _transfer_failed(self, event: ev.TransferFailed, batch: SortedEvents, now: float) -> None:
         """The migrator looks for another decode instance, unless the KV had moved already: then it is lost."""

@@ -30,6 +30,7 @@ class SimulatedRequest:
         "prefill_instance",
         "prefilled_at",
         "request",
+        "seen",
         "sends",
         "sent_at",
         "seq",
@@ -44,6 +45,7 @@ class SimulatedRequest:
         self.sent_at: float | None = None
         self.first_at: float | None = None
         self.head: array[float] = array("d")  # of the first token, if a decode instance sends it
+        self.seen: array[float] = array("d")  # token times that its client saw until its engine failed
         self.prefill_instance = ""
         self.prefilled_at: float | None = None  # when its prefill ended, if another instance decodes
         self.landed_at: float | None = None  # when its KV arrived at the decode instance

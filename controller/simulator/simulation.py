@@ -90,6 +90,8 @@ class Simulation:
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
             ev.GiveUp: self._given_up,
+            ev.Retry: lambda action: self._in_flight[action.request.id].restart(),
+            ev.Fail: self._failed,
         }
         if self.kv is not None:
             self._performs |= self.kv.performs
@@ -222,6 +224,10 @@ class Simulation:
             self.kv.stop_prefill(in_flight)
         times = self._so_far(in_flight) if in_flight.first_at is not None else ()
         self._end(in_flight, cause_of(action), action.decision.reason, times)
+
+    def _failed(self, action: ev.Fail) -> None:
+        in_flight = self._in_flight[action.request.id]
+        self._end(in_flight, cause_of(action), "engine_failed", in_flight.seen)
 
     def _send_all(self, sends: dict[str, list[ev.Send]]) -> None:
         for instance_id, batch in sends.items():
@@ -376,17 +382,14 @@ class Simulation:
         """Requests that the instance is serving."""
         return [each for each in self._in_flight.values() if each.instance == instance_id and each.seq is not None]
 
-    def lost(self, in_flight: SimulatedRequest) -> None:
-        """The engine failed the request. Before the first token the dispatcher may send it to another instance."""
+    def lost(self, in_flight: SimulatedRequest, *, down: bool = False) -> None:
+        """The engine failed the request. `down`: because its instance is down."""
         if in_flight.landing:  # the prefill instance still has its KV, and the migrator hears that the other is gone
             in_flight.recall()
             return
-        before = in_flight.first_at is None
-        self.driver.tell(ev.Failed(in_flight.request.id, before, "instance failed"))
-        if before:
-            in_flight.restart()
-        else:
-            self._end(in_flight, Cause.ENGINE_FAILED, "engine_failed", self._so_far(in_flight))
+        in_flight.seen = self._so_far(in_flight)  # now, since the instance is gone when the scheduler answers
+        failed = ev.EngineFailed(in_flight.request.id, in_flight.instance, "instance failed")
+        self.driver.tell(failed._replace(at_fault="instance") if down else failed)
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Failures:
             return
         run.tell(ev.InstanceDown(instance.id))
         for in_flight in run.at_engine(instance.id):
-            run.lost(in_flight)
+            run.lost(in_flight, down=True)
         if run.kv is not None:
             run.kv.died(instance)
         run.cluster.remove(instance, now)

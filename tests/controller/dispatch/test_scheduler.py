@@ -108,7 +108,7 @@ def test_a_prefill_that_fails_takes_a_decode_stage_that_has_not_all_kv_with_it()
     made = fleet(p="prefill", q="prefill", d="decode")
     ((_, first, _),) = sends(made.handle([ev.Arrived(request("a"))], 0.0))
     made.handle([ev.PrefillEnding("a", first)], 0.1)
-    reply = made.handle([ev.TransferStarted("a", "d"), ev.PrefillFailed("a", first, "cut")], 0.2)
+    reply = made.handle([ev.TransferStarted("a", "d"), ev.EngineFailed("a", first, "cut")], 0.2)
     assert of(reply, ev.Abort) == [ev.Abort("a", "d", "prefill_failed")]
     ((_, second, part),) = sends(reply)
     assert (second != first, part) == (True, Part.PREFILL)
@@ -118,7 +118,7 @@ def test_a_decode_stage_that_has_all_kv_needs_no_prefill_any_more() -> None:
     made = fleet(p="prefill", d="decode")
     made.handle([ev.Arrived(request("a"))], 0.0)
     made.handle([ev.PrefillEnding("a", "p")], 0.1)
-    reply = made.handle([ev.TransferDone("a", "d", released=True), ev.PrefillFailed("a", "p", "cut")], 0.2)
+    reply = made.handle([ev.TransferDone("a", "d", released=True), ev.EngineFailed("a", "p", "cut")], 0.2)
     assert (of(reply, ev.Abort), sends(reply)) == ([], [])
     assert not made.dispatcher.holds("a")
     assert made.state_of("a") is State.RELEASED
