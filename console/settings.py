@@ -182,12 +182,12 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Slackline",
     "VERSION": "1",
     "DESCRIPTION": (
-        "Control API (`/api/v1`): what Slackline promises to whom, on which fleet, and why it decided what it did. "
+        "Control API (`/api/v1`): configuration, instances, records, decisions and experiments. "
         "Data path (`/v1`): OpenAI's API with SLO fields.\n\n"
         "Lists are keyset pages: `items` and `next_cursor`. Objects that can be changed carry a `version`; a change "
-        "names the version it was made from, in the body or as `If-Match`, and is answered 409 `version_conflict` "
-        "when somebody was faster. Every change leaves a decision with its actor. Errors have one shape: "
-        "`error.code`, `error.message`, `error.fields`."
+        "names the version it was made from, in the body or as `If-Match`, and gets 409 `version_conflict` "
+        "if somebody else has changed the object since. Every change leaves a decision with its actor. "
+        "Errors have one shape: `error.code`, `error.message`, `error.fields`."
     ),
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",

@@ -26,7 +26,7 @@ class ActionQuery(PageQuery):
 
 
 class AttemptOutput(serializers.Serializer):
-    """One source that was tried. `error` is empty for the one that gave the weights."""
+    """One source that was tried. `error` is empty for the source that supplied the weights."""
 
     kind = serializers.CharField(help_text="engine, host or disk.")
     url = serializers.CharField(allow_blank=True)
@@ -37,7 +37,7 @@ class AttemptOutput(serializers.Serializer):
 
 
 class ActionOutput(serializers.ModelSerializer):
-    """An action as stored. `tries`: how often the engine was told; `decision`: the one at its end."""
+    """An action. `tries`: number of attempts; `decision`: id of the decision that ended it."""
 
     instance = serializers.CharField(source="instance_id")
     params = serializers.DictField()

@@ -52,16 +52,16 @@ class ApiKeyOutput(serializers.ModelSerializer):
 
 
 class CreatedKeyOutput(ApiKeyOutput):
-    """The one answer that carries the secret."""
+    """The created key. Only this response contains the secret."""
 
-    secret = serializers.CharField(help_text="Store it now: it is not kept and cannot be shown again.")
+    secret = serializers.CharField(help_text="Store it now; it cannot be shown again.")
 
     class Meta(ApiKeyOutput.Meta):
         fields = (*ApiKeyOutput.Meta.fields, "secret")
 
 
 class ApiKeyList(ControlView):
-    """Keys without their secrets, and new ones."""
+    """List keys without their secrets; create keys."""
 
     access: ClassVar = {"GET": SIGNED_IN, "POST": IsAdmin}
 
@@ -93,7 +93,7 @@ class ApiKeyDetail(ControlView):
 
 
 class ApiKeyRevoke(ControlView):
-    """A revoked key is refused everywhere within a second, for good."""
+    """Revoke a key permanently. Every gateway refuses it within a second."""
 
     access: ClassVar = {"POST": IsAdmin}
 

@@ -39,13 +39,13 @@ class AttainmentQuery(serializers.Serializer):
 
 
 class AttainmentRow(serializers.Serializer):
-    """One class of one tenant. Shares 0..1, seconds; null where nothing was measured or the window does not say."""
+    """One class of one tenant. Shares 0..1, seconds; null if not measured or not available for the window."""
 
     tenant = serializers.CharField()
     slo_class = serializers.CharField(help_text="Empty: requests without a class.")
-    target = serializers.FloatField(allow_null=True, help_text="Share of requests that is wanted.")
+    target = serializers.FloatField(allow_null=True, help_text="The share of requests that should attain their SLO.")
     attainment = serializers.FloatField(allow_null=True)
-    finished = serializers.IntegerField(help_text="Misses included, cancellations not.")
+    finished = serializers.IntegerField(help_text="Includes misses, excludes cancellations.")
     attained = serializers.IntegerField()
     ttft_met = serializers.IntegerField()
     tpot_met = serializers.IntegerField()
@@ -56,15 +56,15 @@ class AttainmentRow(serializers.Serializer):
     goodput_tokens = serializers.IntegerField()
     first_tokens = serializers.IntegerField(
         allow_null=True,
-        help_text="Requests whose first token was seen: those that the TTFT quantiles are of. Not among them: what was "
-        "refused or expired, and answers in one piece.",
+        help_text="Requests with a measured first token, from which the TTFT quantiles are computed. Excludes refused "
+        "and expired requests, and responses that were not streamed.",
     )
     ttft_p50_s = serializers.FloatField(allow_null=True, help_text="Of `first_tokens` requests, not of `finished`.")
     ttft_p95_s = serializers.FloatField(allow_null=True, help_text="Of `first_tokens` requests, not of `finished`.")
     tpot_p50_s = serializers.FloatField(allow_null=True)
     queued = serializers.IntegerField(allow_null=True)
-    oldest_slack_s = serializers.FloatField(allow_null=True, help_text="Least time left to a first-token deadline.")
-    miss_reason = serializers.CharField(allow_null=True, help_text="The commonest cause of misses.")
+    oldest_slack_s = serializers.FloatField(allow_null=True, help_text="Least time left until a first-token deadline.")
+    miss_reason = serializers.CharField(allow_null=True, help_text="The most common cause of misses.")
 
 
 class AttainmentOutput(serializers.Serializer):
@@ -78,7 +78,7 @@ class AttainmentOutput(serializers.Serializer):
 
 
 class AttainmentView(ControlView):
-    """Who gets what they were promised."""
+    """Attainment by class and tenant."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 

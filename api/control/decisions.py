@@ -48,7 +48,7 @@ class DecisionOutput(serializers.ModelSerializer):
 
 
 class DecisionList(ControlView):
-    """The audit, newest first."""
+    """Decisions in the audit, newest first."""
 
     access: ClassVar = {"GET": IsViewer}
 

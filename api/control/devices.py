@@ -38,7 +38,7 @@ class DeviceInput(serializers.Serializer):
 
 
 class DevicePatch(serializers.Serializer):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     kind = serializers.CharField(max_length=64)
     memory_bytes = serializers.IntegerField(min_value=1, max_value=BYTES_MAX)
@@ -46,7 +46,7 @@ class DevicePatch(serializers.Serializer):
 
 
 class DeviceOutput(serializers.ModelSerializer):
-    """A device as stored."""
+    """A device."""
 
     host = serializers.CharField(source="host.name")
 

@@ -22,12 +22,12 @@ STATES = ("ok", "down", "stale", "unknown")
 
 
 class ComponentOutput(serializers.Serializer):
-    """One component. `stale`: it lives, but what it says is old."""
+    """One component. `stale`: it is alive, but its data is out of date."""
 
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=STATES)
     detail = serializers.CharField(allow_blank=True)
-    age_s = serializers.FloatField(allow_null=True, help_text="Of its newest sign of life.")
+    age_s = serializers.FloatField(allow_null=True, help_text="Age of its newest heartbeat.")
 
 
 class HealthOutput(serializers.Serializer):
@@ -38,7 +38,7 @@ class HealthOutput(serializers.Serializer):
 
 
 class HealthView(ControlView):
-    """Answers 200 whatever the components' states; they are in the body."""
+    """Always answers 200; the body contains the state of each component."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 

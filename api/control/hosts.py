@@ -36,13 +36,13 @@ class HostInput(_HostFields):
 
 
 class HostPatch(_HostFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class HostOutput(serializers.ModelSerializer):
-    """A host as stored."""
+    """A host."""
 
     labels = LabelsField()
 

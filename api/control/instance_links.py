@@ -28,7 +28,7 @@ class InstanceLinkQuery(PageQuery):
     state = serializers.ChoiceField(choices=STATES, required=False)
     link = serializers.IntegerField(min_value=1, required=False, help_text="Id of the link between their hosts.")
     open = serializers.BooleanField(
-        required=False, default=True, help_text="False: those that were closed when an instance left."
+        required=False, default=True, help_text="False: links closed because an instance left."
     )
 
 
@@ -47,7 +47,7 @@ class InstanceLinkOutput(serializers.ModelSerializer):
 
 
 class InstanceLinkList(ControlView):
-    """All links between instances, in the order in which they were made."""
+    """All links between instances, in order of creation."""
 
     access: ClassVar = {"GET": IsViewer}
 

@@ -69,13 +69,13 @@ class InstanceQuery(PageQuery):
 
     model = serializers.CharField(max_length=120, required=False, help_text="A model's name.")
     host = serializers.CharField(
-        max_length=120, required=False, allow_blank=True, help_text="A host's name; empty: on none."
+        max_length=120, required=False, allow_blank=True, help_text="A host's name; empty: instances without a host."
     )
     role = serializers.ChoiceField(choices=Role.choices, required=False)
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices, required=False)
     observed_state = serializers.ChoiceField(choices=Instance.Observed.choices, required=False)
     live = serializers.BooleanField(
-        required=False, allow_null=True, default=None, help_text="True: wanted, or still there."
+        required=False, allow_null=True, default=None, help_text="True: desired or still observed."
     )
 
 
@@ -104,11 +104,11 @@ class _InstanceFields(serializers.Serializer):
 class InstanceInput(_InstanceFields):
     """A new instance: one that its provisioner starts, or an endpoint that runs already (`static`, with its url)."""
 
-    id = serializers.CharField(max_length=63, validators=[ID], required=False, help_text="Chosen here if absent.")
+    id = serializers.CharField(max_length=63, validators=[ID], required=False, help_text="Generated if absent.")
     model = serializers.CharField(max_length=120, help_text="A model's name.")
     backend = serializers.ChoiceField(choices=BACKENDS)
     provisioner = serializers.ChoiceField(choices=PROVISIONERS)
-    url = BaseUrlField(max_length=255, required=False, help_text="Of a `static` instance.")
+    url = BaseUrlField(max_length=255, required=False, help_text="URL of a `static` instance.")
     role = serializers.ChoiceField(choices=Role.choices, required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -126,31 +126,31 @@ class InstanceInput(_InstanceFields):
 
 
 class InstancePatch(_InstanceFields):
-    """A change; what is absent stays. The wish is changed by the actions."""
+    """A change; absent fields keep their values. The desired state is changed by actions."""
 
     version = VersionField()
 
 
 class InstanceActionSerializer(serializers.Serializer):
-    """The version an action was decided on; without one it acts on whatever is there."""
+    """The version that the action is based on; without one it applies to the current version."""
 
     version = VersionField()
 
 
 class InstanceWish(InstanceActionSerializer):
-    """The state an instance shall be in."""
+    """The state that the instance should be in."""
 
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices)
 
 
 class InstanceRole(InstanceActionSerializer):
-    """The stage of requests an instance shall serve."""
+    """The stage of requests that the instance should serve."""
 
     role = serializers.ChoiceField(choices=Role.choices)
 
 
 class InstanceOutput(serializers.ModelSerializer):
-    """An instance: the wish, what was observed of it, and when."""
+    """An instance: its desired state, its observed state, and when it was observed."""
 
     model = serializers.CharField(source="model.name")
     host = serializers.CharField(source="host.name", allow_null=True, default=None)
@@ -188,13 +188,13 @@ class InstanceLoadInput(InstanceActionSerializer):
 
 
 class InstanceSleepInput(InstanceActionSerializer):
-    """How deeply: 1 keeps a copy of the weights in host memory, 2 keeps none."""
+    """Sleep level: 1 keeps a copy of the weights in host memory, 2 does not."""
 
     level = serializers.ChoiceField(choices=LEVELS, required=False, default=1)
 
 
 class InstanceList(ControlView):
-    """All instances, and new ones."""
+    """List instances; create instances."""
 
     access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
 
@@ -251,7 +251,7 @@ class _InstanceStateView(ControlView):
 
 
 class InstanceDrain(_InstanceStateView):
-    """Nothing new is sent there; what runs may finish."""
+    """The instance gets no new requests and finishes those that are running."""
 
     @operation(
         "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
@@ -261,7 +261,7 @@ class InstanceDrain(_InstanceStateView):
 
 
 class InstanceStop(_InstanceStateView):
-    """At once, whatever runs there, and for good."""
+    """Stop the instance immediately and permanently, even if requests are running."""
 
     @operation(
         "instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
@@ -271,9 +271,9 @@ class InstanceStop(_InstanceStateView):
 
 
 class InstanceSetRole(ControlView):
-    """From now on only this stage of requests is sent there; what runs there ends where it is.
+    """The instance gets only requests of this stage from now on; running requests finish there.
 
-    An engine that must be told (SGLang) is emptied first: its role changes when its action `role_switch` has ended.
+    An engine that must be told its role (SGLang) is drained first; its role changes when the action `role_switch` ends.
     """
 
     access: ClassVar = {"POST": IsOperator}
@@ -303,7 +303,7 @@ ordered = partial(operation, answer=ActionOutput, status=202, errors=CHANGED)
 
 
 class InstanceLoad(_InstanceOrderView):
-    """Weights for a warm instance. The answer is the action that brings them, which ends with a decision."""
+    """Load weights on a warm instance. The response is the action that loads them; it ends with a decision."""
 
     @ordered("instance_load", "Load the weights of an instance", body=InstanceLoadInput)
     def post(self, request: Request, pk: str) -> Response:
@@ -311,7 +311,7 @@ class InstanceLoad(_InstanceOrderView):
 
 
 class InstanceSleep(_InstanceOrderView):
-    """Device memory given up, the process kept. Nothing is sent there from now on; what runs there may finish."""
+    """Release the device memory and keep the process. The instance gets no new requests and finishes those running."""
 
     @ordered("instance_sleep", "Put an instance to sleep", body=InstanceSleepInput)
     def post(self, request: Request, pk: str) -> Response:
@@ -319,7 +319,7 @@ class InstanceSleep(_InstanceOrderView):
 
 
 class InstanceWake(_InstanceOrderView):
-    """The end of a sleep. Requests are sent there once all of its weights are back."""
+    """Wake a sleeping instance. It gets requests once all of its weights are back."""
 
     @ordered("instance_wake", "Wake an instance", body=InstanceActionSerializer)
     def post(self, request: Request, pk: str) -> Response:
@@ -327,7 +327,7 @@ class InstanceWake(_InstanceOrderView):
 
 
 class InstanceDesiredState(_InstanceStateView):
-    """The wish itself: draining, running again after a drain, or stopped for good."""
+    """Set the desired state: draining, running (also after a drain), or stopped permanently."""
 
     SERVICES: ClassVar = {
         Instance.Desired.RUNNING: instance_undrain,

@@ -21,18 +21,18 @@ class KvTransferQuery(PageQuery):
 
     request = serializers.CharField(max_length=64, required=False, help_text="`x-slackline-request-id`.")
     instance = serializers.CharField(max_length=64, required=False, help_text="At either end.")
-    source = serializers.CharField(max_length=64, required=False, help_text="It prefilled.")
-    target = serializers.CharField(max_length=64, required=False, help_text="It was to decode.")
+    source = serializers.CharField(max_length=64, required=False, help_text="The prefill instance.")
+    target = serializers.CharField(max_length=64, required=False, help_text="The decode instance.")
     model = serializers.CharField(max_length=120, required=False)
     outcome = serializers.ChoiceField(choices=OUTCOME_CHOICES, required=False)
     state = serializers.ChoiceField(choices=REACHED_CHOICES, required=False, help_text="The last state it reached.")
-    reason = serializers.CharField(max_length=64, required=False, help_text="For instance `cut`, `moving_timeout`.")
-    since = serializers.DateTimeField(required=False, help_text="Begun at or after; ISO 8601.")
-    until = serializers.DateTimeField(required=False, help_text="Begun before; ISO 8601.")
+    reason = serializers.CharField(max_length=64, required=False, help_text="Such as `cut` or `moving_timeout`.")
+    since = serializers.DateTimeField(required=False, help_text="Started at or after this time; ISO 8601.")
+    until = serializers.DateTimeField(required=False, help_text="Started before this time; ISO 8601.")
 
 
 class KvTransferOutput(serializers.ModelSerializer):
-    """One attempt. Bytes, tokens, seconds; a null was measured by nobody. Stored when its request ends."""
+    """One attempt. Bytes, tokens, seconds; null: not measured. Stored when its request ends."""
 
     bytes_s = serializers.FloatField(allow_null=True)
 

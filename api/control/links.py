@@ -45,20 +45,20 @@ class LinkInput(_LinkFields):
 
 
 class LinkPatch(_LinkFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class LinkOutput(serializers.ModelSerializer):
-    """A link as stored, and what moved over it in the last day. Bytes a second, seconds."""
+    """A link, and the weight transfers over it in the last day. Bytes a second, seconds."""
 
     source = serializers.CharField(source="source.name")
     target = serializers.CharField(source="target.name")
-    moved = serializers.IntegerField(help_text="Transfers of weights that arrived.")
-    failed = serializers.IntegerField(help_text="Transfers of weights that did not.")
-    measured_bytes_s = serializers.FloatField(allow_null=True, help_text="Of the newest that arrived.")
-    last_error = serializers.CharField(allow_blank=True, help_text="Of the newest that did not.")
+    moved = serializers.IntegerField(help_text="Number of weight transfers that succeeded.")
+    failed = serializers.IntegerField(help_text="Number of weight transfers that failed.")
+    measured_bytes_s = serializers.FloatField(allow_null=True, help_text="Bandwidth of the newest successful transfer.")
+    last_error = serializers.CharField(allow_blank=True, help_text="Error of the newest failed transfer.")
 
     class Meta:
         model = Link

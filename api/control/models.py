@@ -47,13 +47,13 @@ class ServedModelInput(_ServedModelFields):
 
 
 class ServedModelPatch(_ServedModelFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class ServedModelOutput(serializers.ModelSerializer):
-    """A model as stored."""
+    """A served model."""
 
     aliases = serializers.ListField(child=serializers.CharField())
 

@@ -48,7 +48,7 @@ class _MappingFields(serializers.Serializer):
         child=LevelField(),
         min_length=1,
         max_length=LEVELS_MAX,
-        help_text="Level 0 is the most urgent: none may be tighter than the one before it.",
+        help_text="Level 0 is the most urgent: no level may be tighter than the level before it.",
     )
     window = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
     window_age_s = SecondsSerializerField(required=False)
@@ -64,13 +64,13 @@ class PriorityMappingInput(_MappingFields):
 
 
 class PriorityMappingPatch(_MappingFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class PriorityMappingOutput(serializers.ModelSerializer):
-    """A mapping as stored."""
+    """A priority mapping."""
 
     tenant = serializers.CharField(source="tenant.name", allow_null=True, default=None)
     levels = serializers.ListField(child=LevelField())

@@ -39,7 +39,7 @@ class QueueQuery(serializers.Serializer):
 
 
 class QueueClass(serializers.Serializer):
-    """How many wait in one class of one tenant."""
+    """Waiting requests of one class and tenant."""
 
     tenant = serializers.CharField()
     slo_class = serializers.CharField()
@@ -61,14 +61,14 @@ class QueueRowOutput(serializers.Serializer):
     ttft_s = serializers.FloatField(help_text="The target.")
     slack_s = serializers.FloatField()
     hopeless = serializers.BooleanField()
-    paused = serializers.BooleanField(help_text="Held back by an operator.")
+    paused = serializers.BooleanField(help_text="Paused by an operator.")
 
 
 class QueueOutput(serializers.Serializer):
     """The queue now. `items` are the most urgent; `total` and `by_class` count all."""
 
     at = serializers.FloatField(help_text="Epoch seconds of the oldest gateway's state.")
-    gateways = serializers.IntegerField(help_text="How many gateways' queues these are.")
+    gateways = serializers.IntegerField(help_text="Number of gateways whose queues are included.")
     missing = serializers.IntegerField(help_text="Gateways that did not publish their queue in time.")
     total = serializers.IntegerField()
     by_class = QueueClass(many=True)
@@ -76,7 +76,7 @@ class QueueOutput(serializers.Serializer):
 
 
 class LiveQueueView(ControlView):
-    """What waits, by urgency."""
+    """Waiting requests, most urgent first."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 
@@ -99,24 +99,24 @@ class _Chosen(serializers.Serializer):
 
 
 class QueueSelection(_Chosen):
-    """Requests that wait."""
+    """Waiting requests."""
 
 
 class QueuePriority(_Chosen):
-    """Requests that wait, and their new priority."""
+    """Waiting requests and their new priority."""
 
     priority = serializers.IntegerField(min_value=0, max_value=PRIORITY_MAX, help_text="0 is the highest.")
 
 
 class CommandOutput(serializers.Serializer):
-    """What became of each request, and the audit record of the command."""
+    """The outcome for each request, and the decision in the audit."""
 
     applied = serializers.ListField(child=serializers.CharField())
     too_late = serializers.ListField(child=serializers.CharField(), help_text="Already sent to an engine.")
     gone = serializers.ListField(child=serializers.CharField(), help_text="In no gateway's queue.")
     unanswered = serializers.ListField(
         child=serializers.CharField(),
-        help_text="May wait in a gateway that did not answer in time, and be changed within 5 s.",
+        help_text="Queued, perhaps, in a gateway that did not answer in time and may apply the command within 5 s.",
     )
     gateways = serializers.IntegerField(help_text="How many gateways answered.")
     decision = serializers.IntegerField(help_text="Id of the audit record.")
@@ -165,7 +165,7 @@ class QueueReprioritise(_QueueCommand):
 
 
 class QueuePause(_QueueCommand):
-    """Hold requests back until they are resumed, or their waiting time ends."""
+    """Pause requests until they are resumed or their waiting time ends."""
 
     @operation("queue_pause", "Pause waiting requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:
@@ -173,7 +173,7 @@ class QueuePause(_QueueCommand):
 
 
 class QueueResume(_QueueCommand):
-    """Let paused requests go on."""
+    """Resume paused requests."""
 
     @operation("queue_resume", "Resume paused requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:

@@ -25,7 +25,7 @@ class RequestQuery(PageQuery):
         max_length=64, required=False, allow_blank=True, help_text="Empty: requests without a class."
     )
     model = serializers.CharField(max_length=120, required=False)
-    instance = serializers.CharField(max_length=64, required=False, help_text="It decoded or prefilled them.")
+    instance = serializers.CharField(max_length=64, required=False, help_text="It prefilled or decoded the request.")
     outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome], required=False)
     attained = serializers.BooleanField(required=False, allow_null=True, default=None)
     since = serializers.DateTimeField(required=False, help_text="Arrived at or after; ISO 8601.")
@@ -50,7 +50,7 @@ class RequestSummary(serializers.ModelSerializer):
 
 
 class RequestOutput(serializers.ModelSerializer):
-    """One request with the decisions taken for it and when its tokens came, seconds after arrival."""
+    """One request with the decisions taken for it and the times of its tokens, in seconds after arrival."""
 
     decisions = serializers.ListField(child=serializers.DictField())
     token_times = serializers.ListField(child=serializers.FloatField())

@@ -43,7 +43,7 @@ class _ScalingFields(serializers.Serializer):
         min_value=0, max_value=SECONDS_MAX, required=False, help_text="Load must stay low for this long."
     )
     cooldown_s = NumberField(min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action.")
-    interval_s = NumberField(min_value=1, max_value=60, required=False, help_text="Time between two looks.")
+    interval_s = NumberField(min_value=1, max_value=60, required=False, help_text="Time between two evaluations.")
     warm = serializers.IntegerField(
         min_value=0,
         max_value=INSTANCES_MAX,
@@ -69,13 +69,13 @@ class ScalingPolicyInput(_ScalingFields):
 
 
 class ScalingPolicyPatch(_ScalingFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class ScalingPolicyOutput(serializers.ModelSerializer):
-    """A policy as stored. Seconds."""
+    """A scaling policy. Seconds."""
 
     model = serializers.CharField(source="model.name")
 

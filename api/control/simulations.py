@@ -50,7 +50,7 @@ class SpecField(JsonObjectField):
 
 
 class SimulationInput(serializers.Serializer):
-    """What is asked."""
+    """A new simulation."""
 
     name = serializers.CharField(max_length=120, required=False, allow_blank=True, default="")
     spec = SpecField(
@@ -65,7 +65,7 @@ class SimulationInput(serializers.Serializer):
 
 
 class SimulationPatch(serializers.Serializer):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     name = serializers.CharField(max_length=120, required=False)
     kept = serializers.BooleanField(required=False, help_text="Not removed after 30 days.")
@@ -125,7 +125,7 @@ class _SimulationView(ControlView):
 
 
 class SimulationList(_SimulationView):
-    """Simulations, newest first, and new ones."""
+    """List simulations, newest first; create simulations."""
 
     access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
 
@@ -137,7 +137,7 @@ class SimulationList(_SimulationView):
 
     @operation(
         "simulation_create",
-        "Ask for a simulation",
+        "Create a simulation",
         body=SimulationInput,
         answer=SimulationOutput,
         status=201,
@@ -178,7 +178,7 @@ class SimulationDetail(_SimulationView):
 
 
 class SimulationCancel(_SimulationView):
-    """Stop a simulation that waits or runs."""
+    """Cancel a queued or running simulation."""
 
     access: ClassVar = {"POST": IsOperator}
 
@@ -191,7 +191,7 @@ class SimulationCancel(_SimulationView):
 
 
 class SimulationResultView(_SimulationView):
-    """Its figures."""
+    """The figures of a simulation."""
 
     access: ClassVar = {"GET": IsViewer}
 
@@ -210,7 +210,7 @@ class _AlwaysJson(DefaultContentNegotiation):
 
 
 class SimulationResultCsv(_SimulationView):
-    """Its figures as a table: a row a policy and rate, and one a class below it."""
+    """The figures as a table: one row for each policy and rate, followed by one for each class."""
 
     access: ClassVar = {"GET": IsViewer}
     content_negotiation_class = _AlwaysJson

@@ -34,7 +34,7 @@ class _SLOClassFields(serializers.Serializer):
     ttft_s = SecondsSerializerField(help_text="Time to the first token.")
     tpot_s = SecondsSerializerField(help_text="Time per output token.")
     deadline_s = SecondsSerializerField(allow_null=True, required=False, help_text="End to end; null: none.")
-    waiting_time_s = SecondsSerializerField(required=False, help_text="Dropped if not sent to an engine by then.")
+    waiting_time_s = SecondsSerializerField(required=False, help_text="Dropped if not sent to an engine in this time.")
     target = NumberField(
         min_value=0.000_001, max_value=1, required=False, help_text="Share of requests that must attain their SLO."
     )
@@ -42,7 +42,7 @@ class _SLOClassFields(serializers.Serializer):
         min_value=0.000_001, max_value=VALUE_MAX, required=False, help_text="Worth of one attained request."
     )
     may_defer = serializers.BooleanField(
-        required=False, help_text="Served late rather than refused when it cannot be met."
+        required=False, help_text="Serve late instead of refusing if the targets cannot be met."
     )
 
 
@@ -56,13 +56,13 @@ class SLOClassInput(_SLOClassFields):
 
 
 class SLOClassPatch(_SLOClassFields):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
 class SLOClassOutput(serializers.ModelSerializer):
-    """A class as stored. Seconds."""
+    """An SLO class. Seconds."""
 
     tenant = serializers.CharField(source="tenant.name", allow_null=True, default=None)
 

@@ -21,56 +21,56 @@ class StartsQuery(serializers.Serializer):
     """How many."""
 
     limit = serializers.IntegerField(
-        min_value=1, max_value=LIMIT_MAX, default=STARTS_SHOWN, help_text="The newest instances that are looked at."
+        min_value=1, max_value=LIMIT_MAX, default=STARTS_SHOWN, help_text="Number of instances, newest first."
     )
 
 
 class StartRow(serializers.Serializer):
-    """One instance. Seconds after the wish; null: not yet, or never."""
+    """One instance. Seconds after the request to start; null: not reached."""
 
     id = serializers.CharField()
-    way = serializers.CharField(help_text="Its provisioner, how it began, and where its weights came from.")
+    way = serializers.CharField(help_text="Its provisioner, how it started, and where its weights came from.")
     weights = serializers.ChoiceField(
-        choices=["", *WEIGHTS_FROM], help_text="Where an action brought them from; empty: it came up with them."
+        choices=["", *WEIGHTS_FROM], help_text="Where an action loaded them from; empty: it started with its weights."
     )
     wished_at = serializers.DateTimeField(
-        help_text="Of one that was warm or asleep the scale-out that took it, else when it was created."
+        help_text="When the start was requested: the scale-out for a warm or sleeping instance, else its creation."
     )
-    load_s = serializers.FloatField(allow_null=True, help_text="The weights' own way.")
+    load_s = serializers.FloatField(allow_null=True, help_text="Duration of the weight load.")
     ready_s = serializers.FloatField(allow_null=True)
     served_s = serializers.FloatField(allow_null=True, help_text="First token of its first request.")
-    idle_s = serializers.FloatField(help_text="Of that, the time that it was ready and this request had not come.")
-    state = serializers.CharField(help_text="Now, as pages name it.")
-    error = serializers.CharField(help_text="What it failed of; empty: nothing is known to be wrong.")
+    idle_s = serializers.FloatField(help_text="Part of this time that it was ready and had no request.")
+    state = serializers.CharField(help_text="Current state.")
+    error = serializers.CharField(help_text="Why it failed; empty: no known error.")
 
 
 class WayTimesRow(serializers.Serializer):
-    """Medians over the starts of one way, seconds after the wish."""
+    """Medians over starts of one kind, in seconds after the request to start."""
 
     way = serializers.CharField()
     count = serializers.IntegerField()
-    served = serializers.IntegerField(help_text="Of them, those that have given a first token.")
+    served = serializers.IntegerField(help_text="Starts that have produced a first token.")
     load_s = serializers.FloatField(allow_null=True)
     ready_s = serializers.FloatField(allow_null=True)
     served_s = serializers.FloatField(
-        allow_null=True, help_text="Without the time that a ready instance waited for its first request."
+        allow_null=True, help_text="Excludes the time that a ready instance waited for its first request."
     )
-    idle = serializers.IntegerField(help_text="Of those that served, the ones that waited for a request.")
+    idle = serializers.IntegerField(help_text="Instances that were ready before their first request arrived.")
 
 
 class StartsOutput(serializers.Serializer):
-    """The newest instances, newest first, and medians by way."""
+    """The newest instances, and medians by kind of start."""
 
     ways = WayTimesRow(many=True)
     items = StartRow(many=True)
 
 
 class StartsView(ControlView):
-    """Time from wish to service."""
+    """Startup times of new instances, from the request to start until they serve."""
 
     access: ClassVar = {"GET": IsViewer}
 
-    @operation("start_list", "List how new instances came to serve", query=StartsQuery, answer=StartsOutput,
+    @operation("start_list", "List startup times of instances", query=StartsQuery, answer=StartsOutput,
                errors=LISTED)  # fmt: skip
     def get(self, request: Request) -> Response:
         found = starts(self.query(StartsQuery)["limit"])

@@ -52,14 +52,14 @@ class TenantInput(_TenantChange):
 
 
 class TenantPatch(_TenantChange):
-    """A change; what is absent stays."""
+    """A change; absent fields keep their values."""
 
     state = serializers.ChoiceField(choices=Tenant.State.choices, required=False)
     version = VersionField()
 
 
 class TenantOutput(serializers.ModelSerializer):
-    """A tenant as stored."""
+    """A tenant."""
 
     default_class = serializers.CharField(source="default_class.name", allow_null=True, default=None)
 

@@ -36,7 +36,7 @@ class TraceInput(serializers.Serializer):
     name = serializers.CharField(max_length=120)
     file = serializers.CharField(
         trim_whitespace=False,
-        help_text="CSV with a header: input_tokens, output_tokens, and perhaps arrival_s, session, prefix_hashes.",
+        help_text="CSV with a header: input_tokens, output_tokens, and optionally arrival_s, session, prefix_hashes.",
     )
 
 
@@ -62,7 +62,7 @@ class GzipParser(FileParser):
 
 
 class TraceList(ControlView):
-    """Registered traces, newest first, and new ones."""
+    """List registered traces, newest first; register traces."""
 
     access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
     configures = False

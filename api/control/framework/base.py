@@ -54,10 +54,10 @@ class PageQuery(serializers.Serializer):
     """Query parameters of every list."""
 
     limit = serializers.IntegerField(
-        min_value=1, max_value=LIMIT_MAX, default=LIMIT_DEFAULT, help_text="Rows on a page."
+        min_value=1, max_value=LIMIT_MAX, default=LIMIT_DEFAULT, help_text="Rows per page."
     )
     cursor = serializers.CharField(
-        max_length=CURSOR_LENGTH_MAX, required=False, help_text="`next_cursor` of the page before."
+        max_length=CURSOR_LENGTH_MAX, required=False, help_text="The `next_cursor` of the previous page."
     )
 
 

@@ -12,10 +12,10 @@ from rest_framework import serializers
 
 ERRORS = {
     400: "A field is wrong; `error.fields` names it.",
-    401: "Nobody is signed in, or the API key is not valid.",
+    401: "The caller is not signed in, or the API key is not valid.",
     403: "The caller's role does not allow this.",
-    404: "No such object, or another tenant's.",
-    409: "The object changed meanwhile, or the change contradicts what is stored.",
+    404: "The object does not exist or belongs to another tenant.",
+    409: "The object has changed since, or the change conflicts with stored data.",
     429: "Too many requests; see `Retry-After`.",
     503: "PostgreSQL or Redis does not answer; see `Retry-After`.",
 }

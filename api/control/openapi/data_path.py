@@ -30,10 +30,10 @@ SLO_FIELDS: Fragment = {
     "waiting_time": {
         "type": "number",
         "minimum": 0,
-        "description": "Dropped with `waiting_time_exceeded` if not sent to an engine by then, seconds; 0 waits not.",
+        "description": "Seconds; dropped with `waiting_time_exceeded` if not sent to an engine by then. 0: no waiting.",
         "example": 5.0,
     },
-    "slo_class": {"type": "string", "description": "Name of an SLO class; what is not said comes from it."},
+    "slo_class": {"type": "string", "description": "Name of an SLO class, for targets that the request does not set."},
     "priority": {
         "type": "integer",
         "minimum": 0,
@@ -196,7 +196,7 @@ CHAT: Fragment = {
     "max_completion_tokens": {
         "type": "integer",
         "minimum": 1,
-        "description": "OpenAI's newer name for `max_tokens`; wins where both are given.",
+        "description": "OpenAI's newer name for `max_tokens`; takes precedence if both are given.",
     },
 }
 
