@@ -71,7 +71,7 @@ class Tokenizers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
-        """Can any tokenizer be used?"""
+        """Whether any tokenizer can be used."""
         return bool(self._loaded)
 
     def configure(self, models: Iterable[ModelConfig]) -> None:

@@ -207,15 +207,15 @@ class StageDispatcher:
         return QueueView({model: lane.queue for model, lane in self._fleet.lanes.items()}, self._now)
 
     def waiting(self, request_id: str) -> bool:
-        """Is it still in the queue (not sent, not gone)?"""
+        """Whether it is still in the queue: neither sent nor ended."""
         return any(request_id in lane.queue for lane in self._fleet.lanes.values())
 
     def holds(self, request_id: str) -> bool:
-        """Does it count at an instance: sent there, and neither ended nor prefilled yet?"""
+        """Whether it counts at an instance: it was sent there and has neither ended nor been prefilled."""
         return request_id in self._sent
 
     def pending_above(self, priority: int) -> bool:
-        """Is a request of a higher priority waiting? For the contention rule of the priority mapping."""
+        """Whether a request of a higher priority waits, for the contention rule of the priority mapping."""
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:

@@ -102,7 +102,7 @@ class Lane:
 
     @property
     def attended(self) -> bool:
-        """Is there an instance that takes requests, or will once it wakes? A draining one will not."""
+        """Whether an instance takes requests or will once it wakes. A draining one will not."""
         return any(instance.state != "draining" for instance in self.instances.values())
 
     def join(self, instance: ShadowInstance) -> None:
@@ -173,7 +173,7 @@ class Lane:
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, instance: ShadowInstance, now: float) -> bool:
-        """Is the context long enough, and did the request not fail there?
+        """Whether the context is long enough and the request did not fail there.
 
         If no other instance takes it, it may go where it failed, though where it failed last only after a moment.
         Prefill instances whose KV found no way to a decode instance (`avoid`) come last: that would happen again.
@@ -190,7 +190,7 @@ class Lane:
         return now >= entry.retry_at or instance.id != request.failed_on[-1]
 
     def _another(self, request: Request, than: frozenset[str]) -> bool:
-        """Does an instance take it that is not among these?"""
+        """Whether an instance that is not among these takes it."""
         others = (other for other in self.instances.values() if other.takes and other.id not in than)
         return any(self._long_enough(request, other) for other in others)
 

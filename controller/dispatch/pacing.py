@@ -45,7 +45,7 @@ class Pacing(Protocol):
         ...
 
     def spare(self, instance: ShadowInstance, now: float) -> bool:
-        """Is there room that nothing else needs? A hopeless request may have it."""
+        """Whether there is room that nothing else needs, which a hopeless request may have."""
         ...
 
     def wake_at(self, instance: ShadowInstance, now: float) -> float:

@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def forced(self) -> bool:
-        """Does an operator want it sent whatever its chances?"""
+        """Whether an operator wants it sent whatever its chances."""
         return self.request.order < 0
 
 
@@ -117,7 +117,7 @@ class RequestQueue:
         return self._hopeless
 
     def pending_above(self, level: int) -> bool:
-        """Is a request of a higher level of the priority mapping (a lower number) waiting?"""
+        """Whether a request of a higher level of the priority mapping (a lower number) waits."""
         return any(other < level for other in self._levels)
 
     def add(self, entry: Entry, now: float) -> None:

@@ -29,7 +29,7 @@ from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, On, OpenRequ
 from controller.dispatch.queue import QueueView
 
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
-AFTER_FAILURE_S = 0.1  # next try of a policy that raised
+AFTER_FAILURE_S = 0.1  # next try of a policy that raised: soon enough for TTFT, rare enough not to flood the log
 
 INSTANCE_EVENTS = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
 STAGE_ENDS = frozenset({ev.EngineFailed, ev.TransferFailed, ev.AnsweredWhole})
@@ -218,6 +218,8 @@ class Scheduler:
         if found is None or found.state is State.QUEUED or event.instance_id not in (found.source, found.target):
             return  # stale: it has ended, was queued again or went elsewhere in this batch
         decodes = event.instance_id == found.target
+        # The order of these checks matters: KV that has arrived comes first, since nothing is lost then; a token at the
+        # client comes before whose fault it is, since the client can only be told in its stream from then on.
         if found.landed and not decodes:  # the decode stage has all KV and goes on without its prefill instance
             prompt_tokens = found.request.prompt_tokens
             batch.both(self._prefill_done(ev.PrefillDone(found.request, event.instance_id, prompt_tokens)))

@@ -219,12 +219,12 @@ class ShadowInstance:
         return request.prompt_tokens + ((request.max_tokens or 1) if self.decodes else 1)
 
     def holds(self, request: Request) -> bool:
-        """Does it fit into the context?"""
+        """Whether it fits into the context."""
         return self.context_need(request) <= self.spec.max_model_len
 
     def long_enough(self, request: Request, longest: int) -> bool:
-        """Does it fit, or has no instance a longer context (`longest`, in tokens)? What is too long for all of them is
-        refused by the engine, which knows its exact length."""
+        """Whether it fits, or no instance has a longer context (`longest`, in tokens). What is too long for all of them
+        is refused by the engine, which knows its exact length."""
         return self.spec.max_model_len >= longest or self.holds(request)
 
     def decode_s(self) -> float:
@@ -254,12 +254,12 @@ class ShadowInstance:
 
     @property
     def takes_decodes(self) -> bool:
-        """Does it take decode stages of requests that were prefilled elsewhere?"""
+        """Whether it takes decode stages of requests that were prefilled elsewhere."""
         return self._serves and self.spec.role is Role.DECODE
 
     @property
     def may_take_decodes(self) -> bool:
-        """Does it take them, or will it once it wakes?"""
+        """Whether it takes them now or will once it wakes."""
         return self.state == "up" and self.spec.role is Role.DECODE
 
     @property

@@ -53,7 +53,7 @@ class Seat:
 
     @property
     def replaceable(self) -> bool:
-        """Is another one started when it ends? Not for a registered server, which its owner runs."""
+        """Whether another one is started when it ends: not for a registered server, which its owner runs."""
         return self.spec.labels.get("provisioner", "static") != "static"
 
     def awaited(self, now: float) -> bool:

@@ -47,7 +47,7 @@ class QueueFeed:
 
     @property
     def behind(self) -> bool:
-        """Are there more changes than the last ones returned?"""
+        """Whether there are more changes than the last ones returned."""
         return bool(self._unsent)
 
     async def start(self) -> None:

@@ -113,7 +113,7 @@ class LinkBook:
             link.trial, link.tried_by, link.tried_at = trial, by, now
 
     def moved(self, pair: Pair, moved: KvMoved | None) -> bool:
-        """A transfer arrived; `moved` is None if it was not measured. Was the link closed until now?"""
+        """A transfer arrived; `moved` is None if it was not measured. Returns whether the link was closed until now."""
         link = self._link(pair)
         was_closed = link.opens_at > -math.inf
         link.failures, link.closed_for = 0, 0.0
@@ -147,14 +147,14 @@ class LinkBook:
         return link is None or (link.state is not LinkState.DOWN and not link.closed(now))
 
     def tried(self, pair: Pair, patience_s: float, now: float) -> bool:
-        """Is it closed only because a transfer tries it, for no longer than `patience_s`?"""
+        """Whether it is closed only because a transfer tries it, for no longer than `patience_s`."""
         link = self._links.get(pair)
         if link is None or link.state is LinkState.DOWN or now >= link.tried_at + patience_s:
             return False
         return link.tried(now)
 
     def down(self, pair: Pair) -> bool:
-        """Does its engine report it as down?"""
+        """Whether its engine reports it as down."""
         link = self._links.get(pair)
         return link is not None and link.state is LinkState.DOWN
 

@@ -112,7 +112,7 @@ class Migrator:
 
     @property
     def busy(self) -> bool:
-        """Is there any decode stage, from the sending of its prefill to its end, or KV to be freed?"""
+        """Whether any decode stage is open, from the sending of its prefill on, or any KV is to be freed."""
         return len(self._queue) > 0 or len(self.rollback.kv_releases) > 0
 
     def waiting(self) -> int:
@@ -319,7 +319,7 @@ class Migrator:
 
 
 def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:
-    """Was it decided for an earlier attempt: another prefill, giving up, or freeing KV that is now computed again?"""
+    """Whether an earlier attempt caused it: another prefill, giving up, or freeing KV that is now computed again."""
     if isinstance(action, ev.PrefillAgain | ev.GiveUp):
         return action.request.id == sent.request.id
     return isinstance(action, ev.FreeKv) and action == ev.FreeKv(sent.request.id, sent.instance_id)

@@ -83,7 +83,7 @@ class Placement(Protocol):
         ...
 
     def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
-        """Should it from now on be placed only when no other waits?"""
+        """Whether it is placed from now on only when no other waits."""
         ...
 
 
@@ -146,12 +146,12 @@ class TpotBudget:
         return None
 
     def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
-        """Could it not keep its targets even alone on an idle instance?"""
+        """Whether it could not keep its targets even alone on an idle instance."""
         prompt = stage.request.prompt_tokens
         return not any(self._keeps(stage, instance, instance.latency.decode(1, prompt), now) for instance in instances)
 
     def _keeps(self, stage: Prefilled, instance: ShadowInstance, step_s: float, now: float) -> bool:
-        """Would it keep its TTFT and its TPOT there with steps of `step_s`?"""
+        """Whether it would keep its TTFT and its TPOT there with steps of `step_s`."""
         in_time = stage.first_byte_s(instance.id, step_s, now) <= stage.slack_s(now)
         return in_time and step_s <= self.config.share * stage.pace_s
 

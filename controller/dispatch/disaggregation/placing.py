@@ -5,7 +5,7 @@ as the placement policy says (dispatch.disaggregation.placements), and starts ov
 
 A pass looks at a bounded number of requests of each model that find no place. Requests that wait for an instance or a
 link, not for room, must not use that number up: behind them may be one whose decode instance is idle. One of each such
-kind is looked at and the others are passed over (dispatch.disaggregation.waiting).
+kind is looked at and the others are passed over (dispatch.disaggregation.transfers).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Placing:
 
     def _scan(self, tier: Tier, stuck: StuckKinds, now: float, actions: list[ev.Action]) -> bool:
         """Place what finds an instance, until `scan_limit` requests found no room; those that room would not help are
-        not counted. Is there one without room?"""
+        not counted. Returns whether any found no room."""
         roomless, scan = 0, tier.scan()
         for kind, found in stuck.items():
             if kind in tier.groups:

@@ -48,12 +48,12 @@ class IncompatiblePeers:
         return NO_INSTANCE if known is None else frozenset(target for target, until in known.items() if now < until)
 
     def doubted(self, source: str, targets: Iterable[str]) -> bool:
-        """Is there a report of each of these, whether it still holds or not?"""
+        """Whether each of these was reported, even if the report no longer holds."""
         known = self._until.get(source)
         return known is not None and all(target in known for target in targets)
 
     def tried(self, source: str) -> bool:
-        """Is a transfer under way that finds out whether a report is still true?"""
+        """Whether a transfer is under way that finds out if a report is still true."""
         holder = self._trials.get(source)
         return holder is not None and holder.source == source and self._under_way(holder)
 
@@ -109,12 +109,12 @@ class Reach:
         return [each for each in able if each.id not in incompatible] if incompatible else able
 
     def only_incompatible(self, transfer: DecodeTransfer, now: float) -> bool:
-        """Do decode instances serve, all of them incompatible with its source?"""
+        """Whether decode instances serve but all of them are incompatible with its source."""
         able = self._alike(transfer.request, self._backend(transfer.source))
         return bool(able) and self._incompatible.of(transfer.source, now).issuperset(each.id for each in able)
 
     def may_come(self, transfer: DecodeTransfer) -> bool:
-        """Does one that could take it sleep or start? A sleeping one may wake with a model that reads its KV."""
+        """Whether one that could take it sleeps or starts. A sleeping one may wake with a model that reads its KV."""
         able = self._alike(transfer.request, self._backend(transfer.source), serving=False)
         return any(not each.takes_decodes for each in able)
 
@@ -133,7 +133,7 @@ class Reach:
     def tried(
         self, transfer: DecodeTransfer, candidates: Sequence[ShadowInstance], patience_s: float, now: float
     ) -> bool:
-        """Is a link to one of them closed only while another transfer tries it, for no longer than `patience_s`?"""
+        """Whether a link to one of them is closed only while a transfer tries it, for at most `patience_s`."""
         return any(self._links.tried((transfer.source, each.id), patience_s, now) for each in candidates)
 
     def at_worst(
@@ -177,8 +177,8 @@ class Reach:
         return frozenset(found)
 
     def elsewhere(self, request: Request, avoid: frozenset[str]) -> bool:
-        """Could an instance that is not in `avoid` prefill it again? By the dispatcher's rule for contexts, or the
-        dispatcher would send it back to where it comes from."""
+        """Whether an instance that is not in `avoid` could prefill it again. By the dispatcher's rule for contexts, or
+        the dispatcher would send it back to where it comes from."""
         longest = longest_context(each for each in self._instances.values() if each.spec.model == request.model)
         others = (instance for instance in self._prefillers(request.model) if instance.id not in avoid)
         return any(instance.long_enough(request, longest) for instance in others)

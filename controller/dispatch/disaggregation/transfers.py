@@ -320,7 +320,7 @@ class Line:
 
     @property
     def tries(self) -> bool:
-        """Does one wait that is not tried later?"""
+        """Whether any waits that may be placed now."""
         return bool(self.ready.groups or self.late.groups)
 
     def __iter__(self) -> Iterator[DecodeTransfer]:
@@ -400,7 +400,7 @@ class TransferQueue:
         return sum(len(line) for line in self.lines.values())
 
     def under_way(self, transfer: DecodeTransfer) -> bool:
-        """Has it neither ended nor started over nor landed?"""
+        """Whether it has neither ended, nor started over, nor landed."""
         return self._all.get(transfer.request.id) is transfer and not transfer.landed
 
     def add(self, transfer: DecodeTransfer) -> None:
