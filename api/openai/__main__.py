@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         settings.DISPATCH_POLICY,
         settings.DISPATCH_OVERRIDES,
         token_pacing=settings.TOKEN_PACING,
+        salt_key=settings.SECRET_KEY.encode(),
         scheduler_log=arguments.scheduler_log,
     )
     alone = arguments.snapshot is not None

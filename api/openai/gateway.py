@@ -6,6 +6,7 @@ from requests that end well.
 
 from __future__ import annotations
 
+import hmac
 import random
 import secrets
 import time
@@ -54,6 +55,7 @@ class GatewayOptions:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
+    salt_key: bytes = b""  # of the salts that keep tenants apart in the prefix caches of engines; empty: no salts
     scheduler_log: Path | None = None  # where to record the scheduler's events and actions
 
 
@@ -99,6 +101,7 @@ class Gateway:
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.used_keys: set[int] = set()  # since they were last written to the database
+        self._salts: dict[str, bytes] = {}
         self.closing = False
         self._told_offset_s: float | None = None
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
@@ -161,6 +164,7 @@ class Gateway:
             source=applied.source,
             translation=translation,
         )
+        in_flight.salt = self._salt(tenant.name)
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)
@@ -193,6 +197,15 @@ class Gateway:
             stage=parsed.stage,
         )
         return request, applied
+
+    def _salt(self, tenant: str) -> bytes:
+        """A tenant's salt, which no other tenant can know. Without it, how fast a first token comes tells whether
+        somebody else has sent the same prompt."""
+        salt = self._salts.get(tenant)
+        if salt is None:
+            key = self.options.salt_key
+            salt = self._salts[tenant] = hmac.digest(key, tenant.encode(), "sha256").hex()[:32].encode() if key else b""
+        return salt
 
     def _charge(self, in_flight: InFlightRequest, tenant: TenantConfig) -> None:
         request = in_flight.request

@@ -54,6 +54,7 @@ class InFlightRequest:
         "prefill_instance",
         "quota",
         "request",
+        "salt",
         "send",
         "sends",
         "sent_at",
@@ -95,6 +96,7 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
+        self.salt = b""  # of its tenant, for the prefix caches of engines
         self.state = State.QUEUED
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
@@ -119,7 +121,9 @@ class InFlightRequest:
         request = self.request
         waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
         targets = CallTargets(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
-        return UpstreamCall(request.id, path, self.head, rank, self.streamed, self.keep_usage, targets=targets)
+        return UpstreamCall(
+            *(request.id, path, self.head, rank, self.streamed, self.keep_usage), targets=targets, salt=self.salt
+        )
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

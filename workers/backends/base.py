@@ -117,6 +117,7 @@ class UpstreamCall:
     keep_usage: bool  # the client asked for the usage event itself
     offer: bytes = b""  # of a prefilled prompt: decode from its KV; of a meeting: where both stages find each other
     targets: CallTargets | None = None
+    salt: bytes = b""  # of its tenant: prefixes are shared in an engine's cache only within one
 
 
 class EngineError(SlacklineError):

@@ -108,6 +108,8 @@ class SglangBackend(HttpBackend):
         info = self._info
         if info is not None and info.on("enable_priority_scheduling"):
             tail = b'"priority":%d,' % (call.rank if info.low_first else -call.rank) + tail
+        if call.salt:
+            tail = b'"extra_key":"%s",' % call.salt + tail
         if call.offer:
             tail = call.offer[1:-1] + b"," + tail
         return call.head + (b"" if call.head.endswith(b"{") else b",") + tail

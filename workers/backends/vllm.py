@@ -66,7 +66,10 @@ class VllmBackend(HttpBackend):
         return parse_load((await self._get("/metrics")).decode(), now)
 
     def body_of(self, call: UpstreamCall) -> bytes:
-        return self._with_ours(call.head, call)
+        head = call.head
+        if call.salt:
+            head += b'%s"cache_salt":"%s"' % (b"" if head.endswith(b"{") else b",", call.salt)
+        return self._with_ours(head, call)
 
     def _with_ours(self, head: bytes, call: UpstreamCall) -> bytes:
         """Our fields go last; the client's own `request_id` and `priority` were stripped before."""
