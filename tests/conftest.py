@@ -27,7 +27,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
-PART = re.compile(r"(?<!not )\b(slow|gpu|vllm|browser|torch)\b")  # asked for, in an expression of marks
+PART = re.compile(r"(?<!not )\b(slow|gpu|vllm|browser|torch|fuzz)\b")  # asked for, in an expression of marks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
