@@ -135,16 +135,26 @@ class Monitor:
         except LiveUnavailable:
             self.leading = False
             return set()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.info("telemetry in Redis cannot be read: %r", error)
+            return set()
 
     def _take(self, published: dict[str, dict[str, Any]]) -> set[str]:
         now, shared = self._clock(), self._shared.now()
         taken = set()
         for instance_id, fields in published.items():
-            age_s = max(0.0, shared - fields["observed_at"])
-            if age_s <= STALE_PERIODS * self.period_s:
+            try:
+                age_s = max(0.0, shared - fields["observed_at"])
                 told = {name: value for name, value in fields.items() if name != LINKS}
-                self._fleet.reported(instance_id, Load(**told | {"observed_at": now - age_s}))
-                self._links.reported(instance_id, [report_from_json(each) for each in fields.get(LINKS, ())])
+                load = Load(**told | {"observed_at": now - age_s})
+                reports = [report_from_json(each) for each in fields.get(LINKS, ())]
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # Of a gateway of another version, during an upgrade: this one then polls the engine itself.
+                log.info("telemetry of %s in Redis cannot be read: %r", instance_id, error)
+                continue
+            if age_s <= STALE_PERIODS * self.period_s:
+                self._fleet.reported(instance_id, load)
+                self._links.reported(instance_id, reports)
                 taken.add(instance_id)
         return taken
 

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from api.openai.state.fleet import DEAD_AFTER_S, GatewayFleet
 from api.openai.state.telemetry import Monitor
 from controller.core import events as ev
@@ -142,6 +144,45 @@ async def test_the_leader_publishes_and_a_reader_does_not_poll() -> None:
     assert telemetry.load.running == 17
     assert clock.now - 1 < telemetry.load.observed_at <= clock.now
     assert not reader.leading
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"observed_at": None},
+        {"at": 1.0},
+        {"a_new_field": 1},
+        {"links": [{"state": "a_new_state"}]},
+        {"links": 3},
+        "all of it is something else",
+    ],
+)
+async def test_a_message_of_another_version_is_not_read_and_the_engine_is_polled(other: Any) -> None:
+    board = Board()
+    _, leader, _, _ = build(board, ("e1", "e2"))
+    await polled(leader)
+    await polled(leader)
+    board.leader = False
+    old = board.published["e1"]
+    board.published["e1"] = other if isinstance(other, str) else old | other
+    if other == {"at": 1.0}:
+        del board.published["e1"]["observed_at"]
+    board.published["e2"]["running"] = 17
+    fleet, reader, heard, _ = build(board, ("e1", "e2"))
+    await polled(reader)
+    loads = {event.instance_id: event.load.running for event in heard.events if isinstance(event, ev.Telemetry)}
+    assert loads == {"e1": 0, "e2": 17}
+    assert fleet.seats["e1"].up
+
+
+async def test_a_board_that_answers_nonsense_stops_no_round() -> None:
+    class Nonsense(Board):
+        async def read_telemetry(self, instance_ids: list[str]) -> dict[str, dict[str, Any]]:
+            raise KeyError("instance")
+
+    fleet, reader, _, _ = build(Nonsense(leader=False))
+    await polled(reader)
+    assert fleet.seats["e1"].up
 
 
 def apart(fleet: GatewayFleet) -> None:
