@@ -31,8 +31,10 @@ PARTS = (
     "console",
 )
 # An engine's own words (why a text ended, why a request waits) are no reasons of ours, but for those about moved KV;
-# nor are OpenAI's, or what a timeline marks.
-LEFT_OUT = re.compile(r"workers/engine/(?!kv/(?!disaggregation))|api/openai/protocol/response|console/panels/timeline")
+# nor are OpenAI's, or what a timeline marks, or why a server closes a connection (`/metrics` counts those).
+LEFT_OUT = re.compile(
+    r"workers/engine/(?!kv/(?!disaggregation))|workers/http/|api/openai/protocol/response|console/panels/timeline"
+)
 # What a reason that is put together may be. Who acted, and what was done, stands beside it: person_created.
 FILLED = {
     "*_*": (),
