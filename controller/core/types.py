@@ -96,6 +96,7 @@ class Load(NamedTuple):
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     awake: bool = True
+    cached_tokens_total: int = 0  # of the prompt tokens, found in the prefix cache
 
 
 @dataclass(slots=True)

@@ -89,16 +89,18 @@ class Pass:
         if not idle and room.tokens <= 1:
             return chosen, room
         used = kv = skipped = 0
+        decodes, cached = instance.decodes, instance.knows_prefixes  # read once: the loop is most of a pass
         lone = idle  # one prompt is sent whatever eq. 7 says
         for _, entry in lane.queue.ready:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self._config.scan_limit:
                 break
             request = entry.request
-            tighter = instance.decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
+            tighter = decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
             own = self._pacing.room(instance, ttft, request.targets.tpot_s, now) if tighter else room
-            need = instance.kv_need(request)
+            need = request.prompt_tokens + (request.output_tokens if decodes else 0)
             has_blocks = kv + need < free_tokens
-            fits = used + request.prompt_tokens < own.tokens and has_blocks
+            new = instance.uncached(request)[0] if cached else request.prompt_tokens
+            fits = used + new < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
             alone = not chosen and (idle or (has_blocks and not instance.waiting_count and own.tokens > 1))
             if (fits or alone) and not lane.may_go(entry, instance, now):
@@ -114,7 +116,7 @@ class Pass:
                 tpot, room = request.targets.tpot_s, own
             lone = lone or not fits
             chosen.append(Chosen(entry, judged.probability))
-            used += request.prompt_tokens
+            used += new
             kv += need
         if self._pacing.exact and not instance.spec.selects:
             self._check_exact(instance, chosen, ttft, tpot, lone)
@@ -125,9 +127,9 @@ class Pass:
         """H5: eq. 5 drops the quadratic term; check eq. 7 once more with the full eq. 1 and let the last ones wait."""
         decode_s = instance.decode_s()
         while len(chosen) > (1 if lone else 0):
-            new = [entry.request.prompt_tokens for entry, _ in chosen]
-            tokens = instance.waiting_tokens + sum(new)
-            squares = instance.waiting_squares + sum(n * n for n in new)
+            new = [instance.uncached(entry.request) for entry, _ in chosen]
+            tokens = instance.waiting_new + sum(tokens for tokens, _ in new)
+            squares = instance.waiting_squares + sum(squares for _, squares in new)
             prefill = instance.latency.prefill_sums(tokens, squares)
             if instance.latency.maturity(prefill, decode_s, tpot) <= ttft:
                 return

@@ -15,6 +15,7 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.predict.cached_prefixes import CachedShares
 from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit
 
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
@@ -22,6 +23,8 @@ ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the
 ODD_LIMIT = 10  # ... unless it keeps coming
 TIGHT_SHARE = 0.05  # of the TPOT targets at an instance may be missed before the rest count as what it has to keep
 SAME_BATCH_S = 0.001  # first tokens closer together were computed in one batch
+STALL_AGAIN_S = 0.05
+LOST_SHARE = 0.05  # of an answer's time at its TPOT: one that is later will miss it whatever is sent
 WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow a rise of traffic
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
@@ -59,13 +62,13 @@ class PrefillsAlone:
         self.begun = self.until = begun
         self.batches = self.tokens = self.squares = 0
 
-    def add(self, tokens: int, now: float) -> None:
+    def add(self, tokens: int, squares: int, now: float) -> None:
         """One prefill ended. Those that end together were one batch."""
         if now - self.until > SAME_BATCH_S or not self.batches:
             self.batches += 1
         self.until = now
         self.tokens += tokens
-        self.squares += tokens * tokens
+        self.squares += squares
 
     @property
     def seconds(self) -> float:
@@ -75,13 +78,27 @@ class PrefillsAlone:
 class Sent:
     """A request at an engine: `produced` output tokens so far; `first_at` is None while it waits for its prefill."""
 
-    __slots__ = ("assumed", "at", "binds", "first_at", "mark", "prefill_s", "produced", "rank", "request", "to_come")
+    __slots__ = (
+        "assumed",
+        "at",
+        "binds",
+        "first_at",
+        "mark",
+        "new_tokens",
+        "prefill_s",
+        "produced",
+        "rank",
+        "request",
+        "squares",
+        "to_come",
+    )
 
-    def __init__(self, request: Request, at: float, rank: int, prefill_s: float) -> None:
+    def __init__(self, request: Request, at: float, rank: int, prefill_s: float, new: tuple[int, int]) -> None:
         self.request = request
         self.at = at
         self.rank = rank
         self.prefill_s = prefill_s
+        self.new_tokens, self.squares = new  # see ShadowInstance.uncached
         self.binds = False  # its TPOT limits what else this instance may take
         self.assumed = False  # its first token was not seen: it was expected by then
         self.first_at: float | None = None
@@ -100,7 +117,8 @@ class ShadowInstance:
         self.share = 1.0
         self.waiting: dict[str, Sent] = {}
         self.running: dict[str, Sent] = {}
-        self.waiting_tokens = 0
+        self.waiting_tokens = 0  # of whole prompts, which their KV will take
+        self.waiting_new = 0  # of these, without what is expected in the prefix cache
         self.waiting_squares = 0
         self.context_tokens = 0
         self.expected_tokens = 0  # predicted output still to come, of all requests here
@@ -112,7 +130,13 @@ class ShadowInstance:
         self.latency = LatencyModel(spec.latency or UNPROFILED)
         self._fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
-        self._prefilled = (0, 0)  # tokens and squares of all prefills that ended here
+        self._prefilled = (0, 0)  # tokens and squares that all prefills which ended here are expected to have computed
+        self._prompts: Counter[tuple[str, str]] = (
+            Counter()
+        )  # tokens of the prompts behind them since the last telemetry
+        self._cached = CachedShares()
+        self._stall_until = math.inf  # see stall_s
+        self._stall_seen_at = -math.inf
         self._prefill_work = WorkRate()
         self._alone: PrefillsAlone | None = None  # while the engine prefills and does nothing else
         self.changes = 0  # grows when its latency model, its settings or its state changes
@@ -121,7 +145,6 @@ class ShadowInstance:
         self._others = (0, 0)  # running and waiting requests of others
         self._others_count = 0
         self._others_prefill_rate = 0.0  # prompt tokens a second of requests of others
-        self._prefilled_then = 0  # tokens of our own, at the last telemetry
         self._reported_seqs: int | None = None  # what the engine reports of itself
 
     # ---- what policies read ---------------------------------------------------------------------------------------
@@ -176,6 +199,41 @@ class ShadowInstance:
         slots = self.outstanding / max(1, self.max_num_seqs)
         kv = self.load.kv_usage if self.load else 0.0
         return min(1.0, max(slots, kv))
+
+    def stall_s(self, now: float) -> float:
+        """Seconds of prefill work that the decodes here can wait through and still keep their mean TPOT.
+
+        Infinite without decodes. One that is too late for its TPOT by more than `LOST_SHARE` of the whole answer's time
+        does not count. An answer that is longer than predicted counts as if it ended now. Looked at again after
+        `STALL_AGAIN_S`: meanwhile progress only adds to it.
+        """
+        if now >= self._stall_seen_at + STALL_AGAIN_S:
+            self._stall_seen_at, self._stall_until = now, math.inf
+            step_s = self.decode_s()
+            for sent in self.running.values():
+                self._bounded_by(sent, step_s, now)
+        return max(0.0, self._stall_until - now)
+
+    def _bounded_by(self, sent: Sent, step_s: float, now: float) -> None:
+        if sent.binds and sent.first_at is not None:
+            allowed_s = (max(2, sent.produced + sent.to_come) - 1) * sent.request.targets.tpot_s
+            until = sent.first_at + allowed_s - sent.to_come * step_s
+            if until < self._stall_until and until - now > -LOST_SHARE * allowed_s:
+                self._stall_until = until
+
+    def kept_for_prefills(self) -> float:
+        """The share of its time that prefills may take while decodes keep the tightest TPOT (eq. 5)."""
+        tpot = self.tightest_tpot(TIGHT_SHARE)
+        return 1.0 if math.isinf(tpot) else max(0.0, 1.0 - self.decode_s() / tpot)
+
+    def prefilling(self, now: float) -> float:
+        """The share of its time that went to prefills of ours lately."""
+        return self._prefill_work.value(now)
+
+    def full_step_s(self) -> float:
+        """Eq. 2 with all of this gateway's slots in use by sequences like those that are here."""
+        mean = (self.context_tokens + self.waiting_tokens) // max(1, len(self.waiting) + len(self.running))
+        return self.latency.decode(self.slots, mean * self.slots)
 
     def busy(self, now: float) -> float:
         """0..1: the largest of sequence slots, KV blocks and computing time in use."""
@@ -246,7 +304,21 @@ class ShadowInstance:
 
     def waiting_prefill_s(self) -> float:
         """Eq. 1 for all prompts that wait at the engine."""
-        return self.latency.prefill_sums(self.waiting_tokens, self.waiting_squares)
+        return self.latency.prefill_sums(self.waiting_new, self.waiting_squares)
+
+    @property
+    def knows_prefixes(self) -> bool:
+        """Has its prefix cache had any part of our prompts?"""
+        return bool(self._cached)
+
+    def uncached(self, request: Request) -> tuple[int, int]:
+        """Prompt tokens that are expected to be computed here, and what stands for their squares in eq. 1."""
+        tokens = request.prompt_tokens
+        if not self._cached:
+            return tokens, tokens * tokens
+        cached = self._cached.cached((request.tenant, request.slo_class), tokens)
+        new = tokens - cached
+        return new, new * (new + 2 * cached)
 
     @property
     def takes(self) -> bool:
@@ -269,7 +341,7 @@ class ShadowInstance:
     def cost(self, request: Request) -> Cost:
         """What serving the request is predicted to take on this instance."""
         model, tokens = self.latency, request.prompt_tokens
-        prefill = model.prefill_sums(tokens, tokens * tokens)
+        prefill = model.prefill_sums(*self.uncached(request))
         context = tokens + request.output_tokens // 2
         service = prefill + request.output_tokens * model.marginal_decode(context, float(self.outstanding))
         return Cost(prefill, service, model.decode(1, context), self.first_byte_s(tokens))
@@ -298,13 +370,14 @@ class ShadowInstance:
 
     def send(self, request: Request, now: float, rank: int, serial: int, *, binds: bool = True) -> None:
         """`binds`: its TPOT limits what else this instance may take."""
-        tokens = request.prompt_tokens
-        sent = Sent(request, now, rank, self.latency.prefill_sums(tokens, tokens * tokens))
+        tokens, new = request.prompt_tokens, self.uncached(request)
+        sent = Sent(request, now, rank, self.latency.prefill_sums(*new), new)
         if not self.outstanding:
             self._alone = PrefillsAlone(now)
         self.waiting[request.id] = sent
         self.waiting_tokens += tokens
-        self.waiting_squares += tokens * tokens
+        self.waiting_new += sent.new_tokens
+        self.waiting_squares += sent.squares
         sent.to_come = self.kv_need(request) - tokens
         self.expected_tokens += sent.to_come
         sent.binds = binds and self.decodes and request.output_tokens > 1  # one token has no pace to keep
@@ -318,34 +391,36 @@ class ShadowInstance:
         sent = self.waiting.pop(request_id, None)
         if sent is None:
             return
-        tokens = sent.request.prompt_tokens
-        self._leave_waiting(tokens)
+        self._leave_waiting(sent)
         if not elsewhere:
-            self._prefill_ended(tokens, now, seen=not assumed)
+            self._prefill_ended(sent, now, seen=not assumed)
         sent.first_at = now
         sent.assumed = assumed
         self.running[request_id] = sent
-        self.context_tokens += tokens
+        self._bounded_by(sent, self.decode_s(), now)
+        self.context_tokens += sent.request.prompt_tokens
         self.progress(request_id, 1, now)
 
     def prefill_done(self, request_id: str, now: float) -> None:
         """Its first token is out and it decodes elsewhere: the request leaves this instance."""
         sent = self.waiting.get(request_id)
         if sent is not None:
-            self._prefill_ended(sent.request.prompt_tokens, now, seen=True)
+            self._prefill_ended(sent, now, seen=True)
         self.remove(request_id)
 
-    def _prefill_ended(self, tokens: int, now: float, *, seen: bool) -> None:
+    def _prefill_ended(self, sent: Sent, now: float, *, seen: bool) -> None:
         """Learn from prefills while the engine does nothing else. `seen` False: when it ended is not known."""
-        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
-        self._prefill_work.add(self.latency.prefill_sums(tokens, tokens * tokens), now)
+        request = sent.request
+        self._prompts[request.tenant, request.slo_class] += request.prompt_tokens
+        self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
+        self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)
         alone = self._alone
         if alone is None:
             return
         if not seen or self._others_count:
             self._alone = None
             return
-        alone.add(tokens, now)
+        alone.add(sent.new_tokens, sent.squares, now)
         goes_on = len(self.waiting) > 1 and not self.decodes
         if (goes_on and alone.seconds < OBSERVE_EVERY_S) or not alone.seconds:
             return
@@ -379,7 +454,7 @@ class ShadowInstance:
         """The request is over here, however it ended."""
         sent = self.waiting.pop(request_id, None)
         if sent is not None:
-            self._leave_waiting(sent.request.prompt_tokens)
+            self._leave_waiting(sent)
         else:
             sent = self.running.pop(request_id, None)
             if sent is None:
@@ -408,11 +483,15 @@ class ShadowInstance:
             return
         period = load.observed_at - previous.observed_at
         if period > 0:
-            ours, self._prefilled_then = self._prefilled[0] - self._prefilled_then, self._prefilled[0]
+            ours = self._prompts.total()
             restarted = load.prompt_tokens_total < previous.prompt_tokens_total  # its counters begin with 0 again
             counted = load.prompt_tokens_total - (0 if restarted else previous.prompt_tokens_total)
-            theirs = max(0, counted - ours)  # below 0: prompts of ours were cached, or computed before the restart
-            self._others_prefill_rate = theirs / period if self._others_count else 0.0
+            cached = load.cached_tokens_total - (0 if restarted else previous.cached_tokens_total)
+            self._cached.observe(self._prompts, max(0, cached) * min(1.0, ours / max(1, counted)))
+            self._prompts.clear()
+            theirs = max(0, counted - ours)  # below 0: prompts of ours were counted earlier, or before the restart
+            computed = 1.0 - min(1.0, max(0, cached) / max(1, counted))
+            self._others_prefill_rate = theirs * computed / period if self._others_count else 0.0
         now, then = self._not_ours(load), self._not_ours(previous)
         self._others = (min(now[0], then[0]), min(now[1], then[1]))
         self._others_count = sum(self._others)
@@ -423,9 +502,10 @@ class ShadowInstance:
         running = max(0, load.running - len(self.running) - prefilling)
         return running, max(0, load.waiting - len(self.waiting))
 
-    def _leave_waiting(self, tokens: int) -> None:
-        self.waiting_tokens -= tokens
-        self.waiting_squares -= tokens * tokens
+    def _leave_waiting(self, sent: Sent) -> None:
+        self.waiting_tokens -= sent.request.prompt_tokens
+        self.waiting_new -= sent.new_tokens
+        self.waiting_squares -= sent.squares
 
     def _decoding(self) -> tuple[int, float]:
         """Sequences in a decode step and their tokens, those of others among them, which are taken to be like ours."""

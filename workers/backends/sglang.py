@@ -161,6 +161,7 @@ class SglangBackend(HttpBackend):
         return load._replace(
             prompt_tokens_total=int(seen.get("prompt_tokens_total", 0)),
             generation_tokens_total=int(seen.get("generation_tokens_total", 0)),
+            cached_tokens_total=int(seen.get("cached_tokens_total", 0)),
             awake=awake,
         )
 

@@ -128,11 +128,12 @@ _GAUGES = {
 _COUNTERS = {
     "sglang:prompt_tokens_total": "prompt_tokens_total",
     "sglang:generation_tokens_total": "generation_tokens_total",
+    "sglang:cached_tokens_total": "cached_tokens_total",
 }
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """`running`, `waiting`, `capacity`, `usage` and the two token totals, as far as the page has them.
+    """`running`, `waiting`, `capacity`, `usage` and the three token totals, as far as the page has them.
 
     Gauges: with priority scheduling there is a series for each priority and one with an empty label, their sum, which
     alone counts; ranks of one model copy report the same, so the largest counts; data-parallel ranks are summed.

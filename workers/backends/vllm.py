@@ -37,6 +37,7 @@ _SUMMED = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:prompt_tokens_total": "prompt_tokens_total",
     "vllm:generation_tokens_total": "generation_tokens_total",
+    "vllm:prefix_cache_hits_total": "cached_tokens_total",
 }
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _SLEEP = "vllm:engine_sleep_state"
@@ -152,6 +153,7 @@ def parse_load(text: str, observed_at: float) -> Load:
         prompt_tokens_total=counts["prompt_tokens_total"],
         generation_tokens_total=counts["generation_tokens_total"],
         awake=not asleep,
+        cached_tokens_total=counts["cached_tokens_total"],
     )
 
 

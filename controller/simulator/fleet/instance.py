@@ -161,6 +161,7 @@ class SimulatedInstance:
             max_num_seqs=engine.config.max_num_seqs,
             prompt_tokens_total=totals.prompt,
             generation_tokens_total=totals.generated,
+            cached_tokens_total=totals.prefix_hits,
         )
 
     def _kv_usage(self, now: float) -> float:
