@@ -149,7 +149,7 @@ class Maturity:
 
     def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
         decode_s = instance.decode_s()
-        tokens = instance.latency.token_budget(ttft_s, tpot_s, decode_s, instance.waiting_tokens)
+        tokens = instance.latency.token_budget(ttft_s, tpot_s, decode_s, instance.waiting_new)
         return Room(tokens, instance.free_slots, instance.waiting_prefill_s())
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
@@ -184,7 +184,9 @@ class Backlog:
 
     `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (decision 3
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
-    order; `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets one.
+    order; `stall_share` 0.4: of the time that the decodes there can wait for prefills and still keep their mean TPOT
+    (decision 156); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
+    one.
     """
 
     name: ClassVar[str] = "backlog"
@@ -196,6 +198,7 @@ class Backlog:
         share: float = 0.4
         most_s: float = 1.0
         spare_slots: float = 0.25
+        stall_share: float = 0.4
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
@@ -204,6 +207,8 @@ class Backlog:
                 raise ConfigError("most_s must be positive seconds", field="most_s")
             if not 0 <= self.spare_slots <= 1:
                 raise ConfigError("spare_slots must lie in [0, 1]", field="spare_slots")
+            if not 0 < self.stall_share <= 1:
+                raise ConfigError("stall_share must lie in (0, 1]", field="stall_share")
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
@@ -220,6 +225,10 @@ class Backlog:
         backlog = tail + instance.latency.maturity(waiting, decode_s, tpot_s)
         allowed = min(self.config.share * ttft_s, self.config.most_s)
         tokens = instance.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
+        if tokens > 0:
+            stall_s = self.config.stall_share * instance.stall_s(now)
+            if stall_s - waiting < allowed:
+                tokens = min(tokens, instance.latency.token_budget(stall_s - waiting, math.inf, 0.0))
         return Room(tokens, instance.free_slots, waiting)
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
