@@ -83,6 +83,29 @@ class Ordering(Policy, Protocol):
     def rank(self, request: Request, cost: Cost, now: float) -> Rank: ...
 
 
+class Supply(NamedTuple):
+    """What the instances that serve a queue are predicted to begin. Rates are of all of them together."""
+
+    prefill_rate: float  # seconds of prefill work per second, as far as running decodes leave time for it
+    token_rate: float  # output tokens per second of all sequence slots; 0 where other instances decode
+    backlog_s: float  # seconds of prefill work that were sent and have not ended
+    free_slots: int
+    step_s: float  # a decode step with all slots in use, mean of the instances
+    prefill_constant_s: float  # of a prefill batch, whatever is in it
+
+
+class Planning(Protocol):
+    """An ordering that also looks at the whole queue and defers requests, so that the others are in time (optional)."""
+
+    def rank_deferred(self, request: Request, cost: Cost, now: float) -> Rank:
+        """As `rank`, of a request that was deferred."""
+        ...
+
+    def defer(self, waiting: Sequence[tuple[Request, Cost]], supply: Supply, now: float) -> set[str]:
+        """Ids of the deferred ones among `waiting`, which is in the order of `rank`."""
+        ...
+
+
 class Admission(Policy, Protocol):
     def judge(
         self, request: Request, cost: Cost, instance: InstanceView, backlog_s: float, now: float

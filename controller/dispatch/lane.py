@@ -16,6 +16,7 @@ from controller.core.policy import Cost, Screening
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance, longest_context
+from controller.dispatch.supply import supply_of
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -24,6 +25,8 @@ TPOT_MARGIN = 1.5  # a single decode step this much slower than the target canno
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
+PLANNED_EACH_PASS = 64  # waiting requests of which a plan is cheap enough for every pass
+PLAN_AGAIN_S = 1e-4  # for each request beyond them, until the next plan: some 3 % of the gateway's time
 GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
 
 
@@ -98,6 +101,7 @@ class Lane:
         self._best: list[ShadowInstance] = []  # see `best`
         self._best_at = -1
         self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
+        self._plan_at = -math.inf  # when the ordering may plan again
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
 
     @property
@@ -122,6 +126,11 @@ class Lane:
             self._costed = reference
             self.queue.recost(self.cost, now)
         self.queue.advance(now)
+        if self.queue.planning is not None and now >= self._plan_at and self.queue.ready:
+            able = [instance for instance in self.instances.values() if instance.takes]
+            if able:
+                self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
+                self.queue.plan(supply_of(able, now), now)
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
         """A refusal if there is no instance, and none that is being started can be up while the request may wait."""

@@ -93,8 +93,8 @@ POLICY_SETS: dict[str, PolicySet] = {
         migration="tpot_budget",
     ),
     "slackline": PolicySet(
-        "Apparent tardiness cost, admission probability, eq. 5 kept at every event, hopeless requests last.",
-        "apparent_tardiness_cost", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
+        "Deadline order while all can be in time, admission probability, eq. 5 at every event, hopeless requests last.",
+        "feasible_deadlines", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
         migration="tpot_grouped",
     ),
 }  # fmt: skip

@@ -12,19 +12,25 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from typing import Any, cast
 
 from controller.core.messages import QueueRow
-from controller.core.policy import Admission, Cost, Ordering
+from controller.core.policy import Admission, Cost, Ordering, Planning, Supply
 from controller.core.types import Request
 
 SortKey = tuple[tuple[float, ...], float, str]
 
 
 class Entry:
-    """One waiting request. `excluded`: instances that failed it. `hopeless`: it is in the tier that is served last."""
+    """One waiting request.
+
+    `excluded`: instances that failed it. `deferred`: others are served first, so that they are in time. `hopeless`: it
+    is in the tier that is served last.
+    """
 
     __slots__ = (
         "cost",
+        "deferred",
         "drop_at",
         "excluded",
         "hopeless",
@@ -42,6 +48,7 @@ class Entry:
         self.queued_at = now
         self.key: SortKey = ((), request.arrival, request.id)
         self.hopeless = False
+        self.deferred = False
         self.paused = False
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
@@ -96,6 +103,7 @@ class RequestQueue:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._levels: Counter[int] = Counter()
         self.tokens = 0
+        self.planning: Planning | None = cast(Any, ordering) if hasattr(ordering, "defer") else None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -199,6 +207,21 @@ class RequestQueue:
             entry.hopeless = True
             self._place(entry, now)
 
+    def plan(self, supply: Supply, now: float) -> None:
+        """Let the ordering defer requests. Those that an operator moved stay where they are."""
+        if self.planning is None:
+            return
+        waiting = [entry for _, entry in self._ready if not entry.request.order]
+        if waiting and any(entry.deferred for entry in waiting):
+            # Those in time come first, each tier in its own order: merge them by what `rank` says.
+            waiting.sort(key=lambda e: (self._ordering.rank(e.request, e.cost, now).key, e.request.id))
+        deferred = self.planning.defer([(entry.request, entry.cost) for entry in waiting], supply, now)
+        for entry in waiting:
+            if entry.deferred != (entry.request.id in deferred):
+                self._unplace(entry)
+                entry.deferred = not entry.deferred
+                self._place(entry, now)
+
     def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
         """Predict all again: while the model had no instance there was nothing to predict from."""
         self._turns.clear()
@@ -273,7 +296,8 @@ class RequestQueue:
             entry.key = (worth, request.arrival, request.id)
             insort(self._hopeless, (entry.key, entry), key=_first)
             return
-        rank = self._ordering.rank(request, entry.cost, now)
+        ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
+        rank = ranked(request, entry.cost, now)
         entry.key = ((request.order, *rank.key), request.arrival, request.id)
         insort(self._ready, (entry.key, entry), key=_first)
         if rank.valid_until is not None:

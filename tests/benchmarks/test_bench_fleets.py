@@ -52,3 +52,15 @@ def test_the_last_line_is_json_with_every_fleet(capsys):
     entry = found["by_fleet"][0]
     assert DEFAULT in entry["attainment"]
     assert found["worst"] <= entry["attainment"][DEFAULT] - bench_fleets.best_baseline(entry)[1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "rate", "least"),
+    [("slots_64", 85.7, 0.985), ("long_prompts", 12.2, 0.9)],
+    ids=["at the knee nothing has to be deferred", "long prompts do not stall short answers"],
+)
+def test_the_default_keeps_what_it_can(cell, rate, least):
+    config = cells()[cell]
+    config["workload"]["duration_s"] = 10.0
+    plan = parse_experiment(config, bench_fleets._no_files, bench_fleets._no_files)
+    assert bench_fleets.run_policy(plan, plan.contenders[0], rate)["attainment"] >= least

@@ -1,0 +1,122 @@
+"""Earliest deadline first among the requests that can all be in time; behind them the others, by worth.
+
+Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management Science 15
+(1968): go through the jobs in order of their deadlines and add up their work; whenever one would be late, defer the job
+with the most work so far. What is left is in time, and no schedule has fewer late jobs (one machine, equal values).
+Without overload nothing is deferred and the order is earliest deadline first; under overload the capacity goes to the
+requests that take the least of it.
+
+Deviations: a fleet has two resources, seconds of prefill and sequence slots, each taken to serve in order at the rate
+that `Supply` predicts; a request is late if either lets it begin too late, and the work by which one is deferred is the
+sum of its shares of both, by its value. Deferred requests are in order of apparent tardiness cost, take what room is
+left, and are judged again in the next plan, so a wrong prediction defers nobody for good.
+
+`trust` (0.65): share of the predicted rates that is counted on; 0.55, 0.75, 0.8 and 1 were tried (decision 155).
+`margin_s` (0.05): least slack, about one decode step. `lookahead_s`: as in `apparent_tardiness_cost`. Cost: O(1) per
+decision, and O(n log n) per plan of n waiting requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.errors import ConfigError
+from controller.core.policy import ORDERINGS, Cost, Rank, Stateless, Supply
+from controller.core.types import Request
+from controller.policies.ordering.apparent_tardiness_cost import ApparentTardinessCost
+from controller.policies.ordering.apparent_tardiness_cost import Config as TardinessConfig
+from controller.policies.ordering.earliest_deadline_first import due
+
+LEAST_OWN = 0.1  # of a prompt's time alone, at least, is its own when it shares a step with others
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    trust: float = 0.65
+    margin_s: float = 0.05
+    lookahead_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.trust <= 1:
+            raise ConfigError("trust must lie in (0, 1]", field="trust")
+        if not (math.isfinite(self.margin_s) and self.margin_s >= 0):
+            raise ConfigError("margin_s must be a number of seconds, at least 0", field="margin_s")
+        if not self.lookahead_s > 0:
+            raise ConfigError("lookahead_s must be positive seconds", field="lookahead_s")
+
+
+@ORDERINGS.register("feasible_deadlines")
+class FeasibleDeadlines(Stateless):
+    name: ClassVar[str] = "feasible_deadlines"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self._deferred = ApparentTardinessCost(TardinessConfig(self.config.lookahead_s))
+
+    def rank(self, request: Request, cost: Cost, now: float) -> Rank:
+        return Rank((0.0, due(request) - cost.prefill_s, request.arrival))
+
+    def rank_deferred(self, request: Request, cost: Cost, now: float) -> Rank:
+        rank = self._deferred.rank(request, cost, now)
+        return Rank((1.0, *rank.key), rank.valid_until)
+
+    def defer(self, waiting: Sequence[tuple[Request, Cost]], supply: Supply, now: float) -> set[str]:
+        """Ids of requests that are served after the others, so that those are in time."""
+        plan = _Plan(supply, self.config.trust, [_work(*each, supply) for each in waiting])
+        out: set[str] = set()
+        ahead: list[tuple[float, str, _Work]] = []
+        for (request, cost), work in zip(waiting, plan.works, strict=True):
+            latest_s = due(request) - cost.prefill_s - cost.first_byte_s - self.config.margin_s - now
+            heapq.heappush(ahead, (-plan.share(work) / max(request.value, 1e-6), request.id, work))
+            plan.add(work)
+            while plan.begins_in_s(work) > latest_s:
+                _, name, most = heapq.heappop(ahead)
+                out.add(name)
+                plan.remove(most)
+                if name == request.id:
+                    break
+        return out
+
+
+_Work = tuple[float, float]  # seconds of prefill beside others, tokens of a slot
+
+
+def _work(request: Request, cost: Cost, supply: Supply) -> _Work:
+    """A prompt in a batch does not pay the batch's constant; a slot is also held while its prompt is computed."""
+    prefill_s = max(LEAST_OWN * cost.prefill_s, cost.prefill_s - supply.prefill_constant_s)
+    held = cost.prefill_s / supply.step_s if supply.step_s > 0 else 0.0
+    return prefill_s, request.output_tokens + held
+
+
+class _Plan:
+    """The work of the requests that are served in time, in order of their deadlines."""
+
+    def __init__(self, supply: Supply, trust: float, works: list[_Work]) -> None:
+        self.works = works
+        self._prefill_rate = max(trust * supply.prefill_rate, 1e-9)
+        self._token_rate = trust * supply.token_rate
+        self._prefill_s = supply.backlog_s
+        # Free slots take as many average requests at once.
+        self._tokens = -supply.free_slots * sum(tokens for _, tokens in works) / max(1, len(works))
+
+    def share(self, work: _Work) -> float:
+        """Seconds of the whole fleet."""
+        return work[0] / self._prefill_rate + (work[1] / self._token_rate if self._token_rate > 0 else 0.0)
+
+    def add(self, work: _Work) -> None:
+        self._prefill_s += work[0]
+        self._tokens += work[1]
+
+    def remove(self, work: _Work) -> None:
+        self._prefill_s -= work[0]
+        self._tokens -= work[1]
+
+    def begins_in_s(self, last: _Work) -> float:
+        """When the last request in the plan begins: once the work before it has begun."""
+        prefill = (self._prefill_s - last[0]) / self._prefill_rate
+        slot = (self._tokens - last[1]) / self._token_rate if self._token_rate > 0 else 0.0
+        return max(prefill, slot)
