@@ -185,7 +185,7 @@ class Backlog:
     `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (decision 3
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
     order; `stall_share` 0.4: of the time that the decodes there can wait for prefills and still keep their mean TPOT
-    (decision 156); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
+    (decision 154); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
     one.
     """
 

@@ -15,6 +15,7 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.dispatch.prefill_work import PrefillsAlone, WorkRate
 from controller.predict.cached_prefixes import CachedShares
 from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit
 
@@ -22,57 +23,13 @@ OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
 TIGHT_SHARE = 0.05  # of the TPOT targets at an instance may be missed before the rest count as what it has to keep
-SAME_BATCH_S = 0.001  # first tokens closer together were computed in one batch
 STALL_AGAIN_S = 0.05
 LOST_SHARE = 0.05  # of an answer's time at its TPOT: one that is later will miss it whatever is sent
-WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow a rise of traffic
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
 
 InstanceEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
 INSTANCE_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
-
-
-class WorkRate:
-    """Seconds of work for each second of time, over about the last `WORK_WINDOW_S` (exponentially weighted)."""
-
-    __slots__ = ("_at", "_sum")
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._at = 0.0
-
-    def add(self, seconds: float, now: float) -> None:
-        self._sum = self._sum * self._kept(now) + seconds
-        self._at = now
-
-    def value(self, now: float) -> float:
-        return self._sum * self._kept(now) / WORK_WINDOW_S
-
-    def _kept(self, now: float) -> float:
-        return math.exp((self._at - now) / WORK_WINDOW_S)
-
-
-class PrefillsAlone:
-    """Prefills that an engine ran one after the other since `begun`, while it did nothing else."""
-
-    __slots__ = ("batches", "begun", "squares", "tokens", "until")
-
-    def __init__(self, begun: float) -> None:
-        self.begun = self.until = begun
-        self.batches = self.tokens = self.squares = 0
-
-    def add(self, tokens: int, squares: int, now: float) -> None:
-        """One prefill ended. Those that end together were one batch."""
-        if now - self.until > SAME_BATCH_S or not self.batches:
-            self.batches += 1
-        self.until = now
-        self.tokens += tokens
-        self.squares += squares
-
-    @property
-    def seconds(self) -> float:
-        return self.until - self.begun
 
 
 class Sent:

@@ -11,7 +11,7 @@ that `Supply` predicts; a request is late if either lets it begin too late, and 
 sum of its shares of both, by its value. Deferred requests are in order of apparent tardiness cost, take what room is
 left, and are judged again in the next plan, so a wrong prediction defers nobody for good.
 
-`trust` (0.65): share of the predicted rates that is counted on; 0.55, 0.75, 0.8 and 1 were tried (decision 155).
+`trust` (0.65): share of the predicted rates that is counted on; 0.55, 0.75, 0.8 and 1 were tried (decision 153).
 `margin_s` (0.05): least slack, about one decode step. `lookahead_s`: as in `apparent_tardiness_cost`. Cost: O(1) per
 decision, and O(n log n) per plan of n waiting requests.
 """
