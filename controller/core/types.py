@@ -117,6 +117,9 @@ class InstanceSpec:
     selects: bool = (
         False  # its engine chooses by value among all its requests, so the gateway should not hold any in its queue
     )
+    # As a decode instance it sends the first token once the KV has arrived, also if all its slots are taken; others
+    # send it after a decode step.
+    first_token_with_kv: bool = False
 
 
 class LatencyCoefficients(NamedTuple):

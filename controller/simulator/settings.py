@@ -200,6 +200,7 @@ class InstanceSettings:
             unit_cost=self.unit_cost * self.tensor_parallel,
             latency=(self.believed or self.latency) if self.profiled else None,
             selects=selects(self.part.batching),
+            first_token_with_kv=True,  # as the reference engine does
         )
 
 

@@ -21,6 +21,7 @@ from controller.dispatch.shadow_state import ShadowInstance
 Order = tuple[float, float, str]
 IDLE_DISTANCE = 1e-9  # of an idle instance from any TPOT (seconds a token): worse than equal, better than unlike
 LEAST_LEFT = 0.5  # of a TTFT target, for the wait after a prefill, however much of it the prefill took
+URGENT = 4.0  # times the expected wait for a slot: a request with more time than that waits at the gateway
 NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 
@@ -101,7 +102,9 @@ class TpotBudget:
     over their time here (0 is the paper's: what fits now no longer does when contexts have grown).
     A branch that Alg. 1 lacks: a request that could not keep its TTFT or its TPOT even alone is hopeless. Once no other
     waits that can still make it, it goes where eq. 2 with it harms none of the requests there, and does not bind later
-    ones. Cost: linear in decode instances.
+    ones. Where all slots are taken but the engine sends the first token with the KV, a request may wait for its slot
+    there if the wait expected is at most `patience` of the time that its answer has to spare (decision 156); 0 is the
+    paper's. Cost: linear in decode instances.
     """
 
     name: ClassVar[str] = "tpot_budget"
@@ -112,12 +115,15 @@ class TpotBudget:
     class Config:
         share: float = 1.0
         growth: float = 0.5
+        patience: float = 1.0
 
         def __post_init__(self) -> None:
             if not 0 <= self.growth <= 1:
                 raise ConfigError("growth must lie in [0, 1]", field="growth")
             if not 0 < self.share <= 1:
                 raise ConfigError("share must lie in (0, 1]", field="share")
+            if not self.patience >= 0:
+                raise ConfigError("patience must not be negative", field="patience")
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
@@ -127,15 +133,11 @@ class TpotBudget:
 
     def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
         request = stage.request
-        roomy = [
-            each
-            for each in instances
-            if each.free_slots > 0 and (stage.kv_tokens < each.free_tokens() or not each.outstanding)
-        ]
+        roomy = [each for each in instances if stage.kv_tokens < each.free_tokens() or not each.outstanding]
         if not roomy:
             return None
         hopeless = self.hopeless(stage, instances, now)
-        for instance in self.rank(stage, roomy):
+        for instance in self.rank(stage, [each for each in roomy if each.free_slots > 0]):
             grown = self.config.growth * (instance.expected_tokens + request.output_tokens)
             step = instance.decode_with(request.prompt_tokens + 1 + round(grown))
             allowed = self.config.share * instance.tightest_tpot()
@@ -143,7 +145,26 @@ class TpotBudget:
                 return Choice(instance, "fits_tpot")
             if hopeless and step <= allowed:
                 return Choice(instance, "hopeless_harmless", binds=False)
-        return None
+        return None if hopeless else self._ahead_of_a_slot(stage, roomy, now)
+
+    def _ahead_of_a_slot(self, stage: Prefilled, roomy: Sequence[ShadowInstance], now: float) -> Choice | None:
+        """The instance where a slot is expected first, if the answer can wait for it there and keep its pace.
+
+        Its first token comes with its KV, so waiting there costs TPOT, and waiting here would cost TTFT.
+        """
+        best: tuple[float, int, str, ShadowInstance] | None = None
+        for instance in roomy:
+            if not instance.spec.first_token_with_kv or instance.free_slots > 0:
+                continue
+            step, wait = instance.decode_s(), instance.slot_wait_s()
+            spare = (stage.pace_s - step) * max(0, stage.request.output_tokens - 1)
+            if step > self.config.share * instance.tightest_tpot() or wait > self.config.patience * spare:
+                continue
+            first_byte, slack = stage.first_byte_s(instance.id, 0.0, now), stage.slack_s(now)
+            if first_byte <= slack < first_byte + URGENT * wait:
+                key = (wait, instance.last_sent, instance.id, instance)
+                best = key if best is None or key[:3] < best[:3] else best
+        return None if best is None else Choice(best[3], "waits_for_slot")
 
     def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
         """Whether it could not keep its targets even alone on an idle instance."""

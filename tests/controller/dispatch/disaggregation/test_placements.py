@@ -166,3 +166,36 @@ def test_who_has_the_least_time_for_its_answer_is_placed_first_whatever_its_pace
     for name, first in (("tpot_grouped", "short"), ("tpot_budget", "long")):
         made = migrator(decoders=1, migration={"name": name}, slots=1)
         assert places(made.handle([long, short], 0.0)) == [(first, "d0")]
+
+
+def full(**named):
+    """One decode instance of the reference engine whose only slot has an answer of 100 tokens (2.1 s) in it."""
+    made = build_migrator("slackline")
+    made.handle([up("d0", slots=1, first_token_with_kv=True)], 0.0)
+    made.handle([done("first", tpot=0.05, output=100)], 0.0)
+    commit(made, "first", now=0.0)
+    return made
+
+
+def test_who_cannot_wait_here_waits_for_its_slot_at_the_engine():
+    """Its first token is due in 0.5 s and comes with its KV; its answer has 2.9 s to spare."""
+    made = full()
+    (place,) = of(made.handle([done("next", ttft=0.5, tpot=0.05, output=100)], 0.0), ev.Place)
+    assert (place.target, place.decision.reason) == ("d0", "waits_for_slot")
+
+
+def test_who_has_the_time_waits_here():
+    made = full()
+    assert places(made.handle([done("patient", ttft=60.0, tpot=0.05, output=100)], 0.0)) == []
+
+
+def test_an_answer_without_time_to_spare_does_not_wait_at_the_engine():
+    made = full()
+    assert places(made.handle([done("short", ttft=0.5, tpot=0.05, output=5)], 0.0)) == []
+
+
+def test_an_engine_that_answers_after_a_step_gets_nobody_beyond_its_slots():
+    made = migrator(slots=1)
+    made.handle([done("first", tpot=0.05, output=100)], 0.0)
+    commit(made, "first", now=0.0)
+    assert places(made.handle([done("next", ttft=0.5, tpot=0.05, output=100)], 0.0)) == []
