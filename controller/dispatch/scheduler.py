@@ -25,7 +25,7 @@ from controller.core.types import Part, Role
 from controller.dispatch.disaggregation.link_book import LinkView
 from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.dispatcher import StageDispatcher
-from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, On, OpenRequest, State
+from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, UNDER_WAY, On, OpenRequest, State
 from controller.dispatch.queue import QueueView
 
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
@@ -322,6 +322,10 @@ class Scheduler:
     def _instance_down(self, event: ev.InstanceDown) -> ev.Event:
         self._roles.pop(event.instance_id, None)
         self._paired.discard(event.instance_id)
+        for found in self._open.values():  # the migrator places these again when it hears of it
+            if found.target == event.instance_id and found.state in UNDER_WAY:
+                found.follow(On.UNDONE)
+                found.target = ""
         return event
 
     # ---- sending ---------------------------------------------------------------------------------------------------

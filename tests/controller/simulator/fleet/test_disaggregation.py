@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.core.errors import ConfigError
@@ -252,6 +252,8 @@ def test_a_link_that_stays_broken_ends_the_answer_and_one_that_heals_does_not():
     st.sampled_from([1024, 4096]),
     st.sampled_from([0.0, 0.01]),
 )
+# Both decode instances fail, the second with an answer that came to it from the first.
+@example(1081, "least_outstanding", [(2, 2.0, None), (3, 1.0, None)], [], 4096, 0.0)
 def test_whatever_breaks_every_request_ends_once(seed, migration, dead, broken, kv_tokens, network_s):
     demands = some_demands(40, rate=30.0, seed=seed)
     instances = [replace(each, kv_tokens=kv_tokens) for each in TWO_AND_TWO]
