@@ -246,15 +246,6 @@ class ShadowInstance:
         """Eq. 2 for the batch after all waiting prompts are prefilled."""
         return self._decode_s(0, 0) if self.decodes else 0.0
 
-    def slot_wait_s(self) -> float:
-        """Seconds until one more request is expected to have a slot: answers end in turn as their tokens come."""
-        slots = self.slots
-        ahead = len(self.waiting) + len(self.running) + 1 - slots
-        if ahead <= 0:
-            return 0.0
-        left = self.expected_tokens / max(1, len(self.waiting) + len(self.running))
-        return ahead * left * self.decode_s() / slots
-
     def decode_with(self, tokens: int) -> float:
         """Eq. 2 with one more sequence of `tokens` tokens."""
         return self._decode_s(1, tokens)

@@ -156,7 +156,7 @@ class TpotBudget:
         for instance in roomy:
             if not instance.spec.first_token_with_kv or instance.free_slots > 0:
                 continue
-            step, wait = instance.decode_s(), instance.slot_wait_s()
+            step, wait = instance.decode_s(), _slot_wait_s(instance)
             spare = (stage.pace_s - step) * max(0, stage.request.output_tokens - 1)
             if step > self.config.share * instance.tightest_tpot() or wait > self.config.patience * spare:
                 continue
@@ -179,6 +179,14 @@ class TpotBudget:
     def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         """In which order instances are tried: by the end of their next step."""
         return sorted(instances, key=lambda each: (each.decode_s(), each.last_sent, each.id))
+
+
+def _slot_wait_s(instance: ShadowInstance) -> float:
+    """Seconds until one more request is expected to have a slot: answers end in turn as their tokens come."""
+    outstanding = len(instance.waiting) + len(instance.running)
+    ahead = max(0, outstanding + 1 - instance.slots)
+    left = instance.expected_tokens / max(1, outstanding)
+    return ahead * left * instance.decode_s() / instance.slots
 
 
 @MIGRATIONS.register("tpot_grouped")
