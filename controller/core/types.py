@@ -80,6 +80,12 @@ class Request:
     avoid: frozenset[str] = frozenset()  # prefill instances whose KV no decode instance could use
 
     @property
+    def due(self) -> float:
+        """The earliest target time, on the driver's clock: of its first token or of its whole answer."""
+        first, deadline_s = self.arrival + self.targets.ttft_s, self.targets.deadline_s
+        return first if deadline_s is None else min(first, self.arrival + deadline_s)
+
+    @property
     def ttft_due(self) -> float:
         return self.arrival + self.targets.ttft_s
 

@@ -12,11 +12,10 @@ from itertools import islice
 
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
-from controller.core.policy import Cost, Screening
+from controller.core.policy import Cost, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance, longest_context
-from controller.dispatch.supply import supply_of
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -28,6 +27,8 @@ JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what i
 PLANNED_EACH_PASS = 64  # waiting requests of which a plan is cheap enough for every pass
 PLAN_AGAIN_S = 1e-4  # for each request beyond them, until the next plan: some 3 % of the gateway's time
 GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
+LEAST_KEPT = 0.05  # of an instance's time is left for prefills, however close its decodes are to their TPOT
+MOST_PREFILLING = 0.8  # of an instance's time goes to prefills, when a decode step is predicted
 
 
 def refuse(
@@ -366,3 +367,22 @@ def _infeasible(
     if cost.prefill_s <= margin * prefill_doubt * bound:
         return None
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
+
+
+def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:
+    """The sum over the instances. Prefills get what eq. 5 leaves them; steps of full slots take as long as eq. 2 says,
+    and longer by the share of time that went to prefills lately.
+    """
+    count = free_slots = 0
+    prefill_rate = backlog_s = step_s = token_rate = constant_s = 0.0
+    for each in instances:
+        count += 1
+        prefill_rate += each.share * max(LEAST_KEPT, each.kept_for_prefills())
+        backlog_s += each.waiting_prefill_s()
+        constant_s = max(constant_s, each.latency.coefficients.prefill_a)
+        if each.decodes:
+            free_slots += max(0, each.free_slots)
+            step = each.full_step_s() / (1.0 - min(MOST_PREFILLING, each.prefilling(now)))
+            token_rate += each.slots / step
+            step_s += step
+    return Supply(prefill_rate, token_rate, backlog_s, free_slots, step_s / max(1, count), constant_s)

@@ -15,9 +15,8 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
-from controller.dispatch.prefill_work import PrefillsAlone, WorkRate
 from controller.predict.cached_prefixes import CachedShares
-from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit
+from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit, PrefillsAlone, WorkRate
 
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine

@@ -22,7 +22,6 @@ from typing import ClassVar
 from controller.core.errors import ConfigError
 from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, InstanceView, Stateless
 from controller.core.types import Request
-from controller.policies.ordering.earliest_deadline_first import due
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ScorpioTtftGuard(Stateless):
         ahead = 0
         for request in waiting:
             first = now + backlog_s + prefill_s(ahead // engines + request.prompt_tokens) + self.config.margin_s
-            if first > due(request):
+            if first > request.due:
                 out.append(request.id)
             else:
                 ahead += request.prompt_tokens

@@ -19,7 +19,6 @@ from typing import ClassVar
 from controller.core.errors import ConfigError
 from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, InstanceView, Stateless
 from controller.core.types import Request
-from controller.policies.ordering.earliest_deadline_first import due
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class TtftProbability(Stateless):
     ) -> AdmissionResult:
         config = self.config
         needed_s = cost.prefill_s + cost.first_byte_s + backlog_s
-        left = due(request) - now - needed_s - config.margin_s * instance.utilisation()
+        left = request.due - now - needed_s - config.margin_s * instance.utilisation()
         p = probability(left, config.error * needed_s)
         if p >= config.theta:
             return AdmissionResult(True, p, "likely_in_time")
@@ -67,7 +66,7 @@ class TtftProbability(Stateless):
         late.
         """
         first_s = cost.prefill_s + cost.first_byte_s
-        at = due(request) - first_s
+        at = request.due - first_s
         if request.targets.deadline_s is not None:
             alone = first_s + max(0, request.output_tokens - 1) * cost.decode_step_s
             at = min(at, request.arrival + request.targets.deadline_s - alone)

@@ -23,7 +23,6 @@ from typing import ClassVar
 from controller.core.errors import ConfigError
 from controller.core.policy import ORDERINGS, Cost, Rank, Stateless
 from controller.core.types import Request
-from controller.policies.ordering.earliest_deadline_first import due
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,6 @@ class ApparentTardinessCost(Stateless):
         self.config = config or Config()
 
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
-        latest_start = due(request) - cost.prefill_s
+        latest_start = request.due - cost.prefill_s
         worth = math.log(max(cost.service_s, 1e-6) / max(request.value, 1e-6))
         return Rank((latest_start / self.config.lookahead_s + worth, request.arrival))

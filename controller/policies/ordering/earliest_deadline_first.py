@@ -18,14 +18,6 @@ class Config:
     """No settings."""
 
 
-def due(request: Request) -> float:
-    """The earliest target time of the request, on the driver's clock."""
-    first = request.arrival + request.targets.ttft_s
-    if request.targets.deadline_s is None:
-        return first
-    return min(first, request.arrival + request.targets.deadline_s)
-
-
 @ORDERINGS.register("earliest_deadline_first")
 class EarliestDeadlineFirst(Stateless):
     name: ClassVar[str] = "earliest_deadline_first"
@@ -34,4 +26,4 @@ class EarliestDeadlineFirst(Stateless):
         self.config = config or Config()
 
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
-        return Rank((due(request), request.arrival))
+        return Rank((request.due, request.arrival))

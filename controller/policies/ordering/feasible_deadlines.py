@@ -29,7 +29,6 @@ from controller.core.policy import ORDERINGS, Cost, Rank, Stateless, Supply
 from controller.core.types import Request
 from controller.policies.ordering.apparent_tardiness_cost import ApparentTardinessCost
 from controller.policies.ordering.apparent_tardiness_cost import Config as TardinessConfig
-from controller.policies.ordering.earliest_deadline_first import due
 
 LEAST_OWN = 0.1  # of a prompt's time alone, at least, is its own when it shares a step with others
 
@@ -58,7 +57,7 @@ class FeasibleDeadlines(Stateless):
         self._deferred = ApparentTardinessCost(TardinessConfig(self.config.lookahead_s))
 
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
-        return Rank((0.0, due(request) - cost.prefill_s, request.arrival))
+        return Rank((0.0, request.due - cost.prefill_s, request.arrival))
 
     def rank_deferred(self, request: Request, cost: Cost, now: float) -> Rank:
         rank = self._deferred.rank(request, cost, now)
@@ -70,7 +69,7 @@ class FeasibleDeadlines(Stateless):
         out: set[str] = set()
         ahead: list[tuple[float, str, _Work]] = []
         for (request, cost), work in zip(waiting, plan.works, strict=True):
-            latest_s = due(request) - cost.prefill_s - cost.first_byte_s - self.config.margin_s - now
+            latest_s = request.due - cost.prefill_s - cost.first_byte_s - self.config.margin_s - now
             heapq.heappush(ahead, (-plan.share(work) / max(request.value, 1e-6), request.id, work))
             plan.add(work)
             while plan.begins_in_s(work) > latest_s:

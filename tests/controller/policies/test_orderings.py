@@ -4,7 +4,6 @@ from controller.core.errors import ConfigError
 from controller.core.policy import ORDERINGS, Cost
 from controller.core.types import Request, Targets
 from controller.policies.ordering import apparent_tardiness_cost as atc
-from controller.policies.ordering.earliest_deadline_first import due
 
 CHEAP = Cost(0.1, 0.2, 0.01)
 
@@ -25,8 +24,8 @@ def test_textbook_orders():
 
 
 def test_the_target_that_falls_due_first_counts():
-    assert due(request("a", 1.0, 5.0)) == 6.0
-    assert due(request("a", 1.0, 5.0, deadline=3.0)) == 4.0
+    assert request("a", 1.0, 5.0).due == 6.0
+    assert request("a", 1.0, 5.0, deadline=3.0).due == 4.0
 
 
 def test_lookahead_goes_from_deadline_to_worth():
