@@ -37,7 +37,7 @@ def asleep(instance_id, level=1):
 
 
 def vllm(policy, id, number):
-    row = instance_register(actor=SYSTEM, id=id, model=policy.model, url=f"http://v:{number}")
+    row = instance_register(actor=SYSTEM, id=id, model=policy.model, url=f"http://v:{number + 1}")
     instance_observe(instance_id=id, observed_state=Instance.Observed.READY)
     return row
 
