@@ -129,7 +129,7 @@ class Lane:
         self.queue.advance(now)
         if self.queue.planning is not None and now >= self._plan_at and self.queue.ready:
             able = [instance for instance in self.instances.values() if instance.takes]
-            if able:
+            if able and not any(_guessed(instance) for instance in able):
                 self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
                 self.queue.plan(supply_of(able, now), now)
 
@@ -369,15 +369,21 @@ def _infeasible(
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
 
+def _guessed(instance: ShadowInstance) -> bool:
+    """Whether nobody profiled it and too little was measured yet: a plan on guesses would defer what can be in time."""
+    return instance.spec.latency is None and instance.doubt() != (1.0, 1.0)
+
+
 def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:
     """The sum over the instances. Prefills get what eq. 5 leaves them; steps of full slots take as long as eq. 2 says,
-    and longer by the share of time that went to prefills lately.
+    and longer by the share of time that went to prefills lately. Slots count with this gateway's share of them.
+    Prefills count whole: what the other gateways prefill is already in the part that eq. 5 leaves (decision 153).
     """
     count = free_slots = 0
     prefill_rate = backlog_s = step_s = token_rate = constant_s = 0.0
     for each in instances:
         count += 1
-        prefill_rate += each.share * max(LEAST_KEPT, each.kept_for_prefills())
+        prefill_rate += max(LEAST_KEPT, each.kept_for_prefills())
         backlog_s += each.waiting_prefill_s()
         constant_s = max(constant_s, each.latency.coefficients.prefill_a)
         if each.decodes:
