@@ -266,8 +266,8 @@ def test_a_receiver_without_memory_says_so_and_stays_warm(policy, jobs):
 DIED = 9
 DYING = f"""
 import os, sys
-from workers.engine.torch import meeting as torch_meeting
-from workers.engine.torch import transfer as torch_transfer
+from workers.engine.torch.weights import meeting as torch_meeting
+from workers.engine.torch.weights import transfer as torch_transfer
 from workers.engine.config import parse
 from workers.engine.server import run
 
