@@ -241,7 +241,8 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
             reason = (
                 f"{most:g} is our reading of its words; least over loads {least:.2f}. Cost is provisioned time until "
                 f"the last answer. There the fleet attains {at.point.attainment:.3f} (round robin "
-                f"{at.base.attainment:.3f}) in {100 * at.faster:.0f} % less time. The paper gives neither its "
+                f"{at.base.attainment:.3f}) with {abs(at.faster):.0f} % {'less' if at.faster >= 0 else 'more'} mean "
+                "latency. The paper gives neither its "
                 "thresholds nor its loads"
             )
             claims.append(
