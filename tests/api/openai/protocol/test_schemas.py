@@ -187,7 +187,8 @@ def test_engines_fetch_nothing_for_a_client(name: str, url: object, monkeypatch:
 def test_data_and_listed_hosts_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "_media_hosts", frozenset({"media.example.org"}))
     for url in ("data:image/png;base64,AAAA", "https://media.example.org/x.png"):
-        parse({"model": "demo", **part({"url": url})}, chat=True)
+        asked = part({"url": url})
+        assert upstream(parse({"model": "demo", **asked}, chat=True))["messages"] == asked["messages"]
 
 
 def test_a_part_of_another_type_is_refused() -> None:

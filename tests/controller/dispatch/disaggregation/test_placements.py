@@ -3,6 +3,7 @@
 import pytest
 
 from controller.core import events as ev
+from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Role
 from controller.dispatch import MIGRATIONS, build_migrator
 from controller.dispatch.disaggregation.placements import Prefilled
@@ -168,9 +169,9 @@ def test_who_has_the_least_time_for_its_answer_is_placed_first_whatever_its_pace
         assert places(made.handle([long, short], 0.0)) == [(first, "d0")]
 
 
-def full(**named):
+def full(overrides=None):
     """One decode instance of the reference engine whose only slot has an answer of 100 tokens (2.1 s) in it."""
-    made = build_migrator("slackline")
+    made = build_migrator("slackline", overrides)
     made.handle([up("d0", slots=1, first_token_with_kv=True)], 0.0)
     made.handle([done("first", tpot=0.05, output=100)], 0.0)
     commit(made, "first", now=0.0)
@@ -199,3 +200,16 @@ def test_an_engine_that_answers_after_a_step_gets_nobody_beyond_its_slots():
     made.handle([done("first", tpot=0.05, output=100)], 0.0)
     commit(made, "first", now=0.0)
     assert places(made.handle([done("next", ttft=0.5, tpot=0.05, output=100)], 0.0)) == []
+
+
+@pytest.mark.parametrize(("patience", "placed"), [(0.0, []), (0.5, []), (1.0, [("next", "d0")])])
+def test_patience_is_the_share_of_the_time_to_spare_that_may_be_waited(patience, placed):
+    """A slot is expected in about 2.1 s, and the answer has 2.9 s to spare."""
+    made = full({"migration": {"name": "tpot_grouped", "patience": patience}})
+    assert places(made.handle([done("next", ttft=0.5, tpot=0.05, output=100)], 0.0)) == placed
+
+
+def test_patience_is_not_negative():
+    with pytest.raises(ConfigError) as error:
+        build_migrator("slackline", {"migration": {"name": "tpot_grouped", "patience": -1.0}})
+    assert error.value.field == "patience"
