@@ -1,4 +1,4 @@
-"""The console's own Prometheus metrics. Attainment and queue are read from the fleet at scrape time (views/metrics)."""
+"""The console's own Prometheus metrics. `views/site/metrics.py` adds attainment and queue, read at scrape time."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from django.utils.decorators import sync_and_async_middleware
 from psycopg_pool import PoolTimeout
 
 from console.metrics import REQUEST_SECONDS, REQUESTS
-from console.views.problems import database_away, not_found, unstorable
+from console.views.site.problems import database_away, not_found, unstorable
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

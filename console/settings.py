@@ -163,7 +163,7 @@ SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
 SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one host do not log each other out
 CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"
 X_FRAME_OPTIONS = "DENY"
-CSRF_FAILURE_VIEW = "console.views.problems.csrf_failed"
+CSRF_FAILURE_VIEW = "console.views.site.problems.csrf_failed"
 
 # ---- live pages and API ------------------------------------------------------------------------------------------
 CHANNEL_LAYERS = {

@@ -9,28 +9,10 @@ from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
 from api.control.openapi.document import DocsView, SchemaView
-from console.views import (
-    audit,
-    changes,
-    classes,
-    experiments,
-    fleet,
-    health,
-    instance_role,
-    mappings,
-    metrics,
-    overview,
-    patterns,
-    previews,
-    queue,
-    requests,
-    scaling,
-    service_accounts,
-    sessions,
-    sign_in,
-    tenants,
-    traces,
-)
+from console.views import audit, experiments, fleet, instance_role, overview, queue, requests, scaling, traces
+from console.views.accounts import service_accounts, sessions, sign_in, tenants
+from console.views.configuration import changes, classes, mappings, previews
+from console.views.site import health, metrics, patterns
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -109,7 +91,7 @@ urlpatterns = [
     path("metrics", metrics.metrics, name="metrics"),
 ]
 
-handler400 = "console.views.problems.bad_request"
-handler403 = "console.views.problems.forbidden"
-handler404 = "console.views.problems.not_found"
-handler500 = "console.views.problems.defect"
+handler400 = "console.views.site.problems.bad_request"
+handler403 = "console.views.site.problems.forbidden"
+handler404 = "console.views.site.problems.not_found"
+handler500 = "console.views.site.problems.defect"

@@ -46,7 +46,7 @@ NOT_METRICS = {"slackline_session_8000"}  # a cookie
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
 EXAMPLE_FILES = {"least_waiting.py"}  # CONTRIBUTING adds it
 GATEWAY_GAUGES = ("api/openai/status.py", "api/openai/service.py")
-CONSOLE_GAUGES = "console/views/metrics.py"
+CONSOLE_GAUGES = "console/views/site/metrics.py"
 
 
 def relative(path: Path) -> str:

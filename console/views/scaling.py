@@ -24,9 +24,9 @@ from console.forms.unsaved_forms import data_of
 from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
 from console.removed import says_if_removed
-from console.views.changes import before_of
-from console.views.classes import show_errors
-from console.views.conflicts import Difference, differences
+from console.views.configuration.changes import before_of
+from console.views.configuration.classes import show_errors
+from console.views.configuration.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue
 from controller.selectors.fleet import scaling

@@ -10,7 +10,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.access import allows, refuse
-from console.views.classes import show_errors
+from console.views.configuration.classes import show_errors
 from controller.models import Trace
 from controller.selectors.experiments import results as experiments
 from controller.selectors.roles import UserRole, role_of

@@ -19,7 +19,7 @@ PARTS = {
     "audit-export", "queue-command-ended",
 }  # fmt: skip
 # For machines: no person, no role; and for those who sign in.
-OPEN = ("console.views.health", "console.views.metrics", "console.views.sign_in")
+OPEN = ("console.views.site.health", "console.views.site.metrics", "console.views.accounts.sign_in")
 
 
 @pytest.fixture(autouse=True)

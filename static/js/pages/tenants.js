@@ -3,7 +3,7 @@
 import { DASH, count } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 
-const NEAR = 0.8; // as in console/views/tenants.py
+const NEAR = 0.8; // as in console/views/accounts/tenants.py
 const places = [...document.querySelectorAll("[data-at-once]")];
 
 function show(place, used) {

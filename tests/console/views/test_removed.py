@@ -88,7 +88,7 @@ def test_one_that_goes_while_it_is_saved(operator, monkeypatch):
         slo_class_remove(actor=OLGA, slo_class_id=row.pk)
         return real(**asked)
 
-    monkeypatch.setattr("console.views.classes.slo_class_update", late)
+    monkeypatch.setattr("console.views.configuration.classes.slo_class_update", late)
     answer = operator.post(reverse("class-edit", args=[row.pk]), CLASS)
     assert answer.status_code == 410
     assert b"0.91 s" in answer.content

@@ -18,8 +18,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from console.access import allows
 from console.forms.service_accounts import ServiceAccountForm, TokenForm, TokenRotateForm
 from console.forms.unsaved_forms import data_of
-from console.views.classes import show_errors
-from console.views.conflicts import Difference, differences
+from console.views.configuration.classes import show_errors
+from console.views.configuration.conflicts import Difference, differences
 from controller.models import ServiceAccount, ServiceToken
 from controller.selectors import service_accounts as accounts
 from controller.selectors.records import decisions

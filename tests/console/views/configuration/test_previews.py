@@ -7,7 +7,7 @@ import time
 import pytest
 from django.utils import timezone
 
-from console.views.previews import compared
+from console.views.configuration.previews import compared
 from controller.core.snapshot import LevelBounds
 from controller.core.types import Outcome, Targets
 from controller.models import Decision, Experiment, PriorityMapping, RequestRecord

@@ -23,8 +23,8 @@ from console.forms.unsaved_forms import data_of
 from console.live.live_view import open_by_tenant
 from console.panels.history import goal_of, goals, links
 from console.removed import says_if_removed
-from console.views.classes import show_errors
-from console.views.conflicts import Difference, differences
+from console.views.configuration.classes import show_errors
+from console.views.configuration.conflicts import Difference, differences
 from console.views.overview import read_fleets
 from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant

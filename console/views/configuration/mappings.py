@@ -18,10 +18,10 @@ from console.forms.base import LevelFormSet, MappingForm
 from console.forms.numbers import number_of
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
-from console.views.changes import before_of
-from console.views.classes import restore_link, show_errors
-from console.views.conflicts import Difference, differences
-from console.views.saved import saved
+from console.views.configuration.changes import before_of
+from console.views.configuration.classes import restore_link, show_errors
+from console.views.configuration.conflicts import Difference, differences
+from console.views.configuration.saved import saved
 from controller.models import PriorityMapping
 from controller.selectors import catalogue
 from controller.selectors.records import decisions

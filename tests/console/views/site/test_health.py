@@ -8,7 +8,7 @@ import redis
 from django.conf import settings
 from django.test import Client
 
-from console.views import health
+from console.views.site import health
 from controller.core.messages import HEARTBEAT_KEY
 from tests.factories import instance, scaling_policy, served_model
 from workers.tasks.failures import EACH_SECOND

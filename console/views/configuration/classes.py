@@ -18,9 +18,9 @@ from console.access import allows
 from console.forms.base import SLOClassForm
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
-from console.views.changes import before_of
-from console.views.conflicts import Difference, differences
-from console.views.saved import saved
+from console.views.configuration.changes import before_of
+from console.views.configuration.conflicts import Difference, differences
+from console.views.configuration.saved import saved
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue
 from controller.selectors.records import decisions

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from console.access import allows
 from console.forms.base import MappingForm, SLOClassForm
 from console.removed import says_if_removed
-from console.views.mappings import as_levels, level_forms
+from console.views.configuration.mappings import as_levels, level_forms
 from controller.core.errors import ConfigError
 from controller.core.snapshot import LevelBounds
 from controller.models import Experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ValidationError
 
-from console.views import classes as views
+from console.views.configuration import classes as views
 from controller.models import Decision, SLOClass
 from tests import factories
 from workers import live

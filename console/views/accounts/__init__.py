@@ -1,0 +1,1 @@
+"""Who may send requests or sign in: tenants with API keys, service accounts with tokens, sign-in and sessions."""
