@@ -9,9 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsAdmin, IsViewer
-from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import VersionField
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, operation, page_of
+from api.control.framework.fields import VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version, matched_version
 from api.control.framework.references import host_named
 from controller.models import Device
 from controller.selectors.catalogue import devices
@@ -45,7 +46,7 @@ class DevicePatch(serializers.Serializer):
     version = VersionField()
 
 
-class DeviceOutput(serializers.ModelSerializer):
+class DeviceOutput(VersionedOutput):
     """A device."""
 
     host = serializers.CharField(source="host.name")
@@ -84,14 +85,14 @@ class DeviceDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(devices(), pk), DeviceOutput)
 
-    @operation("device_update", "Change a device", body=DevicePatch, answer=DeviceOutput, errors=CHANGED)
+    @operation("device_update", "Change a device", body=DevicePatch, answer=DeviceOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(DevicePatch, partial=True)
         version = claimed_version(request, data)
         row = device_update(actor=self.actor, device_id=pk, version=version, changes=data)
         return self.one(row, DeviceOutput)
 
-    @operation("device_remove", "Remove a device", status=204, errors=CHANGED)
+    @operation("device_remove", "Remove a device", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         device_remove(actor=self.actor, device_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -9,9 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsAdmin, IsViewer
-from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import LabelsField, NameField, VersionField
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, operation, page_of
+from api.control.framework.fields import LabelsField, NameField, VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version, matched_version
 from controller.models import Host
 from controller.selectors.catalogue import hosts
 from controller.services.fleet.topology import host_create, host_remove, host_update
@@ -41,7 +42,7 @@ class HostPatch(_HostFields):
     version = VersionField()
 
 
-class HostOutput(serializers.ModelSerializer):
+class HostOutput(VersionedOutput):
     """A host."""
 
     labels = LabelsField()
@@ -79,14 +80,14 @@ class HostDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(hosts(), pk), HostOutput)
 
-    @operation("host_update", "Change a host", body=HostPatch, answer=HostOutput, errors=CHANGED)
+    @operation("host_update", "Change a host", body=HostPatch, answer=HostOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(HostPatch, partial=True)
         version = claimed_version(request, data)
         row = host_update(actor=self.actor, host_id=pk, version=version, changes=data)
         return self.one(row, HostOutput)
 
-    @operation("host_remove", "Remove a host", status=204, errors=CHANGED)
+    @operation("host_remove", "Remove a host", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         host_remove(actor=self.actor, host_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,16 +13,10 @@ from rest_framework.response import Response
 
 from api.control.access.permissions import IsOperator, IsViewer
 from api.control.actions import ActionOutput
-from api.control.framework.base import (
-    ControlView,
-    PageQuery,
-    claimed_version,
-    filtered,
-    matched_version,
-    stated_version,
-)
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.fields import BaseUrlField, JsonObjectField, NumberField, VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version, expected, matched_version, stated_version
 from api.control.framework.references import host_named, model_named
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
@@ -37,7 +31,7 @@ from controller.services.fleet.instances import (
     instance_undrain,
     instance_update,
 )
-from controller.services.fleet.launches import instance_join
+from controller.services.fleet.launches import instance_join, instance_put
 from controller.services.fleet.role_switches import role_order
 from controller.services.fleet.sleeping import LEVELS, sleep_order, wake_order
 
@@ -104,6 +98,8 @@ class _InstanceFields(serializers.Serializer):
 class InstanceInput(_InstanceFields):
     """A new instance: one that its provisioner starts, or an endpoint that runs already (`static`, with its url)."""
 
+    needs: ClassVar[tuple[str, ...]] = ("id", "url")  # of a static instance
+
     id = serializers.CharField(max_length=63, validators=[ID], required=False, help_text="Generated if absent.")
     model = serializers.CharField(max_length=120, help_text="A model's name.")
     backend = serializers.ChoiceField(choices=BACKENDS)
@@ -113,7 +109,7 @@ class InstanceInput(_InstanceFields):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if attrs["provisioner"] == "static":
-            missing = {name: ["A static instance needs it."] for name in ("id", "url") if name not in attrs}
+            missing = {name: ["A static instance needs it."] for name in self.needs if name not in attrs}
             if missing:
                 raise serializers.ValidationError(missing)
         elif "url" in attrs:
@@ -123,6 +119,14 @@ class InstanceInput(_InstanceFields):
         elif attrs["backend"] != "reference":
             raise serializers.ValidationError({"backend": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
+
+
+class InstancePut(InstanceInput):
+    """All fields of an instance: those that are absent get their default. Model, backend, provisioner and URL never
+    change; the role is set by `set-role`."""
+
+    id = None  # in the address
+    needs: ClassVar[tuple[str, ...]] = ("url",)
 
 
 class InstancePatch(_InstanceFields):
@@ -149,7 +153,7 @@ class InstanceRole(InstanceActionSerializer):
     role = serializers.ChoiceField(choices=Role.choices)
 
 
-class InstanceOutput(serializers.ModelSerializer):
+class InstanceOutput(VersionedOutput):
     """An instance: its desired state, its observed state, and when it was observed."""
 
     model = serializers.CharField(source="model.name")
@@ -221,29 +225,55 @@ class InstanceList(ControlView):
 class InstanceDetail(ControlView):
     """One instance."""
 
-    access: ClassVar = {"GET": IsViewer, "PATCH": IsOperator, "DELETE": IsOperator}
+    access: ClassVar = {"GET": IsViewer, "PUT": IsOperator, "PATCH": IsOperator, "DELETE": IsOperator}
 
     @operation("instance_get", "Read an instance", answer=InstanceOutput, errors=FOUND)
     def get(self, request: Request, pk: str) -> Response:
         return self.one(self.found(instances(), pk), InstanceOutput)
 
-    @operation("instance_update", "Change an instance", body=InstancePatch, answer=InstanceOutput, errors=CHANGED)
+    @operation("instance_update", "Change an instance", body=InstancePatch, answer=InstanceOutput, errors=PATCHED)
     def patch(self, request: Request, pk: str) -> Response:
         data = _with_host(self.body(InstancePatch, partial=True))
         version = claimed_version(request, data)
         row = instance_update(actor=self.actor, instance_id=pk, version=version, changes=data)
         return self.one(row, InstanceOutput)
 
-    @operation("instance_remove", "Forget a stopped or failed instance", status=204, errors=CHANGED)
+    @operation(
+        "instance_put",
+        "Create or replace an instance",
+        body=InstancePut,
+        answer=InstanceOutput,
+        errors=PUT,
+        created=True,
+    )
+    def put(self, request: Request, pk: str) -> Response:
+        own = InstanceInput().fields["id"]
+        try:
+            own.run_validation(pk)
+        except serializers.ValidationError as error:
+            raise serializers.ValidationError({"id": error.detail}) from error
+        data = _with_host(self.body(InstancePut))
+        data["model"] = model_named(data["model"], "model")
+        row, created = instance_put(actor=self.actor, instance_id=pk, values=data, expected=expected(request))
+        return self.stored(self.found(instances(), row.pk), InstanceOutput, created)
+
+    @operation("instance_remove", "Forget a stopped or failed instance", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: str) -> Response:
         instance_remove(actor=self.actor, instance_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class _InstanceStateView(ControlView):
-    """Sets the desired state of one instance. Idempotent."""
+class _InstanceActionView(ControlView):
+    """An action on one instance."""
 
     access: ClassVar = {"POST": IsOperator}
+
+    def current(self) -> Mapping[str, Any]:
+        return InstanceOutput(self.found(instances(), self.kwargs["pk"])).data
+
+
+class _InstanceStateView(_InstanceActionView):
+    """Sets the desired state of one instance. Idempotent."""
 
     def set_state(self, service: Callable[..., Instance], pk: str, data: dict[str, Any]) -> Response:
         service(actor=self.actor, instance_id=pk, version=stated_version(self.request, data))
@@ -254,7 +284,7 @@ class InstanceDrain(_InstanceStateView):
     """The instance gets no new requests and finishes those that are running."""
 
     @operation(
-        "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+        "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=MATCHED
     )
     def post(self, request: Request, pk: str) -> Response:
         return self.set_state(instance_drain, pk, self.body(InstanceActionSerializer))
@@ -264,22 +294,20 @@ class InstanceStop(_InstanceStateView):
     """Stop the instance immediately and permanently, even if requests are running."""
 
     @operation(
-        "instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=CHANGED
+        "instance_stop", "Stop an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=MATCHED
     )
     def post(self, request: Request, pk: str) -> Response:
         return self.set_state(instance_stop, pk, self.body(InstanceActionSerializer))
 
 
-class InstanceSetRole(ControlView):
+class InstanceSetRole(_InstanceActionView):
     """The instance gets only requests of this stage from now on; running requests finish there.
 
     An engine that must be told its role (SGLang) is drained first; its role changes when the action `role_switch` ends.
     """
 
-    access: ClassVar = {"POST": IsOperator}
-
     @operation(
-        "instance_set_role", "Set the role of an instance", body=InstanceRole, answer=InstanceOutput, errors=CHANGED
+        "instance_set_role", "Set the role of an instance", body=InstanceRole, answer=InstanceOutput, errors=MATCHED
     )
     def post(self, request: Request, pk: str) -> Response:
         data = self.body(InstanceRole)
@@ -288,10 +316,8 @@ class InstanceSetRole(ControlView):
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 
-class _InstanceOrderView(ControlView):
+class _InstanceOrderView(_InstanceActionView):
     """Orders an action on an instance and returns it. Idempotent: an open action of the same kind is returned."""
-
-    access: ClassVar = {"POST": IsOperator}
 
     def order(self, service: Callable[..., Action], pk: str, data: dict[str, Any]) -> Response:
         version = stated_version(self.request, data)
@@ -299,7 +325,7 @@ class _InstanceOrderView(ControlView):
         return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
 
 
-ordered = partial(operation, answer=ActionOutput, status=202, errors=CHANGED)
+ordered = partial(operation, answer=ActionOutput, status=202, errors=MATCHED)
 
 
 class InstanceLoad(_InstanceOrderView):
@@ -340,7 +366,7 @@ class InstanceDesiredState(_InstanceStateView):
         "Set the desired state of an instance",
         body=InstanceWish,
         answer=InstanceOutput,
-        errors=CHANGED,
+        errors=MATCHED,
     )
     def post(self, request: Request, pk: str) -> Response:
         data = self.body(InstanceWish)

@@ -9,9 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsAdmin, IsViewer
-from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import NumberField, VersionField
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, operation, page_of
+from api.control.framework.fields import NumberField, VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version, matched_version
 from api.control.framework.references import host_named
 from controller.models import Link
 from controller.selectors.catalogue import links
@@ -50,7 +51,7 @@ class LinkPatch(_LinkFields):
     version = VersionField()
 
 
-class LinkOutput(serializers.ModelSerializer):
+class LinkOutput(VersionedOutput):
     """A link, and the weight transfers over it in the last day. Bytes a second, seconds."""
 
     source = serializers.CharField(source="source.name")
@@ -98,14 +99,14 @@ class LinkDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(links(), pk), LinkOutput)
 
-    @operation("link_update", "Change a link", body=LinkPatch, answer=LinkOutput, errors=CHANGED)
+    @operation("link_update", "Change a link", body=LinkPatch, answer=LinkOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(LinkPatch, partial=True)
         version = claimed_version(request, data)
         link_update(actor=self.actor, link_id=pk, version=version, changes=data)
         return self.one(self.found(links(), pk), LinkOutput)
 
-    @operation("link_remove", "Remove a link", status=204, errors=CHANGED)
+    @operation("link_remove", "Remove a link", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         link_remove(actor=self.actor, link_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)

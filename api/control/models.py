@@ -9,9 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsAdmin
-from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import NameField, NumberField, VersionField
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, operation, page_of
+from api.control.framework.fields import NameField, NumberField, VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version, matched_version
 from controller.models import ServedModel
 from controller.selectors.catalogue import served_models
 from controller.services.fleet.served_models import served_model_create, served_model_remove, served_model_update
@@ -52,7 +53,7 @@ class ServedModelPatch(_ServedModelFields):
     version = VersionField()
 
 
-class ServedModelOutput(serializers.ModelSerializer):
+class ServedModelOutput(VersionedOutput):
     """A served model."""
 
     aliases = serializers.ListField(child=serializers.CharField())
@@ -100,14 +101,14 @@ class ServedModelDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(served_models(), pk), ServedModelOutput)
 
-    @operation("served_model_update", "Change a model", body=ServedModelPatch, answer=ServedModelOutput, errors=CHANGED)
+    @operation("served_model_update", "Change a model", body=ServedModelPatch, answer=ServedModelOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(ServedModelPatch, partial=True)
         version = claimed_version(request, data)
         row = served_model_update(actor=self.actor, model_id=pk, version=version, changes=data)
         return self.one(row, ServedModelOutput)
 
-    @operation("served_model_remove", "Remove a model", status=204, errors=CHANGED)
+    @operation("served_model_remove", "Remove a model", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         served_model_remove(actor=self.actor, model_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)

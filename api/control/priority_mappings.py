@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from rest_framework import serializers, status
@@ -9,15 +10,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsOperator
-from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import SecondsSerializerField, VersionField
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.fields import SecondsSerializerField, VersionedOutput, VersionField, checked_name
+from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import tenant_named
 from controller.models import PriorityMapping
 from controller.selectors.catalogue import priority_mappings
 from controller.services.slo.priority_mappings import (
     LEVELS_MAX,
     priority_mapping_create,
+    priority_mapping_put,
     priority_mapping_remove,
     priority_mapping_update,
 )
@@ -63,13 +66,17 @@ class PriorityMappingInput(_MappingFields):
     )
 
 
+class PriorityMappingPut(_MappingFields):
+    """All fields of a mapping: those that are absent get their default."""
+
+
 class PriorityMappingPatch(_MappingFields):
     """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
-class PriorityMappingOutput(serializers.ModelSerializer):
+class PriorityMappingOutput(VersionedOutput):
     """A priority mapping."""
 
     tenant = serializers.CharField(source="tenant.name", allow_null=True, default=None)
@@ -128,7 +135,7 @@ class PriorityMappingDetail(ControlView):
         "Change a priority mapping",
         body=PriorityMappingPatch,
         answer=PriorityMappingOutput,
-        errors=CHANGED,
+        errors=PATCHED,
     )
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(PriorityMappingPatch, partial=True)
@@ -136,7 +143,68 @@ class PriorityMappingDetail(ControlView):
         row = priority_mapping_update(actor=self.actor, mapping_id=pk, version=version, changes=data)
         return self.one(row, PriorityMappingOutput)
 
-    @operation("priority_mapping_remove", "Remove a priority mapping", status=204, errors=CHANGED)
+    @operation("priority_mapping_remove", "Remove a priority mapping", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         priority_mapping_remove(actor=self.actor, mapping_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class _OneMapping(ControlView):
+    """The shared mapping, or that of a tenant."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PUT": IsOperator, "DELETE": IsOperator}
+
+    def read(self, owner: str | None) -> Response:
+        return self.one(self._row(owner), PriorityMappingOutput)
+
+    def replace(self, request: Request, owner: str | None) -> Response:
+        tenant = tenant_named(owner, "tenant")
+        data = self.body(PriorityMappingPut)
+        row, created = priority_mapping_put(actor=self.actor, tenant=tenant, values=data, expected=expected(request))
+        return self.stored(row, PriorityMappingOutput, created)
+
+    def remove(self, request: Request, owner: str | None) -> Response:
+        row = self._row(owner)
+        priority_mapping_remove(actor=self.actor, mapping_id=row.pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def _row(self, owner: str | None) -> PriorityMapping:
+        row: PriorityMapping = self.only(priority_mappings(of=self.tenant_id).filter(tenant__name=owner))
+        return row
+
+
+reads = partial(operation, answer=PriorityMappingOutput, errors=(400, *FOUND))
+replaces = partial(operation, body=PriorityMappingPut, answer=PriorityMappingOutput, errors=PUT, created=True)
+removes = partial(operation, status=204, errors=MATCHED)
+
+
+class SharedPriorityMapping(_OneMapping):
+    """The mapping of all tenants that have none of their own."""
+
+    @reads("priority_mapping_get_shared", "Read the shared priority mapping")
+    def get(self, request: Request) -> Response:
+        return self.read(None)
+
+    @replaces("priority_mapping_put_shared", "Create or replace the shared priority mapping")
+    def put(self, request: Request) -> Response:
+        return self.replace(request, None)
+
+    @removes("priority_mapping_remove_shared", "Remove the shared priority mapping")
+    def delete(self, request: Request) -> Response:
+        return self.remove(request, None)
+
+
+class PriorityMappingByTenant(_OneMapping):
+    """The mapping of one tenant."""
+
+    @reads("priority_mapping_get_by_tenant", "Read a tenant's priority mapping")
+    def get(self, request: Request, tenant: str) -> Response:
+        return self.read(checked_name(tenant, "tenant", max_length=64))
+
+    @replaces("priority_mapping_put_by_tenant", "Create or replace a tenant's priority mapping")
+    def put(self, request: Request, tenant: str) -> Response:
+        return self.replace(request, checked_name(tenant, "tenant", max_length=64))
+
+    @removes("priority_mapping_remove_by_tenant", "Remove a tenant's priority mapping")
+    def delete(self, request: Request, tenant: str) -> Response:
+        return self.remove(request, checked_name(tenant, "tenant", max_length=64))

@@ -9,15 +9,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsOperator, IsViewer
-from api.control.framework.base import ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import NumberField, VersionField
+from api.control.framework.base import ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.fields import NumberField, VersionedOutput, VersionField, checked_name
+from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import model_named
 from controller.models import ScalingPolicy
 from controller.models.fleet import Role
 from controller.selectors.catalogue import scaling_policies
 from controller.services.fleet.scaling_policies import (
     scaling_policy_create,
+    scaling_policy_put,
     scaling_policy_remove,
     scaling_policy_update,
 )
@@ -68,13 +70,23 @@ class ScalingPolicyInput(_ScalingFields):
     role = serializers.ChoiceField(choices=Role.choices, required=False)
 
 
+class ScalingPolicyPut(_ScalingFields):
+    """All fields of a policy: those that are absent get their default, except `enabled`, which stays as it is."""
+
+
+class ScalingPolicyRole(serializers.Serializer):
+    """The stage of requests whose instances the policy counts."""
+
+    role = serializers.ChoiceField(choices=Role.choices, required=False, default=Role.COLLOCATED)
+
+
 class ScalingPolicyPatch(_ScalingFields):
     """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
-class ScalingPolicyOutput(serializers.ModelSerializer):
+class ScalingPolicyOutput(VersionedOutput):
     """A scaling policy. Seconds."""
 
     model = serializers.CharField(source="model.name")
@@ -130,7 +142,7 @@ class ScalingPolicyDetail(ControlView):
         "Change a scaling policy",
         body=ScalingPolicyPatch,
         answer=ScalingPolicyOutput,
-        errors=CHANGED,
+        errors=PATCHED,
     )
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(ScalingPolicyPatch, partial=True)
@@ -138,7 +150,59 @@ class ScalingPolicyDetail(ControlView):
         row = scaling_policy_update(actor=self.actor, policy_id=pk, version=version, changes=data)
         return self.one(row, ScalingPolicyOutput)
 
-    @operation("scaling_policy_remove", "Remove a scaling policy", status=204, errors=CHANGED)
+    @operation("scaling_policy_remove", "Remove a scaling policy", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         scaling_policy_remove(actor=self.actor, policy_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class ScalingPolicyByModel(ControlView):
+    """The policy of a model and role."""
+
+    access: ClassVar = {"GET": IsViewer, "PUT": IsOperator, "DELETE": IsOperator}
+
+    @operation(
+        "scaling_policy_get_by_model",
+        "Read the scaling policy of a model and role",
+        query=ScalingPolicyRole,
+        answer=ScalingPolicyOutput,
+        errors=(400, *FOUND),
+    )
+    def get(self, request: Request, model: str) -> Response:
+        return self.one(self._row(model), ScalingPolicyOutput)
+
+    @operation(
+        "scaling_policy_put",
+        "Create or replace the scaling policy of a model and role",
+        query=ScalingPolicyRole,
+        body=ScalingPolicyPut,
+        answer=ScalingPolicyOutput,
+        errors=PUT,
+        created=True,
+    )
+    def put(self, request: Request, model: str) -> Response:
+        name, role = self._key(model)
+        data, served = self.body(ScalingPolicyPut), model_named(name, "model")
+        row, created = scaling_policy_put(
+            actor=self.actor, model=served, role=role, values=data, expected=expected(request)
+        )
+        return self.stored(row, ScalingPolicyOutput, created)
+
+    @operation(
+        "scaling_policy_remove_by_model",
+        "Remove the scaling policy of a model and role",
+        query=ScalingPolicyRole,
+        status=204,
+        errors=MATCHED,
+    )
+    def delete(self, request: Request, model: str) -> Response:
+        scaling_policy_remove(actor=self.actor, policy_id=self._row(model).pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def _key(self, model: str) -> tuple[str, str]:
+        return checked_name(model, "model", max_length=120), self.query(ScalingPolicyRole)["role"]
+
+    def _row(self, model: str) -> ScalingPolicy:
+        name, role = self._key(model)
+        row: ScalingPolicy = self.only(scaling_policies().filter(model__name=name, role=role))
+        return row

@@ -17,10 +17,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsOperator, IsViewer
-from api.control.framework.base import ControlView, PageQuery, claimed_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.framework.base import ControlView, PageQuery
+from api.control.framework.documented import CHANGED, CREATED, FOUND, PATCHED, operation, page_of
 from api.control.framework.errors import Conflict
-from api.control.framework.fields import JsonObjectField, VersionField
+from api.control.framework.fields import JsonObjectField, VersionedOutput, VersionField
+from api.control.framework.preconditions import claimed_version
 from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors.experiments import results as experiments
@@ -72,7 +73,7 @@ class SimulationPatch(serializers.Serializer):
     version = VersionField()
 
 
-class SimulationSummary(serializers.ModelSerializer):
+class SimulationSummary(VersionedOutput):
     """One row of the list."""
 
     compares = serializers.ListField(source="labels", child=serializers.CharField(), read_only=True)
@@ -163,7 +164,7 @@ class SimulationDetail(_SimulationView):
         return self.one(self.row(pk), SimulationOutput)
 
     @operation(
-        "simulation_update", "Name or keep a simulation", body=SimulationPatch, answer=SimulationOutput, errors=CHANGED
+        "simulation_update", "Name or keep a simulation", body=SimulationPatch, answer=SimulationOutput, errors=PATCHED
     )
     def patch(self, request: Request, pk: str) -> Response:
         data = self.body(SimulationPatch, partial=True)

@@ -9,13 +9,26 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsOperator
-from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import NameField, NumberField, SecondsSerializerField, VersionField
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.fields import (
+    NameField,
+    NumberField,
+    SecondsSerializerField,
+    VersionedOutput,
+    VersionField,
+    checked_name,
+)
+from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import tenant_named
 from controller.models import SLOClass
 from controller.selectors.catalogue import slo_classes
-from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+from controller.services.slo.slo_classes import (
+    slo_class_create,
+    slo_class_put,
+    slo_class_remove,
+    slo_class_update,
+)
 
 VALUE_MAX = 1_000_000
 
@@ -55,13 +68,23 @@ class SLOClassInput(_SLOClassFields):
     )
 
 
+class SLOClassPut(_SLOClassFields):
+    """All fields of a class: those that are absent get their default."""
+
+
+class SLOClassOwner(serializers.Serializer):
+    """Whose class is meant."""
+
+    tenant = serializers.CharField(max_length=64, required=False, help_text="Owner's name; absent: the shared class.")
+
+
 class SLOClassPatch(_SLOClassFields):
     """A change; absent fields keep their values."""
 
     version = VersionField()
 
 
-class SLOClassOutput(serializers.ModelSerializer):
+class SLOClassOutput(VersionedOutput):
     """An SLO class. Seconds."""
 
     tenant = serializers.CharField(source="tenant.name", allow_null=True, default=None)
@@ -105,14 +128,63 @@ class SLOClassDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(slo_classes(of=self.tenant_id), pk), SLOClassOutput)
 
-    @operation("slo_class_update", "Change an SLO class", body=SLOClassPatch, answer=SLOClassOutput, errors=CHANGED)
+    @operation("slo_class_update", "Change an SLO class", body=SLOClassPatch, answer=SLOClassOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(SLOClassPatch, partial=True)
         version = claimed_version(request, data)
         row = slo_class_update(actor=self.actor, slo_class_id=pk, version=version, changes=data)
         return self.one(row, SLOClassOutput)
 
-    @operation("slo_class_remove", "Remove an SLO class", status=204, errors=CHANGED)
+    @operation("slo_class_remove", "Remove an SLO class", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         slo_class_remove(actor=self.actor, slo_class_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class SLOClassByName(ControlView):
+    """The class of this name: the shared one, or with `tenant` that of a tenant."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PUT": IsOperator, "DELETE": IsOperator}
+
+    @operation(
+        "slo_class_get_by_name",
+        "Read an SLO class by name",
+        query=SLOClassOwner,
+        answer=SLOClassOutput,
+        errors=(400, *FOUND),
+    )
+    def get(self, request: Request, name: str) -> Response:
+        return self.one(self._row(name), SLOClassOutput)
+
+    @operation(
+        "slo_class_put",
+        "Create or replace an SLO class",
+        query=SLOClassOwner,
+        body=SLOClassPut,
+        answer=SLOClassOutput,
+        errors=PUT,
+        created=True,
+    )
+    def put(self, request: Request, name: str) -> Response:
+        name, owner = self._key(name)
+        data, tenant = self.body(SLOClassPut), tenant_named(owner, "tenant")
+        row, created = slo_class_put(
+            actor=self.actor, name=name, tenant=tenant, values=data, expected=expected(request)
+        )
+        return self.stored(row, SLOClassOutput, created)
+
+    @operation(
+        "slo_class_remove_by_name", "Remove an SLO class by name", query=SLOClassOwner, status=204, errors=MATCHED
+    )
+    def delete(self, request: Request, name: str) -> Response:
+        slo_class_remove(actor=self.actor, slo_class_id=self._row(name).pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def _key(self, name: str) -> tuple[str, str | None]:
+        return checked_name(name, "name", max_length=64), self.query(SLOClassOwner).get("tenant")
+
+    def _row(self, name: str) -> SLOClass:
+        name, owner = self._key(name)
+        rows = slo_classes(of=self.tenant_id).filter(name=name, tenant__name=owner)
+        row: SLOClass = self.only(rows)
+        return row

@@ -9,13 +9,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsAdmin
-from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
-from api.control.framework.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.framework.fields import NameField, VersionField
+from api.control.framework.base import SIGNED_IN, ControlView, PageQuery, filtered
+from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.fields import NameField, VersionedOutput, VersionField, checked_name
+from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import class_named
 from controller.models import Tenant
 from controller.selectors.catalogue import tenants
-from controller.services.slo.tenants import tenant_create, tenant_remove, tenant_update
+from controller.services.slo.tenants import tenant_create, tenant_put, tenant_remove, tenant_update
 
 QUOTA_MAX = 2**31 - 1
 
@@ -51,6 +52,12 @@ class TenantInput(_TenantChange):
     name = NameField(max_length=64)
 
 
+class TenantPut(_TenantChange):
+    """All fields of a tenant: those that are absent get their default, except `state`, which stays as it is."""
+
+    state = serializers.ChoiceField(choices=Tenant.State.choices, required=False)
+
+
 class TenantPatch(_TenantChange):
     """A change; absent fields keep their values."""
 
@@ -58,7 +65,7 @@ class TenantPatch(_TenantChange):
     version = VersionField()
 
 
-class TenantOutput(serializers.ModelSerializer):
+class TenantOutput(VersionedOutput):
     """A tenant."""
 
     default_class = serializers.CharField(source="default_class.name", allow_null=True, default=None)
@@ -101,7 +108,7 @@ class TenantDetail(ControlView):
     def get(self, request: Request, pk: int) -> Response:
         return self.one(self.found(tenants(of=self.tenant_id), pk), TenantOutput)
 
-    @operation("tenant_update", "Change a tenant", body=TenantPatch, answer=TenantOutput, errors=CHANGED)
+    @operation("tenant_update", "Change a tenant", body=TenantPatch, answer=TenantOutput, errors=PATCHED)
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(TenantPatch, partial=True)
         version = claimed_version(request, data)
@@ -110,7 +117,43 @@ class TenantDetail(ControlView):
         row = tenant_update(actor=self.actor, tenant_id=pk, version=version, changes=data)
         return self.one(row, TenantOutput)
 
-    @operation("tenant_remove", "Remove a tenant", status=204, errors=CHANGED)
+    @operation("tenant_remove", "Remove a tenant", status=204, errors=MATCHED)
     def delete(self, request: Request, pk: int) -> Response:
         tenant_remove(actor=self.actor, tenant_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class TenantByName(ControlView):
+    """The tenant of this name."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PUT": IsAdmin, "DELETE": IsAdmin}
+
+    @operation("tenant_get_by_name", "Read a tenant by name", answer=TenantOutput, errors=(400, *FOUND))
+    def get(self, request: Request, name: str) -> Response:
+        return self.one(self._row(name), TenantOutput)
+
+    @operation(
+        "tenant_put",
+        "Create or replace a tenant",
+        body=TenantPut,
+        answer=TenantOutput,
+        errors=PUT,
+        created=True,
+    )
+    def put(self, request: Request, name: str) -> Response:
+        name = checked_name(name, "name", max_length=64)
+        data = self.body(TenantPut)
+        if data.get("default_class"):
+            own = tenants().filter(name=name).first()
+            data["default_class"] = class_named(data["default_class"], "default_class", own)
+        row, created = tenant_put(actor=self.actor, name=name, values=data, expected=expected(request))
+        return self.stored(row, TenantOutput, created)
+
+    @operation("tenant_remove_by_name", "Remove a tenant by name", status=204, errors=MATCHED)
+    def delete(self, request: Request, name: str) -> Response:
+        tenant_remove(actor=self.actor, tenant_id=self._row(name).pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def _row(self, name: str) -> Tenant:
+        row: Tenant = self.only(tenants(of=self.tenant_id).filter(name=checked_name(name, "name", max_length=64)))
+        return row

@@ -59,13 +59,14 @@ def update(
     *,
     actor: Actor,
     kind: str,
-    version: int,
+    version: int | None,
     changes: Mapping[str, Any],
     editable: Iterable[str],
     check: Callable[[V], None] | None = None,
     gateways: bool = True,
 ) -> V:
-    """Change the named fields of a row that still has `version`, and audit as `<kind>_updated`.
+    """Change the named fields of a row that still has `version` (None: whichever it has), and audit as
+    `<kind>_updated`.
 
     Raises DoesNotExist, VersionConflict, or ValidationError (also for a field that is not editable). If no value
     differs, the version stays and no decision is recorded.
@@ -73,7 +74,7 @@ def update(
     _refuse_others(changes, frozenset(editable))
     with transaction.atomic():
         row = table._default_manager.select_for_update().get(pk=pk)
-        if row.version != version:
+        if version is not None and row.version != version:
             raise VersionConflict(str(row), version, row.version)
         before = as_json(row)
         for name, value in changes.items():

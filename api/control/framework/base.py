@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError
 from django.db.models import QuerySet
 from drf_spectacular.openapi import AutoSchema
 from rest_framework import serializers, status
@@ -28,26 +31,19 @@ from api.control.access.permissions import IsAdmin, IsTenantKey, IsViewer
 from api.control.access.refusals import refusal_record
 from api.control.access.scopes import scope_missing
 from api.control.access.throttle import KeyThrottle, PersonThrottle
-from api.control.framework.errors import ControlApiError, exception_handler
-from api.control.framework.fields import name_choices
+from api.control.framework.differences import add_stored, as_sent
+from api.control.framework.errors import exception_handler
+from api.control.framework.fields import etag_of, name_choices
 from api.control.framework.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
 from controller.selectors.roles import ServicePrincipal
 from controller.services.actors import Actor
+from controller.services.change import VersionConflict
+from controller.services.replace import AlreadyStored
 from workers.notices import announce_config
 
-VERSION_MAX = 2**31 - 1
 UNKNOWN = "Unknown field."
 
 SIGNED_IN = IsViewer | IsTenantKey
-
-
-class VersionRequired(ControlApiError):
-    """A change must name the version of the object that it is based on."""
-
-    default_code = "validation_failed"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, {"version": [message]})
 
 
 class PageQuery(serializers.Serializer):
@@ -86,6 +82,7 @@ class ControlView(APIView):
     schema = AutoSchema()
     access: ClassVar[Mapping[str, Any]] = {}
     configures: ClassVar[bool] = True
+    _sent: Mapping[str, Any] = MappingProxyType({})  # the values of the body, as a response would show them
 
     def get_permissions(self) -> list[BasePermission]:
         method = self.request.method or ""
@@ -108,6 +105,8 @@ class ControlView(APIView):
 
     def handle_exception(self, exc: Exception) -> Response:
         response: Response = super().handle_exception(exc)
+        if isinstance(exc, VersionConflict | AlreadyStored):
+            add_stored(response, self._stored(), self._sent)
         refusal_record(self.request, exc)  # after the handler has rolled back the transaction
         return response
 
@@ -135,13 +134,15 @@ class ControlView(APIView):
 
     def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:
         """The validated query parameters. Unknown parameters are errors."""
-        return _valid(serializer, self.request.query_params.dict())
+        return dict(_checked(serializer, self.request.query_params.dict()).validated_data)
 
     def body(self, serializer: type[serializers.Serializer], *, partial: bool = False) -> dict[str, Any]:
         """The validated JSON body. Unknown fields are errors, so that a typo is never ignored silently."""
         if not isinstance(self.request.data, Mapping):
             raise serializers.ValidationError("The body must be a JSON object.")
-        return _valid(serializer, dict(self.request.data), partial=partial, why_not=self._why_not)
+        bound = _checked(serializer, dict(self.request.data), partial=partial, why_not=self._why_not)
+        self._sent = as_sent(bound)
+        return dict(bound.validated_data)
 
     def _why_not(self, field: str) -> str:
         """Why the body may not have this field: it is unknown, or it is read-only."""
@@ -164,43 +165,39 @@ class ControlView(APIView):
         page = paginate(rows, order, query["limit"], query.get("cursor"))
         return Response({"items": output(page.items, many=True).data, "next_cursor": page.next_cursor})
 
-    def found(self, rows: QuerySet[Any], pk: Any) -> Any:
-        """The row with this key that the caller may see. Rows of other tenants are answered with 404 too."""
-        row = rows.filter(pk=pk).first()
+    def only(self, rows: QuerySet[Any]) -> Any:
+        """The one row of the query. Rows of other tenants are answered with 404 too."""
+        row = rows.first()
         if row is None:
             raise NotFound("Not found.")
         return row
 
+    def stored(self, row: Any, output: type[serializers.Serializer], created: bool) -> Response:
+        """The answer of a PUT."""
+        return self.one(row, output, status.HTTP_201_CREATED if created else status.HTTP_200_OK)
+
+    def current(self) -> Mapping[str, Any] | None:
+        """The stored object, as this address shows it; None if it does not show one."""
+        shows = getattr(self, "get", None)
+        return None if shows is None else shows(self.request, **self.kwargs).data
+
+    def _stored(self) -> Mapping[str, Any] | None:
+        try:
+            return self.current()
+        except (NotFound, ObjectDoesNotExist, DatabaseError):  # removed in the meantime, or PostgreSQL is away
+            return None
+
+    def found(self, rows: QuerySet[Any], pk: Any) -> Any:
+        """The row with this key that the caller may see. Rows of other tenants are answered with 404 too."""
+        return self.only(rows.filter(pk=pk))
+
     def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
-        """One object, with its version as ETag for a later If-Match."""
+        """One object, with its ETag for a later If-Match."""
         response = Response(output(row).data, status=code)
         version = getattr(row, "version", None)
         if version is not None:
-            response["ETag"] = f'"{version}"'
+            response["ETag"] = etag_of(version)
         return response
-
-
-def claimed_version(request: Request, data: dict[str, Any]) -> int:
-    """The version that a change is based on, from body or If-Match. Raises VersionRequired if it is missing."""
-    version = stated_version(request, data)
-    if version is None:
-        raise VersionRequired("Required: send `version` in the body, or the ETag in If-Match.")
-    return version
-
-
-def stated_version(request: Request, data: dict[str, Any]) -> int | None:
-    """The version in the body, which is removed from it, or in If-Match; None without one. Raises VersionRequired if
-    the two differ."""
-    stated, matched = data.pop("version", None), matched_version(request)
-    if stated is not None and matched is not None and stated != matched:
-        raise VersionRequired("`version` and If-Match must name the same version.")
-    return stated if matched is None else matched
-
-
-def matched_version(request: Request) -> int | None:
-    """The version in If-Match, or None. A removal without one removes any version."""
-    header = request.headers.get("If-Match", "").strip()
-    return _version_of(header) if header else None
 
 
 def filtered(rows: QuerySet[Any], query: Mapping[str, Any], lookups: Mapping[str, str]) -> QuerySet[Any]:
@@ -219,24 +216,17 @@ def without_page(query: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if name not in ("limit", "cursor")}
 
 
-def _version_of(header: str) -> int:
-    digits = header.removeprefix("W/").strip('"')
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= VERSION_MAX):
-        raise VersionRequired('If-Match must be the ETag of the object, for example "3".')
-    return int(digits)
-
-
-def _valid(
+def _checked(
     serializer: type[serializers.Serializer],
     raw: dict[str, Any],
     *,
     partial: bool = False,
     why_not: Callable[[str], str] = lambda field: UNKNOWN,
-) -> dict[str, Any]:
+) -> serializers.Serializer:
     bound = serializer(data=raw, partial=partial)
     unknown = {name: [why_not(name)] for name in raw if name not in bound.fields}
     if unknown:
         raise serializers.ValidationError(unknown)
     name_choices(bound)
     bound.is_valid(raise_exception=True)
-    return dict(bound.validated_data)
+    return bound

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 
 ERRORS = {
@@ -15,7 +15,9 @@ ERRORS = {
     401: "The caller is not signed in, or the API key is not valid.",
     403: "The caller's role does not allow this.",
     404: "The object does not exist or belongs to another tenant.",
-    409: "The object has changed since, or the change conflicts with stored data.",
+    409: "The change conflicts with stored data.",
+    412: "The object has changed since (or exists already); `error` has the stored object and the differences.",
+    428: "The change does not name the version that it is based on.",
     429: "Too many requests; see `Retry-After`.",
     503: "PostgreSQL or Redis does not answer; see `Retry-After`.",
 }
@@ -24,6 +26,9 @@ LISTED = (400, 401, 403, 429, 503)
 CREATED = (400, 401, 403, 409, 429, 503)
 FOUND = (401, 403, 404, 429, 503)
 CHANGED = (400, 401, 403, 404, 409, 429, 503)
+MATCHED = (*CHANGED, 412)  # takes If-Match
+PATCHED = (*MATCHED, 428)  # requires it
+PUT = (400, 401, 403, 409, 412, 429, 503)
 
 
 class ErrorBody(serializers.Serializer):
@@ -48,6 +53,37 @@ class ErrorOutput(serializers.Serializer):
     error = ErrorBody()
 
 
+class DifferenceOutput(serializers.Serializer):
+    """A field in which the stored object differs from the body of the call."""
+
+    field = serializers.CharField()
+    stored = serializers.JSONField(allow_null=True)
+    sent = serializers.JSONField(allow_null=True)
+
+
+class StaleBody(ErrorBody):
+    """Why the precondition failed, and what is stored."""
+
+    current = serializers.DictField(allow_null=True, required=False, help_text="The stored object, with its `etag`.")
+    differences = DifferenceOutput(many=True, required=False)
+
+
+class StaleOutput(serializers.Serializer):
+    """The error of a failed precondition."""
+
+    error = StaleBody()
+
+
+IF_MATCH = OpenApiParameter(
+    "If-Match",
+    location=OpenApiParameter.HEADER,
+    description="The ETag of the version that the change is based on, or `*` for any version.",
+)
+IF_NONE_MATCH = OpenApiParameter(
+    "If-None-Match", location=OpenApiParameter.HEADER, enum=["*"], description="Create only; 412 if the object exists."
+)
+
+
 @cache
 def page_of(output: type[serializers.Serializer]) -> type[serializers.Serializer]:
     """The serializer of a page of `output`."""
@@ -68,15 +104,20 @@ def operation(
     answer: type[serializers.Serializer] | None = None,
     status: int = 200,
     errors: tuple[int, ...] = LISTED,
+    created: bool = False,
 ) -> Callable[[Any], Any]:
-    """Describe one method of a view. `name` is the operation's id in generated clients."""
+    """Describe one method of a view. `name` is the operation's id in generated clients. `created`: the method creates
+    an object that does not exist yet, which it answers with 201."""
     answers: dict[int, Any] = {status: answer if answer is not None else OpenApiResponse(description="Done.")}
+    if created:
+        answers[201] = OpenApiResponse(answer, description="Created.")
     for code in errors:
-        answers[code] = OpenApiResponse(ErrorOutput, description=ERRORS[code])
+        answers[code] = OpenApiResponse(StaleOutput if code == 412 else ErrorOutput, description=ERRORS[code])
+    headers = [IF_MATCH] * (412 in errors) + [IF_NONE_MATCH] * created
     return extend_schema(
         operation_id=name,
         summary=summary,
-        parameters=[query] if query else [],
+        parameters=[*([query] if query else []), *headers],
         request=body,
         responses=answers,
     )

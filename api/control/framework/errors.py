@@ -10,7 +10,9 @@ is empty if no single field is at fault. The data path uses OpenAI's format inst
 | 403 | `permission_denied` |
 | 404 | `not_found` (also for what belongs to another tenant) |
 | 405, 406, 415 | `method_not_allowed`, `not_acceptable`, `unsupported_media_type` |
-| 409 | `version_conflict`, `conflict` |
+| 409 | `conflict` |
+| 412 | `version_conflict`, `precondition_failed`, with the stored object and the differences (`preconditions.py`) |
+| 428 | `precondition_required` |
 | 429 | `rate_limit_exceeded`, with `Retry-After` |
 | 503 | `database_unavailable`, `live_data_unavailable`, with `Retry-After` |
 """
@@ -32,6 +34,7 @@ from rest_framework.views import set_rollback
 
 from controller.core.errors import ConfigError
 from controller.services.change import VersionConflict
+from controller.services.replace import AlreadyStored, FixedField, NotStored
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
@@ -117,7 +120,16 @@ def _forbidden(exc: Exception) -> Response:
 
 
 def _stale_version(exc: Exception) -> Response:
-    return error_response(409, "version_conflict", str(exc), {"version": [str(exc)]})
+    """The view adds the stored object and the differences."""
+    return error_response(412, "version_conflict", str(exc), {"version": [str(exc)]})
+
+
+def _precondition_failed(exc: Exception) -> Response:
+    return error_response(412, "precondition_failed", str(exc))
+
+
+def _fixed_field(exc: Any) -> Response:
+    return error_response(409, "conflict", str(exc), {name: [message] for name, message in exc.fields.items()})
 
 
 def _from_service(exc: Any) -> Response:
@@ -232,6 +244,8 @@ RULES: tuple[tuple[tuple[type[Exception], ...], Rule], ...] = (
     ((Http404, ObjectDoesNotExist), _not_found),
     ((PermissionDenied,), _forbidden),
     ((VersionConflict,), _stale_version),
+    ((AlreadyStored, NotStored), _precondition_failed),
+    ((FixedField,), _fixed_field),
     ((ModelValidationError,), _from_service),
     ((ConfigError,), _from_policy),
     ((DataError,), _unstorable),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.validators import RegexValidator
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
+
+from controller.models.base import Versioned
 
 SECONDS_MAX = 86_400.0
 JSON_DEPTH_MAX = 6
@@ -26,6 +28,15 @@ class NameField(serializers.CharField):
         super().__init__(**kwargs)
         message = "Must contain only letters, digits and . _ : / - and start with a letter or digit."
         self.validators.append(RegexValidator(NAME, message))
+
+
+def checked_name(name: str, field: str, *, max_length: int) -> str:
+    """A name out of an address. Raises ValidationError of this field."""
+    try:
+        checked: str = NameField(max_length=max_length).run_validation(name)
+    except serializers.ValidationError as error:
+        raise serializers.ValidationError({field: error.detail}) from error
+    return checked
 
 
 class BaseUrlField(serializers.CharField):
@@ -71,6 +82,23 @@ class VersionField(serializers.IntegerField):
         kwargs.setdefault("required", False)
         kwargs.setdefault("help_text", "The version this change was made from (or send If-Match).")
         super().__init__(**kwargs)
+
+
+def etag_of(version: int) -> str:
+    """The ETag of an object: its version in quotes."""
+    return f'"{version}"'
+
+
+class VersionedOutput(serializers.ModelSerializer):
+    """An object with its ETag, in lists as well."""
+
+    etag = serializers.SerializerMethodField(help_text="For If-Match.")
+
+    def get_field_names(self, declared_fields: Mapping[str, Any], info: Any) -> list[str]:
+        return [*super().get_field_names(declared_fields, info), "etag"]
+
+    def get_etag(self, row: Versioned) -> str:
+        return etag_of(row.version)
 
 
 @extend_schema_field({"type": "object", "additionalProperties": True})

@@ -61,7 +61,9 @@ def preview_create(*, actor: Actor, name: str, spec: Mapping[str, Any], notes: S
     return row
 
 
-def experiment_update(*, actor: Actor, experiment_id: int, version: int, changes: Mapping[str, Any]) -> Experiment:
+def experiment_update(
+    *, actor: Actor, experiment_id: int, version: int | None, changes: Mapping[str, Any]
+) -> Experiment:
     """Change its name, and whether it is kept. Raises DoesNotExist, VersionConflict, ValidationError."""
     return change.update(
         Experiment,

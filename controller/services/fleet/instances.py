@@ -128,11 +128,12 @@ def instance_create(
     return row
 
 
-def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Mapping[str, Any]) -> Instance:
+def instance_update(*, actor: Actor, instance_id: str, version: int | None, changes: Mapping[str, Any]) -> Instance:
     """`max_num_seqs` None: what the endpoint reports; only for registered instances."""
     if "max_num_seqs" in changes:
         changes = {**changes, **_seqs(changes["max_num_seqs"])}
     with transaction.atomic():
+        before = instance_locked(instance_id, version).version
         row = change.update(
             Instance,
             instance_id,
@@ -143,7 +144,7 @@ def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Ma
             editable=(*EDITABLE, "seqs_unsaid"),
             check=partial(_check, new_spec="spec" in changes),
         )
-        if row.version != version and PLACED_BY & changes.keys():
+        if row.version != before and PLACED_BY & changes.keys():
             devices_move(row=row)
     return row
 

@@ -13,11 +13,13 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Decision, Instance
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import action_order
-from controller.services.fleet.instances import instance_register
+from controller.services.fleet.instances import EDITABLE, instance_create, instance_register, instance_update
+from controller.services.replace import Expected, FixedField, put, with_defaults
 
 LAUNCH = "engine_launch"  # kind of the Decision
 JOINS_WITHIN = timedelta(hours=1)  # an instance of that name that is registered later is another one
@@ -37,6 +39,53 @@ def launch_record(
         outcome={"command": command},
         rejected=rejected,
     )
+
+
+FIXED = ("model", "backend", "provisioner", "url", "role")
+FIXED_MESSAGE = "Never changes; it is {stored}. Remove the instance or choose another id."
+ROLE_MESSAGE = "It is {stored}. Change it with set-role."
+
+
+def instance_put(
+    *, actor: Actor, instance_id: str, values: Mapping[str, Any], expected: Expected
+) -> tuple[Instance, bool]:
+    """Create the instance or replace its values; whether it was created. Absent values get their default; the desired
+    state and the role stay. Raises FixedField for a value that never changes, or if the instance is stopped."""
+
+    def create() -> Instance:
+        fields = dict(values)
+        if fields["provisioner"] == "static":
+            del fields["provisioner"]
+            return instance_join(actor=actor, id=instance_id, **fields)
+        return instance_create(actor=actor, id=instance_id, **fields)
+
+    def change_to(row: Instance) -> Instance:
+        _refuse_fixed(row, values)
+        changes = {name: value for name, value in values.items() if name not in FIXED}
+        seqs = None if row.provisioner == "static" else DEFAULT_MAX_NUM_SEQS
+        changes = with_defaults(Instance, {"max_num_seqs": seqs, **changes}, EDITABLE)
+        now = {**{name: getattr(row, name) for name in changes}, "max_num_seqs": row.configured_seqs}
+        changes = {name: value for name, value in changes.items() if now[name] != value}
+        if not changes:
+            return row
+        return instance_update(actor=actor, instance_id=row.pk, version=row.version, changes=changes)
+
+    return put(Instance, {"pk": instance_id}, expected=expected, create=create, change=change_to)
+
+
+def _refuse_fixed(row: Instance, values: Mapping[str, Any]) -> None:
+    if row.desired_state == Instance.Desired.STOPPED:
+        told = f"{row} is stopped and cannot be started again. Remove it or choose another id."
+        raise FixedField({"desired_state": told})
+    stored = {name: getattr(row, name) for name in FIXED if name in values}
+    wanted = {**values, "url": str(values.get("url", "")).rstrip("/")}
+    refused = {
+        name: (ROLE_MESSAGE if name == "role" else FIXED_MESSAGE).format(stored=value)
+        for name, value in stored.items()
+        if value != wanted[name]
+    }
+    if refused:
+        raise FixedField(refused)
 
 
 def instance_join(*, actor: Actor, id: str, **fields: Any) -> Instance:

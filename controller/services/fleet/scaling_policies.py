@@ -13,6 +13,7 @@ from controller.models import ScalerState, ScalingPolicy, ServedModel
 from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
+from controller.services.replace import Expected, put, with_defaults
 
 LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, however many workers run
 SHORTEST_INTERVAL_S = 1.0  # between two ticks of Celery beat
@@ -55,7 +56,9 @@ def scaling_policy_create(
     return change.create(row, actor=actor, kind="scaling_policy", check=_check, gateways=False)
 
 
-def scaling_policy_update(*, actor: Actor, policy_id: int, version: int, changes: Mapping[str, Any]) -> ScalingPolicy:
+def scaling_policy_update(
+    *, actor: Actor, policy_id: int, version: int | None, changes: Mapping[str, Any]
+) -> ScalingPolicy:
     return change.update(
         ScalingPolicy,
         policy_id,
@@ -66,6 +69,25 @@ def scaling_policy_update(*, actor: Actor, policy_id: int, version: int, changes
         editable=EDITABLE,
         check=_check,
         gateways=False,
+    )
+
+
+def scaling_policy_put(
+    *, actor: Actor, model: ServedModel, role: str, values: Mapping[str, Any], expected: Expected
+) -> tuple[ScalingPolicy, bool]:
+    """Create the policy or replace its values; whether it was created. Absent values get their default, except
+    `enabled`: a policy that an operator has disabled stays disabled until somebody says otherwise."""
+
+    def change_to(row: ScalingPolicy) -> ScalingPolicy:
+        changes = with_defaults(ScalingPolicy, values, EDITABLE, kept=("enabled",))
+        return scaling_policy_update(actor=actor, policy_id=row.pk, version=row.version, changes=changes)
+
+    return put(
+        ScalingPolicy,
+        {"model": model, "role": role},
+        expected=expected,
+        create=lambda: scaling_policy_create(actor=actor, model=model, role=role, **values),
+        change=change_to,
     )
 
 

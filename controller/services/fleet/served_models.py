@@ -38,7 +38,7 @@ def served_model_create(
     return change.create(row, actor=actor, kind="served_model", check=_check)
 
 
-def served_model_update(*, actor: Actor, model_id: int, version: int, changes: Mapping[str, Any]) -> ServedModel:
+def served_model_update(*, actor: Actor, model_id: int, version: int | None, changes: Mapping[str, Any]) -> ServedModel:
     return change.update(
         ServedModel,
         model_id,

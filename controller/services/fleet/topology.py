@@ -15,7 +15,7 @@ def host_create(*, actor: Actor, name: str, zone: str = "", labels: Mapping[str,
     return change.create(row, actor=actor, kind="host", gateways=False)
 
 
-def host_update(*, actor: Actor, host_id: int, version: int, changes: Mapping[str, Any]) -> Host:
+def host_update(*, actor: Actor, host_id: int, version: int | None, changes: Mapping[str, Any]) -> Host:
     return _update(Host, host_id, actor, "host", version, changes, ("zone", "labels"))
 
 
@@ -30,7 +30,7 @@ def device_create(*, actor: Actor, host: Host, index: int, kind: str, memory_byt
     return change.create(row, actor=actor, kind="device", gateways=False)
 
 
-def device_update(*, actor: Actor, device_id: int, version: int, changes: Mapping[str, Any]) -> Device:
+def device_update(*, actor: Actor, device_id: int, version: int | None, changes: Mapping[str, Any]) -> Device:
     return _update(Device, device_id, actor, "device", version, changes, ("kind", "memory_bytes"))
 
 
@@ -59,7 +59,7 @@ def link_create(
     return change.create(row, actor=actor, kind="link", gateways=False)
 
 
-def link_update(*, actor: Actor, link_id: int, version: int, changes: Mapping[str, Any]) -> Link:
+def link_update(*, actor: Actor, link_id: int, version: int | None, changes: Mapping[str, Any]) -> Link:
     return _update(Link, link_id, actor, "link", version, changes, ("bandwidth_bytes_s", "latency_s", "state"))
 
 
@@ -72,7 +72,7 @@ def _update(
     pk: int,
     actor: Actor,
     kind: str,
-    version: int,
+    version: int | None,
     changes: Mapping[str, Any],
     editable: tuple[str, ...],
 ) -> change.V:

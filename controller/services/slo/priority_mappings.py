@@ -14,6 +14,7 @@ from controller.core.snapshot import LevelBounds
 from controller.models import PriorityMapping, Tenant
 from controller.services import change
 from controller.services.actors import Actor
+from controller.services.replace import Expected, put, with_defaults
 from controller.slo.mapping import CONTENTION_RULES
 
 EDITABLE = ("levels", "window", "window_age_s", "contention")
@@ -37,7 +38,7 @@ def priority_mapping_create(
 
 
 def priority_mapping_update(
-    *, actor: Actor, mapping_id: int, version: int, changes: Mapping[str, Any]
+    *, actor: Actor, mapping_id: int, version: int | None, changes: Mapping[str, Any]
 ) -> PriorityMapping:
     return change.update(
         PriorityMapping,
@@ -48,6 +49,24 @@ def priority_mapping_update(
         changes=changes,
         editable=EDITABLE,
         check=_check,
+    )
+
+
+def priority_mapping_put(
+    *, actor: Actor, tenant: Tenant | None, values: Mapping[str, Any], expected: Expected
+) -> tuple[PriorityMapping, bool]:
+    """Create the mapping or replace its values; whether it was created. Absent values get their default."""
+
+    def change_to(row: PriorityMapping) -> PriorityMapping:
+        changes = with_defaults(PriorityMapping, values, EDITABLE)
+        return priority_mapping_update(actor=actor, mapping_id=row.pk, version=row.version, changes=changes)
+
+    return put(
+        PriorityMapping,
+        {"tenant": tenant},
+        expected=expected,
+        create=lambda: priority_mapping_create(actor=actor, tenant=tenant, **values),
+        change=change_to,
     )
 
 

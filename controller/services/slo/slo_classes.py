@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from controller.models import SLOClass, Tenant
 from controller.services import change
 from controller.services.actors import Actor
+from controller.services.replace import Expected, put, with_defaults
 from controller.services.slo.tenants import tenant_update
 from controller.slo.classes import is_level_label
 
@@ -54,7 +55,7 @@ def slo_class_create(
         raise _taken(tenant) from error
 
 
-def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: Mapping[str, Any]) -> SLOClass:
+def slo_class_update(*, actor: Actor, slo_class_id: int, version: int | None, changes: Mapping[str, Any]) -> SLOClass:
     return change.update(
         SLOClass,
         slo_class_id,
@@ -64,6 +65,24 @@ def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: 
         changes=changes,
         editable=EDITABLE,
         check=_check,
+    )
+
+
+def slo_class_put(
+    *, actor: Actor, name: str, tenant: Tenant | None, values: Mapping[str, Any], expected: Expected
+) -> tuple[SLOClass, bool]:
+    """Create the class or replace its values; whether it was created. Absent values get their default."""
+
+    def change_to(row: SLOClass) -> SLOClass:
+        changes = with_defaults(SLOClass, values, EDITABLE)
+        return slo_class_update(actor=actor, slo_class_id=row.pk, version=row.version, changes=changes)
+
+    return put(
+        SLOClass,
+        {"name": name, "tenant": tenant},
+        expected=expected,
+        create=lambda: slo_class_create(actor=actor, name=name, tenant=tenant, **values),
+        change=change_to,
     )
 
 

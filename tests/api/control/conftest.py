@@ -36,6 +36,9 @@ class Caller:
     def post(self, path: str, body: Any = None, **headers: str) -> Any:
         return self._call("post", path, body, **headers)
 
+    def put(self, path: str, body: Any = None, **headers: str) -> Any:
+        return self._call("put", path, body, **headers)
+
     def patch(self, path: str, body: Any = None, **headers: str) -> Any:
         return self._call("patch", path, body, **headers)
 

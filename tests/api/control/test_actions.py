@@ -56,7 +56,7 @@ def test_a_wrong_source_is_named(operator, warm, sources):
 
 
 def test_what_cannot_be_loaded_is_refused(operator, warm):
-    assert operator.post(f"/instances/{warm.pk}/load", {"version": 9}).status_code == 409
+    assert operator.post(f"/instances/{warm.pk}/load", {"version": 9}).status_code == 412
     theirs = factories.instance(backend="vllm")
     assert "backend" in operator.post(f"/instances/{theirs.pk}/load").data["error"]["fields"]
     draining = factories.instance(desired_state="draining")

@@ -66,7 +66,7 @@ def test_a_host_with_device_and_links(admin):
 def test_a_host_is_changed_and_removed(admin):
     row = factories.host()
     assert admin.patch(f"/hosts/{row.pk}", {"zone": "z2", "version": 1}).data["zone"] == "z2"
-    assert admin.patch(f"/hosts/{row.pk}", {"zone": "z3", "version": 1}).status_code == 409
+    assert admin.patch(f"/hosts/{row.pk}", {"zone": "z3", "version": 1}).status_code == 412
     assert admin.delete(f"/hosts/{row.pk}", If_Match='"2"').status_code == 204
     assert not Host.objects.exists()
 

@@ -180,7 +180,7 @@ def test_an_instance_is_changed_with_its_version(operator):
     row = factories.instance()
     answer = operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 64, "version": 1})
     assert answer.data["max_num_seqs"] == 64
-    assert operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 8, "version": 1}).status_code == 409
+    assert operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 8, "version": 1}).status_code == 412
     assert operator.patch(f"/instances/{row.pk}", {"role": "prefill", "version": 2}).status_code == 400
 
 
@@ -263,5 +263,5 @@ def test_a_role_is_set_with_a_record_and_its_own_cost(operator):
 def test_a_wrong_role_and_an_old_version_are_refused(operator, viewer):
     row = factories.instance()
     assert operator.post(f"/instances/{row.pk}/set-role", {"role": "leader"}).status_code == 400
-    assert operator.post(f"/instances/{row.pk}/set-role", {"role": "decode", "version": 9}).status_code == 409
+    assert operator.post(f"/instances/{row.pk}/set-role", {"role": "decode", "version": 9}).status_code == 412
     assert viewer.post(f"/instances/{row.pk}/set-role", {"role": "decode"}).status_code == 403

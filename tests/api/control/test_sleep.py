@@ -53,7 +53,7 @@ def test_another_level_is_refused_by_name(operator, awake, level):
 def test_who_may_and_on_which_version(operator, viewer, awake):
     for verb in ("sleep", "wake"):
         assert viewer.post(f"/instances/{awake.pk}/{verb}").status_code == 403
-        assert operator.post(f"/instances/{awake.pk}/{verb}", {"version": 9}).status_code == 409
+        assert operator.post(f"/instances/{awake.pk}/{verb}", {"version": 9}).status_code == 412
         assert operator.post(f"/instances/nobody/{verb}").status_code == 404
     assert not Action.objects.exists()
 

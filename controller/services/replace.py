@@ -1,0 +1,84 @@
+"""Create or replace an object by its name. The same call twice changes nothing, and records nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, models, transaction
+
+from controller.core.errors import SlacklineError
+from controller.models.base import Versioned
+from controller.services.change import VersionConflict
+
+V = TypeVar("V", bound=Versioned)
+
+
+class NotStored(SlacklineError):
+    """The caller expects an object that does not exist."""
+
+
+class AlreadyStored(SlacklineError):
+    """The caller expects that the object does not exist yet, but it does."""
+
+
+class FixedField(SlacklineError):
+    """The stored object has another value in a field that never changes. `fields`: messages by field."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {message}" for name, message in fields.items()))
+        self.fields = dict(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the caller expects to find: this `version`, any version (`exists`), no object (`missing`), or either."""
+
+    version: int | None = None
+    exists: bool = False
+    missing: bool = False
+
+
+def put(
+    table: type[V],
+    key: Mapping[str, Any],
+    *,
+    expected: Expected,
+    create: Callable[[], V],
+    change: Callable[[V], V],
+) -> tuple[V, bool]:
+    """The stored row, and whether it was created. `key`: field values that identify it.
+
+    Two callers may create the same object at the same moment; the second one then changes what the first one created.
+    Raises VersionConflict, NotStored, AlreadyStored, and what `create` and `change` raise.
+    """
+    rows = table._default_manager.filter(**key)
+    with transaction.atomic():
+        row = rows.select_for_update().first()
+        if row is None:
+            if expected.exists:
+                raise NotStored("The object does not exist.")
+            try:
+                with transaction.atomic():
+                    return create(), True
+            except (IntegrityError, ValidationError):
+                row = rows.select_for_update().first()
+                if row is None:
+                    raise
+        if expected.missing:
+            raise AlreadyStored(f"{row} already exists.")
+        if expected.version is not None and row.version != expected.version:
+            raise VersionConflict(str(row), expected.version, row.version)
+        return change(row), False
+
+
+def with_defaults(
+    table: type[models.Model], values: Mapping[str, Any], names: Iterable[str], *, kept: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The values of all fields in `names`: those given, and for the others the default of the field, except for `kept`,
+    which stay as they are stored."""
+    fields = {name: table._meta.get_field(name) for name in names if name not in values and name not in kept}
+    defaults = {name: field.get_default() for name, field in fields.items() if isinstance(field, models.Field)}
+    return {**defaults, **values}
