@@ -20,6 +20,11 @@ from controller.services.decisions import decision_record
 View = Callable[..., HttpResponseBase]
 
 
+def actor_of(request: HttpRequest) -> Actor:
+    """The signed-in person, as decisions name them."""
+    return Actor.person(request.user.get_username())
+
+
 def allows(role: UserRole) -> Callable[[View], View]:
     """Requires at least `role`. Anonymous visitors go to the login page; others get 403, and actions are audited."""
 
@@ -52,7 +57,7 @@ def refuse(request: HttpRequest, held: UserRole, needed: UserRole) -> None:
     """Raises PermissionDenied. Attempts to change something are audited; attempts to view a page are not."""
     if request.method not in SAFE:
         decision_record(
-            actor=Actor.person(request.user.get_username()),
+            actor=actor_of(request),
             kind="access_refused",
             subject_type="page",
             subject=request.path[:255],

@@ -14,8 +14,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property
 
 from controller.core.snapshot import LevelBounds
-from controller.models import Decision, PriorityMapping, SLOClass, Tenant
-from controller.models.base import NAME
+from controller.models import Decision, Tenant
+from controller.models.base import NAME, Versioned
 from controller.services.slo.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.services.slo.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
@@ -92,7 +92,32 @@ class TenantChoice(forms.ModelChoiceField):
         super().__init__(queryset=Tenant.objects.all(), required=False, empty_label="All tenants", **kwargs)
 
 
-class SLOClassForm(forms.Form):
+class EditForm(forms.Form):
+    """Creates a row or, given `existing`, edits it. Then `version` is the one that the values were read from.
+
+    FIXED: fields that cannot change once the row exists. CHANGEABLE: fields of the edit form.
+    """
+
+    version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
+
+    FIXED: tuple[str, ...] = ()
+    CHANGEABLE: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, existing: Versioned | None = None, **kwargs: Any) -> None:
+        if existing is not None:
+            kwargs["initial"] = {name: getattr(existing, name) for name in (*self.CHANGEABLE, "version")}
+        super().__init__(*args, **kwargs)
+        if existing is not None:
+            for name in self.FIXED:
+                del self.fields[name]
+            self.fields["version"].required = True
+
+    def values(self) -> dict[str, Any]:
+        """What a service takes: all values of a new row, or those of the edit form."""
+        return {name: value for name, value in self.cleaned_data.items() if name != "version"}
+
+
+class SLOClassForm(EditForm):
     """An SLO class. `name` and `tenant` cannot change once it exists: request records refer to them."""
 
     name = forms.CharField(
@@ -118,19 +143,9 @@ class SLOClassForm(forms.Form):
         required=False,
         help_text="Requests that cannot meet their targets are served late instead of being refused.",
     )
-    version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
     FIXED = ("name", "tenant")
     CHANGEABLE = ("title", "ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "target", "value", "may_defer")
-
-    def __init__(self, *args: Any, existing: SLOClass | None = None, **kwargs: Any) -> None:
-        if existing is not None:
-            kwargs["initial"] = {name: getattr(existing, name) for name in (*self.CHANGEABLE, "version")}
-        super().__init__(*args, **kwargs)
-        if existing is not None:
-            for name in self.FIXED:
-                del self.fields[name]
-            self.fields["version"].required = True
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -145,9 +160,6 @@ class SLOClassForm(forms.Form):
         """The service checks this too, but only after all other fields are valid."""
         if name_is_taken(name, tenant):
             self.add_error("name", name_taken(tenant))
-
-    def changes(self) -> dict[str, Any]:
-        return {name: self.cleaned_data[name] for name in self.CHANGEABLE}
 
 
 class LevelForm(forms.Form):
@@ -199,7 +211,7 @@ LevelFormSet = forms.formset_factory(
 )
 
 
-class MappingForm(forms.Form):
+class MappingForm(EditForm):
     """The measurement window of a mapping, and which minimum targets apply."""
 
     window = forms.IntegerField(
@@ -214,12 +226,8 @@ class MappingForm(forms.Form):
         choices=[(rule, MINIMUMS[rule]) for rule in CONTENTION_RULES],
         help_text="Applies while no request of a higher priority waits. Otherwise each priority uses its own minimum.",
     )
-    version = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
 
-    def __init__(self, *args: Any, existing: PriorityMapping, **kwargs: Any) -> None:
-        names = ("window", "window_age_s", "contention", "version")
-        kwargs["initial"] = {name: getattr(existing, name) for name in names}
-        super().__init__(*args, **kwargs)
+    CHANGEABLE = ("window", "window_age_s", "contention")
 
 
 class RequestSearch(forms.Form):

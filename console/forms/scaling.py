@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from console.forms.base import PercentField
+from console.forms.base import EditForm, PercentField
 from controller.models import ScalingPolicy, ServedModel
 from controller.models.fleet import Role
 
@@ -31,7 +31,7 @@ class PauseField(forms.FloatField):
         self.unit = "s"
 
 
-class ScalingForm(forms.Form):
+class ScalingForm(EditForm):
     """Model and role cannot change once the policy exists."""
 
     model = forms.ModelChoiceField(queryset=ServedModel.objects.all())
@@ -71,20 +71,12 @@ class ScalingForm(forms.Form):
         label="Scale-in action",
         help_text="A sleeping instance keeps its process and is woken before a new one is started.",
     )
-    version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
+    FIXED = ("model", "role")
     CHANGEABLE = (
         "enabled", "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s",
         "warm", "sleep_level",
     )  # fmt: skip
-
-    def __init__(self, *args: Any, existing: ScalingPolicy | None = None, **kwargs: Any) -> None:
-        if existing is not None:
-            kwargs["initial"] = {name: getattr(existing, name) for name in (*self.CHANGEABLE, "version")}
-        super().__init__(*args, **kwargs)
-        if existing is not None:
-            del self.fields["model"], self.fields["role"]
-            self.fields["version"].required = True
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -102,6 +94,3 @@ class ScalingForm(forms.Form):
         """The database checks this too, but its error belongs to no field."""
         if ScalingPolicy.objects.filter(model=model, role=role).exists():
             self.add_error("role", f"{model.name} already has a policy for this role.")
-
-    def values(self) -> dict[str, Any]:
-        return {name: value for name, value in self.cleaned_data.items() if name != "version"}

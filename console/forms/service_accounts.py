@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 
+from console.forms.base import EditForm
 from console.forms.tenants import RotateForm
 from controller.models import ServiceAccount
 from controller.models.base import NAME
@@ -14,7 +15,7 @@ from controller.models.base import NAME
 DAYS = {"30": "In 30 days", "90": "In 90 days", "365": "In 1 year"}
 
 
-class ServiceAccountForm(forms.Form):
+class ServiceAccountForm(EditForm):
     """`name` cannot change once it exists: decisions refer to it."""
 
     name = forms.CharField(max_length=64, validators=[NAME], help_text="Shown in the audit. Cannot be changed later.")
@@ -32,23 +33,14 @@ class ServiceAccountForm(forms.Form):
     state = forms.ChoiceField(
         choices=ServiceAccount.State.choices, help_text="All tokens of a suspended account are refused at once."
     )
-    version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
+    FIXED = ("name",)
     CHANGEABLE = ("title", "role", "scopes", "state")
 
     def __init__(self, *args: Any, existing: ServiceAccount | None = None, **kwargs: Any) -> None:
-        if existing is not None:
-            kwargs["initial"] = {name: getattr(existing, name) for name in (*self.CHANGEABLE, "version")}
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, existing=existing, **kwargs)
         if existing is None:
             del self.fields["state"]
-        else:
-            del self.fields["name"]
-            self.fields["version"].required = True
-
-    def values(self) -> dict[str, Any]:
-        """The changes that the service takes."""
-        return {name: value for name, value in self.cleaned_data.items() if name != "version"}
 
 
 class TokenForm(forms.Form):
@@ -62,3 +54,7 @@ class TokenForm(forms.Form):
 
 class TokenRotateForm(RotateForm, TokenForm):
     """Rotation of a token: when the new one expires and when the old one is revoked."""
+
+    incomplete = "Not rotated: choose when the new token expires and when the old one is revoked."
+
+    days = forms.ChoiceField(choices=list(DAYS.items()), initial="90", widget=forms.HiddenInput)

@@ -8,18 +8,13 @@ from typing import Any
 from django import forms
 from django.db.models import Q
 
-from console.forms.base import TimeField
+from console.forms.base import EditForm, TimeField
 from controller.models import ApiKey, SLOClass, Tenant
 from controller.models.base import NAME
 
 QUOTA_MAX = 2**31 - 1
-# How long the old key keeps working after a rotation.
-GRACE_S = {
-    "0": "Revoke old key now",
-    "3600": "Revoke old key in 1 hour",
-    "86400": "Revoke old key in 1 day",
-    "604800": "Revoke old key in 7 days",
-}
+# When the old key or token is revoked after a rotation, in seconds from then.
+GRACE_S = {"0": "now", "3600": "in 1 hour", "86400": "in 1 day", "604800": "in 7 days"}
 
 
 class QuotaField(forms.IntegerField):
@@ -37,7 +32,7 @@ class ClassChoice(forms.ModelChoiceField):
         return f"{row.name} (own)" if row.tenant_id else row.name
 
 
-class TenantForm(forms.Form):
+class TenantForm(EditForm):
     """A tenant, its default class and its quotas. `name` cannot change once it exists: records refer to it."""
 
     name = forms.CharField(
@@ -58,25 +53,16 @@ class TenantForm(forms.Form):
     state = forms.ChoiceField(
         choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."
     )
-    version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
+    FIXED = ("name",)
     CHANGEABLE = ("title", "default_class", "rpm", "tpm", "max_concurrency", "state")
 
     def __init__(self, *args: Any, existing: Tenant | None = None, **kwargs: Any) -> None:
-        if existing is not None:
-            kwargs["initial"] = {name: getattr(existing, name) for name in (*self.CHANGEABLE, "version")}
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, existing=existing, **kwargs)
         owners = Q(tenant__isnull=True) | (Q(tenant=existing) if existing else Q(pk=None))
         self.fields["default_class"].queryset = SLOClass.objects.filter(owners)  # type: ignore[attr-defined]
         if existing is None:
             del self.fields["state"]
-        else:
-            del self.fields["name"]
-            self.fields["version"].required = True
-
-    def values(self) -> dict[str, Any]:
-        """The changes that the service takes."""
-        return {name: value for name, value in self.cleaned_data.items() if name != "version"}
 
 
 class KeyForm(forms.Form):
@@ -90,9 +76,11 @@ class KeyForm(forms.Form):
 
 
 class RotateForm(forms.Form):
-    """Rotation of an API key: when the old one is revoked."""
+    """Rotation of an API key: when the old one is revoked. `incomplete`: the message if it is not valid."""
 
-    grace = forms.ChoiceField(choices=list(GRACE_S.items()), initial="3600", label="Old key")
+    incomplete = "Not rotated: choose when the old key is revoked."
+
+    grace = forms.ChoiceField(choices=list(GRACE_S.items()), initial="3600", label="Revoke old key")
 
     def grace_s(self) -> timedelta:
         return timedelta(seconds=int(self.cleaned_data["grace"]))

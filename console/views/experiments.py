@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.charts import experiments as experiment_charts
 from console.consumers.experiments import as_state
 from console.forms.experiments import (
@@ -33,7 +33,6 @@ from controller.selectors import catalogue
 from controller.selectors.experiments import results as experiments
 from controller.selectors.experiments.fleet_model import default_model
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.experiments.commands import (
     experiment_cancel,
@@ -50,10 +49,6 @@ BADGES = {"queued": "idle", "running": "accent", "done": "ok", "failed": "bad", 
 # Quick what-ifs: the time range, and the change in the number of instances.
 WINDOWS = {"yesterday": "Yesterday (UTC)", "hour": "The last hour"}
 CHANGES = {"less": -1, "more": 1}
-
-
-def actor(request: HttpRequest) -> Actor:
-    return Actor.person(request.user.get_username())
 
 
 # ---- list and questions -----------------------------------------------------------------------
@@ -99,7 +94,7 @@ def experiment_ask(request: HttpRequest) -> HttpResponse:
     }
     name = f"{WINDOWS[window]} with {words}"
     try:
-        row = experiment_create(actor=actor(request), name=name, spec=spec, read_profile=shipped_profile)
+        row = experiment_create(actor=actor_of(request), name=name, spec=spec, read_profile=shipped_profile)
     except (ConfigError, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
         messages.error(request, f"{name} could not start: {text}.".replace("..", "."))
@@ -140,7 +135,9 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
         rows = [row for _, row in used]
         name = form.cleaned_data["name"] or form.default_name(rows)
         try:
-            row = experiment_create(actor=actor(request), name=name, spec=form.spec(rows), read_profile=shipped_profile)
+            row = experiment_create(
+                actor=actor_of(request), name=name, spec=form.spec(rows), read_profile=shipped_profile
+            )
         except ConfigError as error:
             place_error(form, contenders, [place for place, _ in used], error.field or "", str(error))
         except ValidationError as error:
@@ -236,7 +233,7 @@ def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
         if not 1 <= len(name) <= NAME_MAX or "\x00" in name:
             raise ValidationError(f"Name must be 1 to {NAME_MAX} characters.")
         experiment_update(
-            actor=actor(request), experiment_id=row.pk, version=version, changes={"name": name, **changes}
+            actor=actor_of(request), experiment_id=row.pk, version=version, changes={"name": name, **changes}
         )
     except VersionConflict:
         messages.error(
@@ -255,7 +252,7 @@ def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
 @allows(UserRole.OPERATOR)
 def experiment_stop(request: HttpRequest, slug: str) -> HttpResponse:
     try:
-        experiment_cancel(actor=actor(request), slug=found(slug).slug)
+        experiment_cancel(actor=actor_of(request), slug=found(slug).slug)
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     return redirect("experiment", slug)
@@ -265,7 +262,7 @@ def experiment_stop(request: HttpRequest, slug: str) -> HttpResponse:
 @allows(UserRole.OPERATOR)
 def experiment_delete(request: HttpRequest, slug: str) -> HttpResponse:
     row = found(slug)
-    experiment_remove(actor=actor(request), slug=row.slug)
+    experiment_remove(actor=actor_of(request), slug=row.slug)
     messages.success(request, f"Experiment {row.name} removed.")
     return redirect("experiments")
 

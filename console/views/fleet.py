@@ -15,7 +15,7 @@ from django.template.loader import render_to_string
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.charts import base as charts
 from console.forms.numbers import number_of
 from console.live.live_view import merge_instances
@@ -30,7 +30,6 @@ from controller.selectors import catalogue
 from controller.selectors.fleet import links, measured, topology
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.wording.sentences import sentence
 from workers.engine.profiles import shipped_profiles
@@ -254,7 +253,7 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     if action is None or version is None:
         raise BadRequest(f"action must be one of {', '.join(ACTIONS)}; version must be the one that was shown")
     try:
-        action.service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
+        action.service(actor=actor_of(request), instance_id=row.pk, version=version)
     except VersionConflict:
         messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
     except ValidationError as error:

@@ -8,13 +8,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.numbers import number_of
 from console.panels.role_change import Prospect, prospects
 from controller.models import Instance
 from controller.selectors import catalogue
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.fleet.role_switches import role_order
 from workers.backends.registry import BACKENDS
@@ -36,7 +35,7 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     if prospect is not None and prospect.refused:
         messages.error(request, prospect.refused)
         return redirect("instance-role", row.pk)
-    actor = Actor.person(request.user.get_username())
+    actor = actor_of(request)
     try:
         action = role_order(actor=actor, instance_id=row.pk, role=chosen, version=version)
     except VersionConflict:

@@ -16,13 +16,12 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.numbers import number_of
 from console.live.queue_commands import Order, RunningCommand, matching
 from console.live.queue_view import window_of
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.records.queue_commands import (
     queue_command_outcome,
     queue_command_record,
@@ -58,7 +57,7 @@ def queue_command(request: HttpRequest) -> JsonResponse:
     priority = priority_of(request) if kind == "reprioritise" else None
     if kind == "reprioritise" and priority is None:
         return JsonResponse({"message": f"Enter a priority from 0 (highest) to {PRIORITY_MAX}."}, status=400)
-    actor = Actor.person(request.user.get_username())
+    actor = actor_of(request)
     record = partial(queue_command_record, actor=actor, kind=kind, request_ids=ids, priority=priority)
     lost = ""
     try:
@@ -86,7 +85,7 @@ def queue_command_all(request: HttpRequest) -> HttpResponseBase:
     order = order_of(request)
     if isinstance(order, str):
         return JsonResponse({"message": order}, status=400)
-    actor = Actor.person(request.user.get_username())
+    actor = actor_of(request)
     try:
         found = matching(order)
     except live.LiveUnavailable as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.charts import base as charts
 from console.forms.base import TimeField
 from console.forms.scaling import ScalingForm
@@ -25,15 +25,12 @@ from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.configuration.classes import show_errors
-from console.views.configuration.conflicts import Difference, differences
+from console.views.editing import Difference, form_page, say_updated, updated, written
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue
 from controller.selectors.fleet import scaling
 from controller.selectors.fleet.scaling import Counts, InstanceStart
 from controller.selectors.roles import UserRole, role_of
-from controller.services.actors import Actor
-from controller.services.change import VersionConflict
 from controller.services.fleet.scaling_policies import scaling_policy_create, scaling_policy_update
 from controller.services.fleet.scaling_stages import patterns
 from controller.wording.scaling import warm_in_words, why
@@ -206,16 +203,13 @@ def as_now(
 def scaling_new(request: HttpRequest) -> HttpResponse:
     form = ScalingForm(data_of(request))
     if request.method == "POST" and form.is_valid():
-        try:
-            row = scaling_policy_create(actor=Actor.person(request.user.get_username()), **form.values())
-        except ValidationError as error:
-            show_errors(form, error)
-        else:
+        row = written(form, lambda: scaling_policy_create(actor=actor_of(request), **form.values()))
+        if row is not None:
             messages.success(
                 request, f"Scaling policy of {row.model.name}, {row.role} created. It is evaluated every second."
             )
             return redirect("scaling")
-    return render(request, "console/scaling_form.html", {"form": form}, status=422 if form.errors else 200)
+    return form_page(request, "console/scaling_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -226,29 +220,16 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     form = ScalingForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
-        version = form.cleaned_data["version"]
-        actor = Actor.person(request.user.get_username())
-        try:
-            stored = scaling_policy_update(actor=actor, policy_id=row.pk, version=version, changes=form.values())
-        except ValidationError as error:
-            show_errors(form, error)
-        except VersionConflict:
-            row.refresh_from_db()
-            conflict = differences(form, row, form.CHANGEABLE)
-        else:
-            same = stored.version == version
-            messages.success(
-                request,
-                "No changes."
-                if same
-                else f"Scaling policy of {row.model.name}, {row.role} updated. The next evaluation uses it.",
-            )
+        write = partial(scaling_policy_update, actor=actor_of(request), policy_id=row.pk)
+        stored, conflict = updated(form, row, write)
+        if stored is not None:
+            text = f"Scaling policy of {row.model.name}, {row.role} updated. The next evaluation uses it."
+            say_updated(request, form, stored, text)
             return redirect("scaling")
     elif request.method == "GET":
         form.initial.update(restored(request, row))
-    status = 409 if conflict else 422 if form.errors else 200
-    context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
-    return render(request, "console/scaling_form.html", context, status=status)
+    restoring = "restore" in request.GET
+    return form_page(request, "console/scaling_form.html", form, conflict, row=row, restoring=restoring)
 
 
 def restored(request: HttpRequest, row: ScalingPolicy) -> dict[str, Any]:

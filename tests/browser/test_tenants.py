@@ -109,7 +109,7 @@ def test_where_the_browser_forbids_copying_the_key_is_selected_for_it(visit, sta
     page.context.grant_permissions(["geolocation"], origin=stack.console)  # which denies all others
     secret = make_key(page, "forbidden key")
     page.get_by_role("button", name="Copy").click()
-    expect(page.locator("[data-copied]")).to_contain_text("Select the key and copy it manually")
+    expect(page.locator("[data-copied]")).to_contain_text("Select the text and copy it manually")
     assert page.evaluate("getSelection().toString()") == secret
 
 

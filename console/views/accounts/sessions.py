@@ -11,14 +11,13 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.session_keys import digest_of, group_of
 from console.wording.browser import browser_words
 from controller.models import PersonSession
 from controller.selectors.roles import UserRole, role_of
 from controller.selectors.sessions import open_sessions
 from controller.services.access.sessions import sessions_end
-from controller.services.actors import Actor
 from workers import live
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def session_end(request: HttpRequest) -> HttpResponse:
         found = list(open_sessions(timezone.now(), request.user).exclude(digest=here).values_list("digest", flat=True))
     else:
         found = list(_visible(request).filter(digest=asked).values_list("digest", flat=True))
-    ended = sessions_end(actor=Actor.person(request.user.get_username()), digests=found)
+    ended = sessions_end(actor=actor_of(request), digests=found)
     for digest in ended:
         _close_sockets(digest)
     if here in ended:

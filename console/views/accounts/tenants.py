@@ -1,30 +1,29 @@
 """Tenants and API keys: quotas, usage, attainment; creating, rotating and revoking keys.
 
-Viewers can read, admins can change. A key's secret is shown once, in the response to the form that created the key:
-it is never in a URL, a session or a log.
+Viewers can read, admins can change.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from console.forms.unsaved_forms import data_of
 from console.live.live_view import open_by_tenant
 from console.panels.history import goal_of, goals, links
 from console.removed import says_if_removed
-from console.views.configuration.classes import show_errors
-from console.views.configuration.conflicts import Difference, differences
+from console.views.accounts.secrets import rotated, secret_state, show_once
+from console.views.editing import Difference, form_page, saved, say_updated, updated, written
 from console.views.overview import read_fleets
 from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant
@@ -32,8 +31,6 @@ from controller.selectors import catalogue
 from controller.selectors.records import decisions, usage
 from controller.selectors.records.attainment import attainment
 from controller.selectors.roles import UserRole, role_of
-from controller.services.actors import Actor
-from controller.services.change import VersionConflict
 from controller.services.slo.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.slo.tenants import tenant_create, tenant_update
 from controller.wording.sentences import sentence
@@ -79,15 +76,11 @@ def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
 def tenant_new(request: HttpRequest) -> HttpResponse:
     form = TenantForm(data_of(request))
     if request.method == "POST" and form.is_valid():
-        try:
-            row = tenant_create(actor=actor(request), **form.values())
-        except ValidationError as error:
-            show_errors(form, error)
-        else:
-            announce_config()
+        row = written(form, lambda: tenant_create(actor=actor_of(request), **form.values()))
+        if row is not None:
             messages.success(request, f"Tenant {row.name} created. Create an API key to send requests.")
-            return redirect("tenant", row.pk)
-    return render(request, "console/tenant_form.html", {"form": form}, status=422 if form.errors else 200)
+            return saved("tenant", row.pk)
+    return form_page(request, "console/tenant_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -98,23 +91,12 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
     form = TenantForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
-        version = form.cleaned_data["version"]
-        try:
-            stored = tenant_update(actor=actor(request), tenant_id=row.pk, version=version, changes=form.values())
-        except ValidationError as error:
-            show_errors(form, error)
-        except VersionConflict:
-            row.refresh_from_db()
-            conflict = differences(form, row, form.CHANGEABLE)
-        else:
-            announce_config()
-            same = stored.version == version
-            messages.success(
-                request, "No changes." if same else f"Tenant {row.name} updated. Gateways use it within a second."
-            )
-            return redirect("tenant", row.pk)
-    status = 409 if conflict else 422 if form.errors else 200
-    return render(request, "console/tenant_form.html", {"form": form, "row": row, "conflict": conflict}, status=status)
+        write = partial(tenant_update, actor=actor_of(request), tenant_id=row.pk)
+        stored, conflict = updated(form, row, write)
+        if stored is not None:
+            say_updated(request, form, stored, f"Tenant {row.name} updated. Gateways use it within a second.")
+            return saved("tenant", row.pk)
+    return form_page(request, "console/tenant_form.html", form, conflict, row=row)
 
 
 @require_POST
@@ -124,12 +106,9 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
     tenant = tenant_or_404(tenant_id)
     form = KeyForm(request.POST)
     if form.is_valid():
-        try:
-            made = api_key_create(actor=actor(request), tenant=tenant, **form.cleaned_data)
-        except ValidationError as error:
-            show_errors(form, error)
-        else:
-            return show_once(request, tenant, made)
+        made = written(form, lambda: api_key_create(actor=actor_of(request), tenant=tenant, **form.cleaned_data))
+        if made is not None:
+            return show_key(request, tenant, made)
     return render(request, "console/tenant.html", page_context(request, tenant, form), status=422)
 
 
@@ -139,15 +118,8 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
 def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
     form = RotateForm(request.POST)
-    if not form.is_valid():
-        messages.error(request, "Not rotated: choose when the old key is revoked.")
-        return redirect("tenant", key.tenant_id)
-    try:
-        made = api_key_rotate(actor=actor(request), key_id=key.pk, grace=form.grace_s())
-    except ValidationError as error:
-        messages.error(request, " ".join(error.messages))
-        return redirect("tenant", key.tenant_id)
-    return show_once(request, key.tenant, made, old=key)
+    made = rotated(request, form, lambda: api_key_rotate(actor=actor_of(request), key_id=key.pk, grace=form.grace_s()))
+    return redirect("tenant", key.tenant_id) if made is None else show_key(request, key.tenant, made, old=key)
 
 
 @require_POST
@@ -156,26 +128,20 @@ def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
 def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
     was_revoked = key.revoked_at is not None
-    api_key_revoke(actor=actor(request), key_id=key.pk)
+    api_key_revoke(actor=actor_of(request), key_id=key.pk)
     announce_config()
     said = "was already revoked" if was_revoked else "revoked. Gateways refuse it within a second"
     messages.success(request, f"Key {key.prefix}… ({key.name}) {said}.")
     return redirect("tenant", key.tenant_id)
 
 
-def show_once(request: HttpRequest, tenant: Tenant, made: NewKey, old: ApiKey | None = None) -> HttpResponse:
+def show_key(request: HttpRequest, tenant: Tenant, made: NewKey, old: ApiKey | None = None) -> HttpResponse:
     announce_config()
-    if old is not None:
-        old.refresh_from_db()
-    return render(request, "console/key_made.html", {"tenant": tenant, "made": made, "old": old}, status=201)
+    return show_once(request, "console/key_made.html", made, old, tenant=tenant)
 
 
 def tenant_or_404(tenant_id: int) -> Tenant:
     return get_object_or_404(catalogue.tenants(), pk=tenant_id)
-
-
-def actor(request: HttpRequest) -> Actor:
-    return Actor.person(request.user.get_username())
 
 
 def may_change(request: HttpRequest) -> bool:
@@ -191,7 +157,7 @@ def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dic
         "quotas": quotas(tenant, peak),
         "at_once": None if at_once is None else at_once.get(tenant.name, 0),
         "classes": class_rows(tenant, now),
-        "keys": [(key, key_state(key, now)) for key in usage.keys_of(tenant)],
+        "keys": [(key, secret_state(key, now)) for key in usage.keys_of(tenant)],
         "key_form": key_form,
         "rotate_form": RotateForm(),
         "may_change": may_change(request),
@@ -239,11 +205,3 @@ def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def key_state(key: ApiKey, now: Any) -> tuple[str, str]:
-    if key.revoked_at is not None:
-        return "idle", "revoked"
-    if key.expires_at is not None and key.expires_at <= now:
-        return "idle", "expired"
-    return ("warn", "expires") if key.expires_at is not None else ("ok", "active")

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.base import SLOClassForm
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.configuration.conflicts import Difference, differences
-from console.views.configuration.saved import saved
+from console.views.editing import Difference, form_page, restore_link, saved, say_updated, updated, written
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 
@@ -45,15 +42,11 @@ def class_new(request: HttpRequest) -> HttpResponse:
     initial = NEW_CLASS | restored(request)
     form = SLOClassForm(data_of(request), initial=initial)
     if request.method == "POST" and form.is_valid():
-        data = {name: form.cleaned_data[name] for name in (*form.FIXED, *form.CHANGEABLE)}
-        try:
-            row = slo_class_create(actor=Actor.person(request.user.get_username()), **data)
-        except ValidationError as error:
-            show_errors(form, error)
-        else:
+        row = written(form, lambda: slo_class_create(actor=actor_of(request), **form.values()))
+        if row is not None:
             messages.success(request, f"Class {row.name} created. Gateways use it within a second.")
             return saved("classes")
-    return render(request, "console/class_form.html", {"form": form}, status=422 if form.errors else 200)
+    return form_page(request, "console/class_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -64,39 +57,21 @@ def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     form = SLOClassForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
-        try:
-            stored = save(request, row, form)
-        except ValidationError as error:
-            show_errors(form, error)
-        except VersionConflict:
-            row.refresh_from_db()
-            conflict = differences(form, row, form.CHANGEABLE)
-        else:
-            say_saved(request, row.version, stored)
+        write = partial(slo_class_update, actor=actor_of(request), slo_class_id=row.pk)
+        stored, conflict = updated(form, row, write)
+        if stored is not None:
+            say_updated(
+                request,
+                form,
+                stored,
+                f"Class {stored.name} updated. Gateways use it within a second.",
+                lambda: restore_link("Revert", request.path, newest_decision("slo_class_updated", stored)),
+            )
             return saved("classes")
     elif request.method == "GET":
         form.initial.update({name: value for name, value in restored(request).items() if name in form.CHANGEABLE})
-    context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
-    status = 409 if conflict else 422 if form.errors else 200
-    return render(request, "console/class_form.html", context, status=status)
-
-
-def save(request: HttpRequest, row: SLOClass, form: SLOClassForm) -> SLOClass:
-    return slo_class_update(
-        actor=Actor.person(request.user.get_username()),
-        slo_class_id=row.pk,
-        version=form.cleaned_data["version"],
-        changes=form.changes(),
-    )
-
-
-def say_saved(request: HttpRequest, before: int, stored: SLOClass) -> None:
-    if stored.version == before:
-        messages.info(request, "No changes.")
-        return
-    decision = newest_decision("slo_class_updated", stored)
-    revert = restore_link("Revert", reverse("class-edit", args=[stored.pk]), decision)
-    messages.success(request, format_html("Class {} updated. Gateways use it within a second.{}", stored.name, revert))
+    restoring = "restore" in request.GET
+    return form_page(request, "console/class_form.html", form, conflict, row=row, restoring=restoring)
 
 
 @require_http_methods(["GET", "POST"])
@@ -112,7 +87,7 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     except ValueError:
         return removal_page(request, row, "Not removed: the form was incomplete. Try again.", status=422)
     try:
-        slo_class_remove(actor=Actor.person(request.user.get_username()), slo_class_id=row.pk, version=version)
+        slo_class_remove(actor=actor_of(request), slo_class_id=row.pk, version=version)
     except (VersionConflict, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
         return removal_page(request, row, text, status=409)
@@ -137,10 +112,6 @@ def without_default(decision: Decision | None) -> str:
     return f" {', '.join(names)} {have} no default class now. Creating it again does not make it the default again."
 
 
-def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:
-    return format_html(' <a href="{}?restore={}">{}</a>', path, decision.pk, text) if decision else ""
-
-
 def newest_decision(kind: str, row: SLOClass) -> Decision | None:
     return decisions.search(kind=kind, subject_type="slo_class", subject=str(row)).first()
 
@@ -150,11 +121,3 @@ def restored(request: HttpRequest) -> dict[str, Any]:
     before = before_of(request, "slo_class")
     values = {name: before[name] for name in ("name", *SLOClassForm.CHANGEABLE) if name in before}
     return values | ({"tenant": before["tenant"]} if "tenant" in before else {})
-
-
-def show_errors(form: Form, error: ValidationError) -> None:
-    """Add an error of a service or of the database to the field it names."""
-    named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
-    for name, texts in named.items():
-        for text in texts:
-            form.add_error(name if name in form.fields else None, text)

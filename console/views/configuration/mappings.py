@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
-from django.utils.html import format_html
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.base import LevelFormSet, MappingForm
 from console.forms.numbers import number_of
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.configuration.classes import restore_link, show_errors
-from console.views.configuration.conflicts import Difference, differences
-from console.views.configuration.saved import saved
-from controller.models import PriorityMapping
+from console.views.editing import Difference, differences, restore_link, saved, say_updated, show_errors
+from controller.models import Decision, PriorityMapping
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.slo.priority_mappings import priority_mapping_update
-
-SETTINGS = ("window", "window_age_s", "contention")
 
 
 @require_GET
@@ -47,7 +39,7 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form = MappingForm(data_of(request), existing=row)
     before = restored(request) if request.method == "GET" else {}
-    form.initial.update({name: before[name] for name in SETTINGS if name in before})
+    form.initial.update({name: before[name] for name in MappingForm.CHANGEABLE if name in before})
     levels = level_forms(request, before.get("levels", row.levels))
     conflict: list[Difference] = []
     if request.method == "POST" and all([form.is_valid(), levels.is_valid()]):
@@ -58,31 +50,32 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
         except VersionConflict:
             row.refresh_from_db()
             conflict = (
-                differences(form, row, SETTINGS)
+                differences(form, row, MappingForm.CHANGEABLE)
                 if row.levels == as_levels(levels)
                 else level_conflict(form, row, levels)
             )
         else:
-            say_saved(request, row.version, stored)
+            say_updated(
+                request,
+                form,
+                stored,
+                "Priority mapping updated. Gateways use it within a second.",
+                lambda: restore_link("Revert", request.path, newest_decision(stored)),
+            )
             return saved("mappings")
     context = {"form": form, "levels": levels, "row": row, "conflict": conflict, "restoring": bool(before)}
     bad = form.errors or any(levels.errors) or levels.non_form_errors()
     return render(request, "console/mapping_form.html", context, status=409 if conflict else 422 if bad else 200)
 
 
-def say_saved(request: HttpRequest, before: int, stored: PriorityMapping) -> None:
-    if stored.version == before:
-        messages.info(request, "No changes.")
-        return
-    decision = decisions.search(kind="priority_mapping_updated", subject=str(stored)).first()
-    revert = restore_link("Revert", reverse("mapping-edit", args=[stored.pk]), decision)
-    messages.success(request, format_html("Priority mapping updated. Gateways use it within a second.{}", revert))
+def newest_decision(row: PriorityMapping) -> Decision | None:
+    return decisions.search(kind="priority_mapping_updated", subject=str(row)).first()
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:
     """Values before a recorded change, to revert it: shown, not saved."""
     before = before_of(request, "priority_mapping")
-    return {name: before[name] for name in (*SETTINGS, "levels") if name in before}
+    return {name: before[name] for name in (*MappingForm.CHANGEABLE, "levels") if name in before}
 
 
 def level_forms(request: HttpRequest, stored: Sequence[dict[str, float]]) -> Any:
@@ -97,8 +90,8 @@ def as_levels(levels: Any) -> list[dict[str, float]]:
 
 
 def save(request: HttpRequest, row: PriorityMapping, form: MappingForm, levels: Any) -> PriorityMapping:
-    changes = {name: form.cleaned_data[name] for name in SETTINGS} | {"levels": as_levels(levels)}
-    actor = Actor.person(request.user.get_username())
+    changes = form.values() | {"levels": as_levels(levels)}
+    actor = actor_of(request)
     return priority_mapping_update(
         actor=actor, mapping_id=row.pk, version=form.cleaned_data["version"], changes=changes
     )
@@ -107,7 +100,7 @@ def save(request: HttpRequest, row: PriorityMapping, form: MappingForm, levels: 
 def level_conflict(form: MappingForm, row: PriorityMapping, levels: Any) -> list[Difference]:
     """Settings and levels with different values."""
     mine = as_levels(levels)
-    found = [each for each in differences(form, row, SETTINGS) if each.label != "Version"]
+    found = [each for each in differences(form, row, MappingForm.CHANGEABLE) if each.label != "Version"]
     for index in range(max(len(mine), len(row.levels))):
         stored = row.levels[index] if index < len(row.levels) else None
         yours = mine[index] if index < len(mine) else None

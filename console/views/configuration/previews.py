@@ -15,7 +15,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from console.access import allows
+from console.access import actor_of, allows
 from console.forms.base import MappingForm, SLOClassForm
 from console.removed import says_if_removed
 from console.views.configuration.mappings import as_levels, level_forms
@@ -27,7 +27,6 @@ from controller.selectors.experiments import previews
 from controller.selectors.experiments import results as experiments
 from controller.selectors.experiments.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
-from controller.services.actors import Actor
 from controller.services.experiments.previews import EDITED, RECORDED, preview_order
 from controller.wording.vocabulary import class_name
 
@@ -72,7 +71,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
     if request.POST.get("simulate"):
         try:
             row = preview_order(
-                actor=Actor.person(request.user.get_username()),
+                actor=actor_of(request),
                 name=f"Edit of {name}",
                 edit=edit,
                 policy=settings.DISPATCH_POLICY,

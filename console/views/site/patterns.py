@@ -14,7 +14,7 @@ from console.access import allows
 from console.charts import base as charts
 from console.forms.base import PercentField, PositiveSecondsField
 from console.panels.timeline import timeline
-from console.views.configuration.conflicts import Difference
+from console.views.editing import Difference
 from console.views.overview import instance_card
 from controller.core.types import Outcome
 from controller.models import RequestRecord

@@ -1,4 +1,4 @@
-// A new API key: the copy button needs the clipboard API, which browsers offer on HTTPS and localhost only.
+// A new API key or token: the copy button needs the clipboard API, which browsers offer on HTTPS and localhost only.
 
 const secret = document.querySelector("[data-secret]");
 const button = document.querySelector("[data-copy]");
@@ -10,7 +10,7 @@ button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(secret.textContent);
     said.textContent = "Copied.";
   } catch {
-    said.textContent = "Could not copy. Select the key and copy it manually.";
+    said.textContent = "Could not copy. Select the text and copy it manually.";
     getSelection().selectAllChildren(secret);
   }
 });

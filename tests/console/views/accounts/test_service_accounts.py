@@ -7,6 +7,7 @@ import re
 import pytest
 from django.urls import reverse
 
+from console.forms.service_accounts import TokenRotateForm
 from controller.models import Decision, ServiceAccount, ServiceToken
 
 pytestmark = pytest.mark.django_db
@@ -52,6 +53,16 @@ def test_a_viewer_reads_and_changes_nothing(admin, viewer, account):
         assert viewer.post(reverse(name, args=[pk]), {"days": "90", "grace": "0"}).status_code == 403
     assert viewer.post(reverse("service-account-new"), FIELDS).status_code == 403
     assert ServiceToken.objects.get().revoked_at is None
+
+
+def test_the_row_of_a_token_offers_what_the_rotation_takes(admin, account):
+    made(admin, account)
+    page = admin.get(reverse("service-account", args=[account.pk])).content.decode()
+    offered = re.findall(r'<option value="(\d+)"( selected)?>Revoke old token ([^<]+)</option>', page)
+    form = TokenRotateForm()
+    assert [(value, label) for value, _, label in offered] == form.fields["grace"].choices
+    assert [value for value, selected, _ in offered if selected] == [form.fields["grace"].initial]
+    assert '<input type="hidden" name="days" value="90">' in page
 
 
 def test_a_token_is_rotated_and_revoked(admin, account):

@@ -1,0 +1,110 @@
+"""What every page with a form does once it is sent: errors at their fields, conflicts, messages, the status.
+
+Two people may edit the same row. The second one to save gets both sets of values, field by field (409), and can then
+overwrite the first one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, NamedTuple, TypeVar
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from console.forms.base import EditForm
+from controller.models import Decision
+from controller.models.base import Versioned
+from controller.services.change import VersionConflict
+from workers.notices import announce_config
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Versioned)
+
+
+class Difference(NamedTuple):
+    """`stored`: saved by someone else in the meantime. `yours`: entered in this form."""
+
+    label: str
+    stored: Any
+    yours: Any
+
+
+def written(form: Form, write: Callable[[], T]) -> T | None:
+    """What `write` returns. None: the service refused the values, and its errors are in the form."""
+    try:
+        return write()
+    except ValidationError as error:
+        show_errors(form, error)
+        return None
+
+
+def updated(form: EditForm, row: V, write: Callable[..., V]) -> tuple[V | None, list[Difference]]:
+    """The row as `write(version=, changes=)` stored it, or None with the differences if there was a conflict."""
+    try:
+        return written(form, lambda: write(version=form.cleaned_data["version"], changes=form.values())), []
+    except VersionConflict:
+        row.refresh_from_db()
+        return None, differences(form, row, form.CHANGEABLE)
+
+
+def form_page(
+    request: HttpRequest, template: str, form: Form, conflict: Sequence[Difference] = (), **context: Any
+) -> HttpResponse:
+    status = 409 if conflict else 422 if form.errors else 200
+    return render(request, template, {"form": form, "conflict": conflict, **context}, status=status)
+
+
+def say_updated(
+    request: HttpRequest, form: Form, stored: Versioned, text: str, link: Callable[[], SafeString | str] = str
+) -> None:
+    """`link`: follows the text, for instance to revert the change; only called if something changed."""
+    if stored.version == form.cleaned_data["version"]:
+        messages.info(request, "No changes.")
+    else:
+        messages.success(request, format_html("{}{}", text, link()))
+
+
+def saved(page: str, *ids: int) -> HttpResponseRedirect:
+    """To `page`, once gateways were told to read the configuration again."""
+    announce_config()
+    return redirect(page, *ids)
+
+
+def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:
+    return format_html(' <a href="{}?restore={}">{}</a>', path, decision.pk, text) if decision else ""
+
+
+def show_errors(form: Form, error: ValidationError) -> None:
+    """Add an error of a service or of the database to the field it names."""
+    named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
+    for name, texts in named.items():
+        for text in texts:
+            form.add_error(name if name in form.fields else None, text)
+
+
+def differences(form: Form, row: Versioned, names: Iterable[str]) -> list[Difference]:
+    """Fields with different values. The form then gets the stored version, so that saving again overwrites."""
+    found = [
+        Difference(
+            str(form[name].label), _shown(form, name, getattr(row, name)), _shown(form, name, form.cleaned_data[name])
+        )
+        for name in names
+        if getattr(row, name) != form.cleaned_data[name]
+    ]
+    data: Any = copy(form.data)  # a request's own cannot be changed
+    data["version"] = row.version
+    form.data = data
+    return found or [Difference("Version", row.version, "same values")]
+
+
+def _shown(form: Form, name: str, value: Any) -> Any:
+    shown = form.fields[name].prepare_value(value)
+    unit = getattr(form.fields[name], "unit", "")
+    return "none" if shown in (None, "") else f"{shown} {unit}".strip()
