@@ -55,6 +55,7 @@ except ValueError as error:
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 DRAIN_TIMEOUT_S = _env.number("DRAIN_TIMEOUT_S", LONGEST_ANSWER_S, 1.0, 86400.0)  # then requests are cut off
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
+CONFIG_MAX_AGE_S = _env.number("CONFIG_MAX_AGE_S", 12 * 3600.0, 60.0, 30 * 86400.0)  # then gateways accept no key
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 5.0, 1.0, 3600.0)  # no answer: the connection is given up
 RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)
 ROLLUP_KEPT_DAYS = _env.whole("ROLLUP_KEPT_DAYS", 400, 2, 3650)  # minutes behind charts and error budgets

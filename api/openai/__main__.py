@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         settings.DISPATCH_OVERRIDES,
         token_pacing=settings.TOKEN_PACING,
         salt_key=settings.SECRET_KEY.encode(),
+        config_max_age_s=settings.CONFIG_MAX_AGE_S,
         scheduler_log=arguments.scheduler_log,
     )
     alone = arguments.snapshot is not None

@@ -7,6 +7,7 @@ from requests that end well.
 from __future__ import annotations
 
 import hmac
+import math
 import random
 import secrets
 import time
@@ -23,7 +24,7 @@ from api.openai.in_flight import InFlightRequest
 from api.openai.ledger import Instruments, Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
-from api.openai.protocol.errors import ApiError, shutting_down
+from api.openai.protocol.errors import ApiError, config_stale, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.runtime import Runtime, report_defect
@@ -56,6 +57,7 @@ class GatewayOptions:
     limits: Limits = field(default_factory=Limits)
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
     salt_key: bytes = b""  # of the salts that keep tenants apart in the prefix caches of engines; empty: no salts
+    config_max_age_s: float = math.inf  # requests are refused while the configuration is older
     scheduler_log: Path | None = None  # where to record the scheduler's events and actions
 
 
@@ -121,6 +123,12 @@ class Gateway:
             if not seat.up:
                 self.monitor.probe(instance_id)
 
+    @property
+    def config_stale(self) -> bool:
+        """Whether the configuration is older than it may be. Keys may have been revoked since."""
+        age_s = self.config_age_s()
+        return age_s is not None and age_s > self.options.config_max_age_s
+
     def tell_clock(self) -> None:
         """Tell the scheduler of the clock that gateways share, if that differs from what it was told."""
         offset_s = self.shared.offset
@@ -134,7 +142,10 @@ class Gateway:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
             raise shutting_down()
-        tenant, key = self.keys.tenant(authorization, time.time())
+        if self.config_stale:
+            raise config_stale()
+        # Not the host's clock: an expired key must not work again because somebody sets that back.
+        tenant, key = self.keys.tenant(authorization, self.shared.now())
         self.used_keys.add(key.id)
         return tenant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
@@ -23,15 +24,17 @@ Gauge = tuple[str, str, dict[str, str], float]
 
 
 def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
-    """/healthz: 503 without a configuration and while shutting down. `up`: the instance takes requests."""
-    ready = gateway.snapshot is not None and not gateway.closing
+    """/healthz: 503 without a configuration, with one that is too old, and while shutting down. `up`: the instance
+    takes requests."""
+    ready = gateway.snapshot is not None and not gateway.config_stale and not gateway.closing
     age_s = gateway.config_age_s()
     body = {
         "status": "ok" if ready else "unavailable",
         "gateway": gateway.options.name,
         "policy": gateway.scheduler.name,
         "config_version": gateway.snapshot.version if gateway.snapshot else None,
-        "config_age_s": None if age_s is None else round(age_s, 1),
+        "config_age_s": round(age_s, 1) if age_s is not None and math.isfinite(age_s) else None,
+        "config_stale": gateway.config_stale,
         "instances": {each["id"]: each["state"] for each in instances(gateway, gateway.clock())},
         "queued": len(gateway.scheduler.queue()),
         "open": len(gateway.runtime.requests),

@@ -108,6 +108,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     },
     503: {
         "no_capacity": "No instance serves this model and none comes in time, or no retry on another was possible.",
+        "configuration_stale": "PostgreSQL has not confirmed the gateway's API keys for too long.",
         "shutting_down": "The gateway is shutting down; send it again. In a stream that began 200: the last event.",
     },
     504: {"waiting_time_exceeded": "Not sent to an engine within `waiting_time`."},

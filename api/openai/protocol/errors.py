@@ -34,6 +34,7 @@ KINDS: dict[str, _Kind] = {
     "cancelled": _Kind(499, "cancelled_error"),
     "internal_error": _Kind(500, "server_error"),
     "engine_failed": _Kind(502, "server_error"),
+    "configuration_stale": _Kind(503, "server_error"),
     "no_capacity": _Kind(503, "server_error"),
     "shutting_down": _Kind(503, "server_error"),
     "waiting_time_exceeded": _Kind(504, "slo_error"),
@@ -84,6 +85,12 @@ class ApiError(SlacklineError):
 
 def shutting_down() -> ApiError:
     return ApiError(ENDS[Cause.SHUTDOWN].code, ended(Cause.SHUTDOWN), retry_after_s=2)
+
+
+def config_stale() -> ApiError:
+    """The gateway cannot tell whether the key was revoked meanwhile."""
+    message = "The gateway has not been able to confirm its configuration for too long, so it accepts no API key."
+    return ApiError("configuration_stale", message, retry_after_s=5)
 
 
 MOST_SAID = 2_000  # characters of an engine's error message
