@@ -271,7 +271,11 @@ class Elastic:
             self._run.tell(ev.InstanceUp(instance.spec))
 
     def _end_drained(self, now: float) -> None:
-        """An empty instance stops, falls asleep, or starts again in its new role."""
+        """An empty instance stops, falls asleep, or starts again in its new role. One that failed does none of it."""
+        for name in [name for name in (*self._switching, *self._falling_asleep) if self._run.cluster.get(name) is None]:
+            self._switching.pop(name, None)
+            self._falling_asleep.pop(name, None)
+            self._removed.discard(name)
         for name in end_drained(self._run, now, self._run.cluster.draining, self._falling_asleep):
             self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)

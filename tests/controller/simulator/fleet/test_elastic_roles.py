@@ -8,7 +8,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.types import Outcome
 from controller.scale import ScalingConfig
-from controller.simulator import Demand, ElasticSettings, SimulationSettings
+from controller.simulator import Demand, ElasticSettings, Failure, SimulationSettings
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate
 
 P, D = (replace(SMALL, role=role, kv_tokens=16_384) for role in ("prefill", "decode"))
@@ -115,3 +115,15 @@ def test_a_warm_instance_takes_the_role_of_the_stage_that_asks():
     assert {by_id[each.id] for each in warm} == {"prefill"}
     assert all(record.outcome is Outcome.OK for record in result.records)
     assert len(result.records) == 300
+
+
+def test_an_instance_that_fails_while_it_changes_its_role_is_replaced():
+    """It was drained for prefill when it died: prefill must not count on it, and gets another."""
+    settings = ElasticSettings(replace(PREFILL, max_instances=2), decode=DECODE, most=4)
+    demands, fleet = rush(900, 2, count=500), (P, D, D, D)
+    switch = kinds(simulate(demands, "slackline", fleet, elastic=settings), "role_change")[0]
+    died = Failure(int(str(switch.figures["instance"]).removeprefix("engine-")), switch.at + 0.1)
+    result = simulate(demands, "slackline", fleet, elastic=settings, failures=(died,))
+    assert kinds(result, "role_change")[0] == switch
+    assert roles(result)["prefill"] == 2
+    assert all(record.outcome is Outcome.OK for record in result.records)
