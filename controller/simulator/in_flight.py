@@ -71,7 +71,7 @@ class SimulatedRequest:
             due=demand.at + targets.ttft_s,
             ttft_s=targets.ttft_s,
             tpot_s=targets.tpot_s,
-            value=demand.value,
+            value=self.request.value,
             estimate=demand.estimate,
         )
         if prefill_only and demand.output_tokens > 1:

@@ -21,11 +21,12 @@ class MappedTargets:
     def __init__(self, config: MappingConfig) -> None:
         self._mapping = PriorityMapper(config)
 
-    def assign(self, demand: Demand, pending_above: Callable[[int], bool], now: float) -> tuple[Targets, int]:
-        """Targets and level of a request that arrives now."""
+    def assign(self, demand: Demand, pending_above: Callable[[int], bool], now: float) -> tuple[Targets, int, float]:
+        """Targets, level and value of a request that arrives now."""
         level = self._mapping.level(demand.priority)
         given = self._mapping.assign(level, pending_above(level), now)
-        return Targets(given.ttft_s, given.tpot_s, None, demand.targets.waiting_time_s), level
+        targets = Targets(given.ttft_s, given.tpot_s, None, demand.targets.waiting_time_s)
+        return targets, level, self._mapping.value(level)
 
     def ended(self, level: int, record: SimRecord, now: float) -> None:
         """Learn from an answered request: its measured values, and how long it was queued."""

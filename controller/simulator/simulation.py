@@ -190,10 +190,12 @@ class Simulation:
         expected = demand.output_tokens
         if not self.settings.know_output:
             expected = self._lengths.predict(demand.tenant, demand.slo_class, model, demand.max_tokens)
-        targets, level = demand.targets, None
+        targets, level, value = demand.targets, None, demand.value
         if self._mapped is not None:
-            targets, level = self._mapped.assign(demand, self.scheduler.pending_above, self.heap.now)
-        return demand.request(model, targets, expected, level)
+            targets, level, value = self._mapped.assign(demand, self.scheduler.pending_above, self.heap.now)
+        request = demand.request(model, targets, expected, level)
+        request.value = value
+        return request
 
     # ---- what the scheduler says -----------------------------------------------------------------------------------
 

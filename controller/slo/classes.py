@@ -206,7 +206,7 @@ def _from_priority(
         "queue_correction_s": assigned.queue_correction_s,
     }
     targets = Targets(assigned.ttft_s, assigned.tpot_s, None, waiting)
-    return Applied(targets, level_label(level), priority, 1.0, "priority", False, level, figures)
+    return Applied(targets, level_label(level), priority, mapping.value(level), "priority", False, level, figures)
 
 
 def _override(asked: SloFields, base: Applied) -> Applied:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from controller.core.snapshot import MappingConfig
 
+LEVEL_WORTH = 0.5  # what attaining a request is worth, over the level above (decision 162)
 CONTENTION_RULES = ("strict", "relax_to_next_higher", "relax_to_zero")
 
 
@@ -85,6 +86,10 @@ class PriorityMapper:
 
     def level(self, priority: int) -> int:
         return min(priority, len(self.config.levels) - 1)
+
+    def value(self, level: int) -> float:
+        """What attaining a request of this level is worth: 1 at the highest."""
+        return LEVEL_WORTH**level
 
     def observe(self, level: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float) -> None:
         """Learn from a finished request of this level. All values in seconds.

@@ -166,6 +166,26 @@ def test_late_requests_are_served_by_priority_level():
     assert levels == sorted(levels)
 
 
+def test_a_higher_priority_level_does_not_lose_to_lower_ones_under_overload():
+    """All levels have the same targets. A request of level 0 takes two and a half times the work of the others, and was
+    deferred before all of them."""
+    rng, targets = np.random.default_rng(11), Targets(0.5, 0.1, None, 60.0)
+    at = np.cumsum(rng.exponential(1 / 40, 400))
+    demands = [
+        Demand(f"r{i}", float(at[i]), 400 if level else 1000, 30, targets, "c", priority=level, max_tokens=30)
+        for i, level in enumerate(int(each) for each in rng.integers(0, 4, 400))
+    ]
+    result = simulate(demands, instances=(QUICK,), mapping=around([(0.5, 0.1)] * 4, 0.0))
+    levels = {demand.id: demand.priority for demand in demands}
+    shares = [
+        np.mean([record.attained is True for record in result.records if levels[record.id] == level])
+        for level in range(4)
+    ]
+    assert 0.3 < np.mean(shares) < 0.9
+    assert shares[0] > shares[2]
+    assert shares[1:] == sorted(shares[1:], reverse=True)
+
+
 def test_prefixes_that_an_instance_has_cached_are_not_charged():
     """Of 1,600 prompt tokens 1,024 are shared; the telemetry tells how many were found, not for which class."""
     prefix = tuple(f"agents/{block}" for block in range(64))
