@@ -4,11 +4,12 @@
 
 Four classes, 20 % explicit targets, 10 % hopeless from the start. A pass is what the gateway does at each event:
 `handle` gets a batch (one arrival, one request finished by an engine) and dispatches what fits. 1,000 passes per size,
-each with one arrival, so the queue keeps its size.
+each with one arrival, so the queue keeps its size. Then the instances become a fifth slower or faster every 50 passes,
+as when their fits change: the costs of all that waits are predicted again, in parts.
 
 Then eight disaggregated models, each with one prefill and two decode instances that are full, and that many prefilled
 requests in all that wait for a decode instance. In a pass a prefill ends or KV arrives, and an answer ends. Last line:
-JSON with `pass_ms` and `migrate_pass_ms` by size.
+JSON with `pass_ms`, `max_pass_ms` (the longest while the instances' latencies change) and `migrate_pass_ms` by size.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from controller.dispatch import POLICY_SETS, build_scheduler
 
 SIZES = (100, 1_000, 10_000)
 PASSES = 1_000
+CHANGED_EVERY = 50  # passes
 CLASSES = (
     Targets(0.7, 0.5, None, 600),
     Targets(1, 0.7, None, 600),
@@ -81,6 +83,12 @@ class DispatcherBench:
             done = self.at_engine.pop(self.rng.randrange(len(self.at_engine)))
             events += [ev.FirstToken(done), ev.Finished(done, 20)]
         return self.step(events)
+
+    def changed_pass(self, factor: float) -> float:
+        """One in which the instances take `factor` times as long as before."""
+        latency = LatencyCoefficients(*(factor * each for each in LATENCY))
+        specs = (InstanceSpec(f"i{i}", "m", latency=latency, max_num_seqs=64) for i in range(INSTANCES))
+        return self.step([self.arrival(), *map(ev.InstanceUp, specs)])
 
 
 class MigratorBench:
@@ -154,6 +162,18 @@ def measure_migrator(policy: str, size: int, seed: int) -> tuple[float, float, i
     return statistics.median(times) * 1e3, times[int(PASSES * 0.99)] * 1e3, bench.placed - before
 
 
+def longest(policy: str, size: int, seed: int) -> float:
+    """Milliseconds of the longest of 1,000 passes in which the instances' latencies change 20 times."""
+    bench = DispatcherBench(policy, size, seed)
+    gc.collect()
+    factors = (1.2, 1.0)
+    times = [
+        bench.one_pass() if index % CHANGED_EVERY else bench.changed_pass(factors[index // CHANGED_EVERY % 2])
+        for index in range(PASSES)
+    ]
+    return max(times) * 1e3
+
+
 def measure(policy: str, size: int, seed: int) -> tuple[float, float, int]:
     """Median and p99 milliseconds of 1,000 passes, and the requests sent in them."""
     bench = DispatcherBench(policy, size, seed)
@@ -172,13 +192,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     print(f"policy {args.policy}, {INSTANCES} instances, {PASSES} passes a size, seed {args.seed}")
-    print(f"{'queued':>8} {'median ms':>10} {'p99 ms':>8} {'sent':>6}")
+    print(f"{'queued':>8} {'median ms':>10} {'p99 ms':>8} {'sent':>6} {'longest while latencies change, ms':>36}")
     medians: dict[str, float] = {}
     tails: dict[str, float] = {}
+    most: dict[str, float] = {}
     for size in SIZES:
         median, p99, sent = measure(args.policy, size, args.seed)
         medians[str(size)], tails[str(size)] = round(median, 4), round(p99, 4)
-        print(f"{size:>8} {median:>10.4f} {p99:>8.4f} {sent:>6}")
+        most[str(size)] = round(longest(args.policy, size, args.seed), 4)
+        print(f"{size:>8} {median:>10.4f} {p99:>8.4f} {sent:>6} {most[str(size)]:>36.4f}")
     print(f"{MODELS} models, {2 * MODELS} decode instances")
     print(f"{'waiting':>8} {'median ms':>10} {'p99 ms':>8} {'placed':>6}")
     stage_medians: dict[str, float] = {}
@@ -190,6 +212,7 @@ def main() -> None:
     figures = {
         "pass_ms": medians,
         "pass_p99_ms": tails,
+        "max_pass_ms": most,
         "migrate_pass_ms": stage_medians,
         "migrate_pass_p99_ms": stage_tails,
         "policy": args.policy,

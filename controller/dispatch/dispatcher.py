@@ -18,7 +18,7 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
-from controller.dispatch.lane import MOST_NAMED, Fleet, Lane, RecentTargets, refuse
+from controller.dispatch.lane import MOST_NAMED, RECOST_AGAIN_S, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
@@ -446,4 +446,5 @@ class StageDispatcher:
         instances = min(
             (self._pacing.wake_at(each, now) for each in lane.instances.values() if each.takes), default=math.inf
         )
-        return min(instances, lane.queue.next_turn())
+        recost = now + RECOST_AGAIN_S if lane.queue.outdated else math.inf
+        return min(instances, lane.queue.next_turn(), recost)

@@ -24,6 +24,8 @@ TPOT_MARGIN = 1.5  # a single decode step this much slower than the target canno
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
+RECOSTED_EACH_PASS = 100  # waiting requests whose costs are predicted again in one pass: about a millisecond
+RECOST_AGAIN_S = 0.002  # until the next of them, if no event starts a pass before
 PLANNED_EACH_PASS = 64  # waiting requests of which a plan is cheap enough for every pass
 PLAN_AGAIN_S = 1e-4  # for each request beyond them, until the next plan: some 3 % of the gateway's time
 GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
@@ -125,7 +127,9 @@ class Lane:
         reference = self._reference_cost()
         if reference is not None and (self._costed is None or _differs(reference, self._costed)):
             self._costed = reference
-            self.queue.recost(self.cost, now)
+            self.queue.outdate()
+        if self.queue.outdated:
+            self.queue.recost(self.cost, now, RECOSTED_EACH_PASS)
         self.queue.advance(now)
         if self.queue.planning is not None and now >= self._plan_at and self.queue.ready:
             able = [instance for instance in self.instances.values() if instance.takes]

@@ -9,7 +9,7 @@ import heapq
 import math
 import sys
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, cast
@@ -40,6 +40,8 @@ class Entry:
         "queued_at",
         "request",
         "retry_at",
+        "turn_at",
+        "valid_until",
     )
 
     def __init__(self, request: Request, cost: Cost, now: float, excluded: frozenset[str] = frozenset()) -> None:
@@ -51,6 +53,8 @@ class Entry:
         self.deferred = False
         self.paused = False
         self.hopeless_at = math.inf
+        self.valid_until = math.inf  # of its rank
+        self.turn_at = math.inf  # when it is looked at again
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded = excluded.union(request.failed_on)
         self.retry_at = -math.inf  # until then it does not go where it failed last
@@ -97,7 +101,8 @@ class RequestQueue:
         self._entries: dict[str, Entry] = {}
         self._ready: list[tuple[SortKey, Entry]] = []
         self._hopeless: list[tuple[SortKey, Entry]] = []
-        self._turns: list[tuple[float, str]] = []  # hopeless_at, or when a rank stops being valid
+        self._turns: list[tuple[float, str]] = []  # when to look at each again
+        self._outdated: deque[str] = deque()  # requests whose costs are predicted again, the first to be served first
         self._drops: list[tuple[float, str]] = []
         self._due: dict[tuple[str, str], list[tuple[float, str]]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -134,10 +139,6 @@ class RequestQueue:
         entry.hopeless_at = self._admission.hopeless_at(request, entry.cost)
         entry.hopeless = entry.hopeless_at <= now and not entry.forced
         self._place(entry, now)
-        if not entry.hopeless and not math.isinf(entry.hopeless_at):
-            heapq.heappush(self._turns, (entry.hopeless_at, request.id))
-        if entry.retry_at > now:
-            heapq.heappush(self._turns, (entry.retry_at, request.id))
         heapq.heappush(self._drops, (entry.drop_at, request.id))
         kind = (request.tenant, request.slo_class)
         heapq.heappush(self._due.setdefault(kind, []), (request.ttft_due, request.id))
@@ -222,28 +223,37 @@ class RequestQueue:
                 entry.deferred = not entry.deferred
                 self._place(entry, now)
 
-    def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
-        """Predict all again: while the model had no instance there was nothing to predict from."""
-        self._turns.clear()
-        for entry in self._entries.values():
+    @property
+    def outdated(self) -> bool:
+        """Whether costs remain to be predicted again."""
+        return bool(self._outdated)
+
+    def outdate(self) -> None:
+        """All costs are to be predicted again: the instances are others now, or faster or slower."""
+        self._outdated = deque(entry.request.id for entry in self.entries())
+
+    def recost(self, cost: Callable[[Request], Cost], now: float, most: int) -> None:
+        """Predict the costs of up to `most` outdated requests: a long queue at once would hold up the pass."""
+        for _ in range(min(most, len(self._outdated))):
+            entry = self._entries.get(self._outdated.popleft())
+            if entry is None:
+                continue
             self._unplace(entry)
             entry.cost = cost(entry.request)
             entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
             entry.hopeless = entry.hopeless_at <= now and not entry.forced
             self._place(entry, now)
-            turns = (at for at in (entry.hopeless_at, entry.retry_at) if now < at < math.inf)
-            for at in turns:
-                heapq.heappush(self._turns, (at, entry.request.id))
 
     def advance(self, now: float) -> None:
         """Move requests that became hopeless to their tier, and compute expired ranks again."""
         while self._turns and self._turns[0][0] <= now:
-            _, request_id = heapq.heappop(self._turns)
+            at, request_id = heapq.heappop(self._turns)
             entry = self._entries.get(request_id)
-            if entry is None or entry.hopeless:
-                continue
+            if entry is None or at != entry.turn_at:
+                continue  # it left, or has been looked at earlier
+            entry.turn_at = math.inf
             self._unplace(entry)
-            entry.hopeless = entry.hopeless_at <= now and not entry.forced
+            entry.hopeless = entry.hopeless or (entry.hopeless_at <= now and not entry.forced)
             self._place(entry, now)
 
     def expire(self, now: float, *, late: bool) -> list[Entry]:
@@ -288,20 +298,32 @@ class RequestQueue:
     def _place(self, entry: Entry, now: float) -> None:
         self._journal.note(entry.request.id)
         if entry.paused:
+            self._look_again(entry, now)
             return
         request = entry.request
+        entry.valid_until = math.inf
         if entry.hopeless:
             # Those of the priority mapping by level first: without one, a request counts as of the highest.
             worth = (request.order, request.level or 0, entry.cost.service_s / max(request.value, 1e-6))
             entry.key = (worth, request.arrival, request.id)
             insort(self._hopeless, (entry.key, entry), key=_first)
-            return
-        ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
-        rank = ranked(request, entry.cost, now)
-        entry.key = ((request.order, *rank.key), request.arrival, request.id)
-        insort(self._ready, (entry.key, entry), key=_first)
-        if rank.valid_until is not None:
-            heapq.heappush(self._turns, (rank.valid_until, request.id))
+        else:
+            ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
+            rank = ranked(request, entry.cost, now)
+            entry.key = ((request.order, *rank.key), request.arrival, request.id)
+            insort(self._ready, (entry.key, entry), key=_first)
+            if rank.valid_until is not None:
+                entry.valid_until = rank.valid_until
+        self._look_again(entry, now)
+
+    def _look_again(self, entry: Entry, now: float) -> None:
+        """Once it becomes hopeless, its rank ends or it may be tried again. Costs may move that; where it is later than
+        before it stays in the heap as it was, since an early look does no harm and the heap would fill up."""
+        hopeless_at = math.inf if entry.hopeless else entry.hopeless_at
+        at = min((each for each in (hopeless_at, entry.valid_until, entry.retry_at) if each > now), default=math.inf)
+        if at < entry.turn_at:
+            entry.turn_at = at
+            heapq.heappush(self._turns, (at, entry.request.id))
 
     def _unplace(self, entry: Entry) -> None:
         if entry.paused:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from controller.core import events as ev
 from controller.core.policy import Stateless
-from controller.core.types import InstanceSpec, Load
+from controller.core.types import InstanceSpec, LatencyCoefficients, Load
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.ordering.least_attained_service import LeastAttainedService
+from controller.predict.latency import LatencyModel
 from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, up
 
 
@@ -211,6 +212,51 @@ def test_queue_heaps_do_not_keep_what_is_gone():
         dispatcher.handle([ev.Finished(f"r{i}", 3)], now)
     queue = dispatcher._fleet.lane("m").queue
     assert max(len(queue._turns), len(queue._drops)) <= 64 + 2 * len(queue)
+
+
+def test_a_long_queue_is_judged_again_in_parts():
+    """The instance turns out four times as slow: 1,000 costs are predicted again, a hundred in a pass, none left out."""
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1), ev.Arrived(request("first", output=10_000))], 0.0)
+    waiting = [request(f"r{i}", ttft=30.0 + i % 7, prompt=200 + i % 50) for i in range(1_000)]
+    dispatcher.handle([ev.Arrived(each) for each in waiting], 0.0)
+    lane = dispatcher._fleet.lane("m")
+    slower = LatencyCoefficients(*(4 * each for each in SPEED))
+    new = {each.id: LatencyModel(slower).prefill_sums(each.prompt_tokens, 0) for each in waiting}
+
+    def judged():
+        return sum(lane.queue.get(each.id).cost.prefill_s == pytest.approx(new[each.id]) for each in waiting)
+
+    reply = dispatcher.handle([ev.InstanceUp(replace(up(slots=1).spec, latency=slower))], 0.1)
+    assert 0 < judged() <= 100
+    passes = 1
+    while judged() < 1_000:
+        assert reply.wake_at <= dispatcher._now + 0.01  # although no event comes
+        reply = dispatcher.handle([ev.Woke()], reply.wake_at)
+        passes += 1
+    assert passes == 10
+    entry = lane.queue.get("r0")
+    assert entry.hopeless_at == pytest.approx(30.0 - new["r0"])
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_what_became_hopeless_after_the_instances_became_slower_is_seen_in_time(paused):
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1), ev.Arrived(request("first", output=10_000))], 0.0)
+    dispatcher.handle([ev.Arrived(request("r", ttft=1.0, prompt=1000))], 0.0)
+    for factor, at in ((4, 0.1), (1, 0.2), (2, 0.3)):
+        slower = LatencyCoefficients(*(factor * each for each in SPEED))
+        dispatcher.handle([ev.InstanceUp(replace(up(slots=1).spec, latency=slower))], at)
+    if paused:
+        dispatcher.handle([ev.Command("c", "ops", "pause", ("r",))], 0.31)
+    queue = dispatcher._fleet.lane("m").queue
+    dispatcher.handle([ev.Woke()], 0.7)
+    assert not queue.get("r").hopeless
+    dispatcher.handle([ev.Woke()], 0.79)
+    if paused:
+        dispatcher.handle([ev.Command("d", "ops", "resume", ("r",))], 0.8)
+        dispatcher.handle([ev.Woke()], 0.81)
+    assert queue.get("r").hopeless
 
 
 def test_engine_ranks_by_class_and_by_deadline():
