@@ -215,7 +215,7 @@ def test_queue_heaps_do_not_keep_what_is_gone():
 
 
 def test_a_long_queue_is_judged_again_in_parts():
-    """The instance turns out four times as slow: 1,000 costs are predicted again, a hundred in a pass, none left out."""
+    """The instance turns out four times as slow: 1,000 costs are predicted again, 100 in a pass, none left out."""
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=1), ev.Arrived(request("first", output=10_000))], 0.0)
     waiting = [request(f"r{i}", ttft=30.0 + i % 7, prompt=200 + i % 50) for i in range(1_000)]
