@@ -53,6 +53,7 @@ from benchmarks.network import SecondHost, network_missing, second_host
 from benchmarks.scaleout_report import summary, table
 from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
+from workers.actions.fleet_calls import call_fleet
 from workers.engine.weights.host_copy import ROOM, room
 
 SOURCES = ("disk", "host", "engine")
@@ -73,7 +74,7 @@ class ScaleoutFleet:
 
     def empty(self) -> None:
         """The spare without weights and without a copy of its own."""
-        _ok(requests.post(f"{self.warm.url}/sleep", params={"level": 2}, json={"token": self.token}, timeout=120))
+        _ok(call_fleet("POST", self.warm.url, "/sleep", self.token, params={"level": 2}, timeout=120))
 
     def no_copy(self, within_s: float = 120.0) -> str:
         """Wait until the serving engine has written the copy for this host's engines. "" if it has, otherwise the
@@ -90,8 +91,8 @@ class ScaleoutFleet:
         return ""
 
     def load(self, *sources: dict[str, str]) -> dict[str, Any]:
-        asked = {"token": self.token, "sources": list(sources)}
-        return dict(_ok(requests.post(f"{self.warm.url}/weights/load", json=asked, timeout=600)).json())
+        asked = {"sources": list(sources)}
+        return dict(_ok(call_fleet("POST", self.warm.url, "/weights/load", self.token, body=asked, timeout=600)).json())
 
     def first_token_at(self, engine: RunningEngine, tokens: int, times: list[float]) -> None:
         """Append the arrival of every token of one streamed answer."""

@@ -25,12 +25,15 @@ from controller.core.kv_links import LinkReport, report_from_json
 from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
 from controller.services.fleet.instance_links import instance_links_observe
+from workers.actions.fleet_calls import call_fleet
 from workers.actions.parallel_calls import Asker
 from workers.actions.peers import PeerMember, need_links, peers
 from workers.actions.weights_client import EngineAway
+from workers.http import outbound
 
 log = logging.getLogger(__name__)
 
+LINKS_PATH = "/links"
 CALL_S = 1.0
 JOIN_WAIT_S = 1.0  # for the first attempt to connect each link of an engine that joins
 ASK_S = 1.2  # for all engines together
@@ -59,7 +62,7 @@ class LinksClient:
     """The `/links` endpoint of one engine."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url = url.rstrip("/") + "/links"
+        self._url = url.rstrip("/")
         self._token = token
 
     def look(self) -> EngineLinks:
@@ -70,18 +73,21 @@ class LinksClient:
         """Have the engine keep links to exactly these peers. `me`: its own id; `wait_s`: how long it may wait for the
         first attempt of each link. Raises EngineAway."""
         peers = [{"id": each.id, "host": each.host, "port": each.port} for each in wanted]
-        return self._call("POST", {"token": self._token, "id": me, "peers": peers, "wait_s": wait_s}, CALL_S + wait_s)
+        return self._call("POST", {"id": me, "peers": peers, "wait_s": wait_s}, CALL_S + wait_s)
 
     def _call(self, method: str, body: Mapping[str, Any] | None = None, timeout_s: float = CALL_S) -> EngineLinks:
         try:
-            answer = requests.request(method, self._url, json=body, timeout=timeout_s)
+            if body is None:
+                answer = outbound.request(method, self._url + LINKS_PATH, timeout=timeout_s)
+            else:
+                answer = call_fleet(method, self._url, LINKS_PATH, self._token, body=body, timeout=timeout_s)
             answer.raise_for_status()
             said = answer.json()
             at = said["at"] or {"host": "", "port": 0}
             reports = tuple(report_from_json(each) for each in said["peers"])
             return EngineLinks(str(said["id"]), str(at["host"]), int(at["port"]), reports)
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
-            raise EngineAway(f"{type(error).__name__} at {self._url}: {error}") from error
+            raise EngineAway(f"{type(error).__name__} at {self._url}{LINKS_PATH}: {error}") from error
 
 
 def update_links(token: str | None = None) -> list[Decision]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
+from workers.actions.fleet_calls import call_fleet
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.http import outbound
 
@@ -140,7 +141,7 @@ class SleepClient:
         self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         try:
-            answer = outbound.post(self._url + path, params=query, json=body, timeout=(CALL_S, timeout_s))
+            answer = self._sent(path, query, body, (CALL_S, timeout_s))
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code == 404:
@@ -155,18 +156,23 @@ class SleepClient:
             return {}
         return said if isinstance(said, dict) else {}
 
+    def _sent(
+        self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout: tuple[float, float]
+    ) -> requests.Response:
+        return outbound.post(self._url + path, params=query, json=body, timeout=timeout)
+
 
 class ReferenceSleepClient(SleepClient):
-    """The client of a reference engine: the same endpoints with the fleet's token, which other engines never get."""
+    """The client of a reference engine: the same endpoints, with a proof of the fleet's token."""
 
     def __init__(self, url: str, token: str) -> None:
         super().__init__(url)
         self._token = token
 
-    def _call(
-        self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
-    ) -> dict[str, Any]:
-        return super()._call(path, query, {**(body or {}), "token": self._token}, timeout_s)
+    def _sent(
+        self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout: tuple[float, float]
+    ) -> requests.Response:
+        return call_fleet("POST", self._url, path, self._token, body=body, params=query, timeout=timeout)
 
     def check_able(self, level: int) -> None:
         """Every reference engine can sleep and reports its state correctly."""

@@ -10,6 +10,7 @@ from typing import Any
 import requests
 
 from controller.core.errors import SlacklineError
+from workers.actions.fleet_calls import call_fleet
 from workers.http import outbound
 
 CALL_S = 2.0
@@ -52,12 +53,15 @@ class WeightsClient:
 
     def order_load(self, order: str, sources: Sequence[Mapping[str, str]]) -> EngineWeights:
         """Start a load, which continues by itself. Raises EngineAway (the load may have started), EngineRefuses."""
-        body = {"token": self._token, "background": True, "order": order, "sources": list(sources)}
+        body = {"background": True, "order": order, "sources": list(sources)}
         return _weights(self._call("POST", "/weights/load", body))
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         try:
-            answer = outbound.request(method, self._url + path, json=body, timeout=CALL_S)
+            if body is None:
+                answer = outbound.request(method, self._url + path, timeout=CALL_S)
+            else:
+                answer = call_fleet(method, self._url, path, self._token, body=body, timeout=CALL_S)
             said = answer.json()
         except (requests.RequestException, ValueError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error

@@ -145,15 +145,21 @@ class HttpBackend(ABC):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._engine_error(error) from error
 
-    async def _control(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None) -> bytes:
+    async def _control(
+        self,
+        path: str,
+        body: Mapping[str, Any] | bytes | None = None,
+        limit_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
         """POST a command that may take `control_s`. Returns its answer; raises EngineError on any status but 200."""
         total_s = self._limits.control_s if limit_s is None else limit_s
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._limits.connect_s)
-        data = None if body is None else orjson.dumps(body)
-        headers = None if body is None else _HEADERS
+        data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
+        told = {**(_HEADERS if data is not None else {}), **(headers or {})}
         try:
             ordered = self._session.post(
-                self._url(path), data=data, headers=headers, timeout=timeout, allow_redirects=False
+                self._url(path), data=data, headers=told, timeout=timeout, allow_redirects=False
             )
             async with ordered as response:
                 if response.status != 200:

@@ -24,6 +24,7 @@ from workers.backends.base import (
 )
 from workers.backends.vllm import VllmBackend
 from workers.environment import read_variable
+from workers.http.fleet_proof import CHALLENGE_PATH, call_headers
 
 LONGEST_S = 86_400.0  # a day: the engine's bound on each of these
 
@@ -45,7 +46,7 @@ class ReferenceBackend(VllmBackend):
     )
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
-        await self._control("/kv/release", {"request_ids": list(request_ids), **_fleet()}, self._limits.telemetry_s)
+        await self._as_fleet("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)
 
     async def links(self) -> Sequence[LinkReport]:
         try:
@@ -63,7 +64,7 @@ class ReferenceBackend(VllmBackend):
         """The engine exchanges its scheduler, if its role chose it. At an engine of an older release, which has no such
         call, a role is routing alone."""
         try:
-            await self._control("/role", {"role": role.value, **_fleet()})
+            await self._as_fleet("/role", {"role": role.value})
         except EngineError as error:
             if error.status == HTTPStatus.CONFLICT:
                 raise RoleRefused("not_idle", str(error), again=True) from error
@@ -73,6 +74,16 @@ class ReferenceBackend(VllmBackend):
                 raise
         return RoleSwitch(self.spec.role, role, "")
 
+    async def _as_fleet(self, path: str, body: Mapping[str, Any], limit_s: float | None = None) -> None:
+        """POST with a proof that we know the fleet's token. Raises EngineError; of an engine that asks for no proof
+        (an older version, or another program), with the status of the challenge, and nothing else was sent."""
+        try:
+            challenge = str(orjson.loads(await self._get(CHALLENGE_PATH))["challenge"])
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise EngineError(f"instance {self.spec.id} gave no challenge: {error!r}") from error
+        raw = orjson.dumps(body)
+        await self._control(path, raw, limit_s, call_headers(_token(), challenge, self._base, "POST", path, raw))
+
     def body_of(self, call: UpstreamCall) -> bytes:
         head = call.head
         for name, value in _target_fields(call.targets):
@@ -80,14 +91,14 @@ class ReferenceBackend(VllmBackend):
         return self._with_ours(head, call)
 
 
-def _fleet() -> dict[str, str]:
-    """The token that the engine requires before it frees KV, read from where the engine reads it too."""
-    return {"token": _token(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))}
+def _token() -> str:
+    """The fleet's token, read from where engines read it too."""
+    return _read(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))
 
 
 @lru_cache(maxsize=8)
-def _token(path: str, value: str) -> str:
-    """Read once: it goes with every batch of KV to free, from the gateway's event loop."""
+def _read(path: str, value: str) -> str:
+    """Read once: it is needed for every batch of KV to free, in the gateway's event loop."""
     return read_variable({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 

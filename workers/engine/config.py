@@ -26,6 +26,7 @@ from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import KINDS as SOURCES
 from workers.environment import read_variable
+from workers.http.fleet_proof import authority
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -87,6 +88,7 @@ class ServerConfig:
     program: Any = None  # the loaded model (`workers.engine.torch.task.OperatorProgram`)
     host_copy: HostCopy | None = None  # opened before the model was read
     group: Any = None  # the other ranks (`workers.engine.torch.group.RankGroup`)
+    urls: tuple[str, ...] = ()  # host and port under which it is registered, if a proxy stands in front
 
     @property
     def no_kv_transfers(self) -> str:
@@ -132,6 +134,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         kv=_kv_config(args),
         weights=_weight_config(args),
         torch=model,
+        urls=_urls(args.advertise_url),
     )
 
 
@@ -150,6 +153,17 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
     return KvConfig(
         token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout
     )
+
+
+def _urls(url: str) -> tuple[str, ...]:
+    if not url:
+        return ()
+    try:
+        if url.startswith(("http://", "https://")):
+            return (authority(url),)
+    except ValueError:
+        pass
+    raise ConfigError(f"must be a URL such as https://engine.example, got {url}", "advertise_url")
 
 
 def _reached_at(args: argparse.Namespace) -> str:
@@ -281,6 +295,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond this many waiting requests (no limit)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--advertise-host", default="", help="address of this engine for other engines (--host, or the host's name)")
+    add("--advertise-url", default="", help="URL under which this engine is registered, if a proxy stands in front")
     add("--kv-port", type=_port, default=0, help="port from which other engines pull KV; 0 takes a free port")
     add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV: bytes of a token in a layer (%(default)s)")

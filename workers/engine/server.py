@@ -23,6 +23,7 @@ from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
 from workers.engine.http.asgi import App
 from workers.engine.http.generate import Generator
+from workers.engine.http.guard import FleetGuard
 from workers.engine.http.kv import KvEndpoints
 from workers.engine.http.management import Management
 from workers.engine.http.requests import RequestRules
@@ -71,10 +72,11 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         disaggregation.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, disaggregation)
     weights = WeightManager(_weight_store(config, engine, store))
-    management = Management(engine, config, served, generator, weights)
-    routes = management.routes()
-    routes.update(KvEndpoints(disaggregation, kv.token).routes())
-    routes.update(WeightEndpoints(weights, kv.token, management.weights_came).routes())
+    guard = FleetGuard(kv.token, (kv.reached_at, config.host), config.urls)
+    management = Management(engine, config, served, generator, weights, guard)
+    routes = {**guard.routes(), **management.routes()}
+    routes.update(KvEndpoints(disaggregation, guard).routes())
+    routes.update(WeightEndpoints(weights, guard, management.weights_came).routes())
     if not weights.store.present:
         management.begin_warm()
     routes["/v1/completions"] = {"POST": generator.completions}

@@ -185,6 +185,7 @@ def request(
     timeout: float | tuple[float, float],
     params: Mapping[str, Any] | None = None,
     json: Any = None,
+    data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> requests.Response:
     """As `requests.request`, with the bounds of this module. Raises requests.RequestException."""
@@ -196,7 +197,15 @@ def request(
             session.mount(scheme, _Adapter())
         told = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
-            method, url, params=params, json=json, headers=told, timeout=timeout, allow_redirects=False, stream=True
+            method,
+            url,
+            params=params,
+            json=json,
+            data=data,
+            headers=told,
+            timeout=timeout,
+            allow_redirects=False,
+            stream=True,
         )
         with answer:
             if answer.is_redirect or 300 <= answer.status_code < 400:

@@ -11,7 +11,7 @@ import pytest
 from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import completion, settled, until
 from tests.api.openai.servers import ServerBed
-from tests.workers.engine.client import metric
+from tests.workers.engine.client import metric, post
 from tests.workers.engine.client import until as engine_until
 from tests.workers.engine.process import FLEET, EngineProcess
 
@@ -33,8 +33,8 @@ async def bed(engines: dict[str, EngineProcess]) -> AsyncIterator[ServerBed]:
 
 async def abort(engine: EngineProcess) -> None:
     body = {"request_ids": [], **FLEET}
-    async with aiohttp.ClientSession() as session, session.post(engine.url + "/abort_requests", json=body) as answer:
-        assert answer.status == 200
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, engine.url + "/abort_requests", body))[0] == 200
 
 
 async def runs(http: aiohttp.ClientSession) -> bool:

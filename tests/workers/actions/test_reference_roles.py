@@ -15,6 +15,7 @@ from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import Actor
 from controller.services.fleet.role_switches import role_order
 from tests import factories
+from tests.workers.engine.client import post_once
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.actions.long_calls import LongCalls
 from workers.actions.runner import advance_actions
@@ -44,7 +45,7 @@ def batching(engine: EngineProcess) -> str:
 
 
 def say(engine: EngineProcess, role: str) -> requests.Response:
-    return requests.post(engine.url + "/role", json={**FLEET, "role": role}, timeout=10)
+    return post_once(engine.url, "/role", {**FLEET, "role": role})
 
 
 def answer(engine: EngineProcess, tokens: int = 2) -> requests.Response:

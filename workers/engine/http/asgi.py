@@ -51,6 +51,22 @@ class Exchange:
         """Header values by lower-case name; of a repeated header, the last one."""
         return dict(self._scope["headers"])
 
+    def header(self, name: str) -> str:
+        """Its value; "" without it."""
+        return self.headers.get(name.encode(), b"").decode("latin-1")
+
+    @property
+    def target(self) -> str:
+        """Path and query, as the client wrote them."""
+        query = self._scope["query_string"].decode("latin-1")
+        return f"{self.path}?{query}" if query else self.path
+
+    @property
+    def local(self) -> tuple[str, int]:
+        """This engine's end of the connection, whatever the client says."""
+        host, port = self._scope.get("server") or ("", 0)
+        return str(host), int(port or 0)
+
     def query(self) -> dict[str, list[str]]:
         return parse_qs(self._scope["query_string"].decode("latin-1"))
 
@@ -68,18 +84,8 @@ class Exchange:
         return bytes(received)
 
     async def json(self, empty: bool = False) -> dict[str, Any]:
-        """The body as a JSON object. `empty`: whether a missing body counts as an empty object. Raises HttpError,
-        Disconnected."""
-        raw = await self.body()
-        if empty and not raw:
-            return {}
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise HttpError(f"the body is not valid JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise HttpError("the body must be a JSON object")
-        return body
+        """The body, read by `json_object`. Raises HttpError, Disconnected."""
+        return json_object(await self.body(), empty)
 
     async def disconnected(self) -> None:
         """Return when the client disconnects or the response is complete. Call it after the body was read."""
@@ -105,6 +111,19 @@ class Exchange:
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def json_object(raw: bytes, empty: bool = False) -> dict[str, Any]:
+    """A body as a JSON object. `empty`: whether a missing body counts as an empty object. Raises HttpError."""
+    if empty and not raw:
+        return {}
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise HttpError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise HttpError("the body must be a JSON object")
+    return body
 
 
 class App:

@@ -1,33 +1,65 @@
-"""Protects the endpoints that move KV or weights, or stop the engine: callers must know the fleet's token."""
+"""Protects the endpoints that move KV or weights, or stop the engine: callers must prove that they know the fleet's
+token (`workers.http.fleet_proof`), which they never send."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from workers.engine import fields
 from workers.engine.errors import HttpError
-from workers.engine.http.asgi import Exchange, Handler
+from workers.engine.http.asgi import Exchange, Handler, json_object
+from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO, Challenges, address, proves
 
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 
 
-def guarded(expected: str, handler: FleetHandler) -> Handler:
-    """A handler that calls `handler` with the body if its `token` is `expected`. Otherwise the response is 403, before
-    any other field is read."""
+class FleetGuard:
+    """Checks proofs of the fleet's token. `hosts`: the names of this engine; its port is that of the connection.
+    `urls`: further addresses (`workers.http.fleet_proof.authority`) under which it is registered, behind a proxy."""
 
-    async def check(exchange: Exchange) -> None:
-        body = await exchange.json(empty=True)
-        _check(expected, body)
-        await handler(exchange, body)
+    def __init__(self, token: str, hosts: Iterable[str] = (), urls: Iterable[str] = ()) -> None:
+        self._token = token
+        self._hosts = tuple(hosts)
+        self._urls = tuple(urls)
+        self._challenges = Challenges()
 
-    return check
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return {CHALLENGE_PATH: {"GET": self.challenge}}
 
+    async def challenge(self, exchange: Exchange) -> None:
+        """Return a challenge, which the proof of one call must contain."""
+        await exchange.reply({"challenge": self._challenges.issue()})
 
-def _check(expected: str, body: fields.Body) -> None:
-    """Raises HttpError 403. An engine without a token accepts none."""
-    token = fields.string(body, "token")
-    if not expected:
-        raise HttpError("this engine was started without FLEET_TOKEN", "token", status=403)
-    if not hmac.compare_digest(token.encode(), expected.encode()):
-        raise HttpError("the fleet's token is missing or wrong", "token", status=403)
+    def __call__(self, handler: FleetHandler) -> Handler:
+        """A handler that calls `handler` with the body if the call has a proof. Otherwise the response is 403, before
+        any field is read."""
+
+        async def check(exchange: Exchange) -> None:
+            raw = await exchange.body()
+            self.check(exchange, raw)
+            await handler(exchange, json_object(raw, empty=True))
+
+        return check
+
+    def check(self, exchange: Exchange, body: bytes) -> None:
+        """Raises HttpError 403. An engine without a token accepts no proof."""
+        if not self._token:
+            raise HttpError("this engine was started without FLEET_TOKEN", PROOF, status=403)
+        shown, challenge, to = (exchange.header(name) for name in (PROOF, CHALLENGE, TO))
+        if not shown:
+            raise HttpError("a proof of the fleet's token is missing", PROOF, status=403)
+        if not self._challenges.valid(challenge):
+            raise HttpError("the challenge is not of this engine, used, or too old", CHALLENGE, status=403)
+        names = self._names(exchange)
+        if to not in names:
+            told = f"the call is for {to[:100]!r}, and this engine is {' or '.join(names)} (--advertise-url)"
+            raise HttpError(told, TO, status=403)
+        if not proves(shown, self._token, "call", challenge, to, exchange.method, exchange.target, body):
+            raise HttpError("the proof of the fleet's token is wrong", PROOF, status=403)
+        self._challenges.use(challenge)
+
+    def _names(self, exchange: Exchange) -> list[str]:
+        """Every address that is this engine's alone. On loopback, also by name."""
+        host, port = exchange.local
+        hosts = (host, *self._hosts, *(("localhost",) if host in ("127.0.0.1", "::1") else ()))
+        return [*dict.fromkeys(address(each, port) for each in hosts), *self._urls]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from workers.engine import fields
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
-from workers.engine.http.guard import guarded
+from workers.engine.http.guard import FleetGuard
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Peer
 
@@ -18,14 +18,14 @@ LONGEST_WAIT_S = 5.0
 class KvEndpoints:
     """`disaggregation`: None for an engine without the fleet's token, which has no KV transfers."""
 
-    def __init__(self, disaggregation: Disaggregation | None, token: str) -> None:
+    def __init__(self, disaggregation: Disaggregation | None, guard: FleetGuard) -> None:
         self._disaggregation = disaggregation
-        self._token = token
+        self._guard = guard
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
-            "/links": {"GET": self.links, "POST": guarded(self._token, self.announce)},
-            "/kv/release": {"POST": guarded(self._token, self.release)},
+            "/links": {"GET": self.links, "POST": self._guard(self.announce)},
+            "/kv/release": {"POST": self._guard(self.release)},
         }
 
     async def links(self, exchange: Exchange) -> None:

@@ -17,7 +17,7 @@ from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.generate import Generator
-from workers.engine.http.guard import guarded
+from workers.engine.http.guard import FleetGuard
 from workers.engine.http.requests import RequestRules, messages_of, token_ids
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.scheduler_choice import scheduler_for
@@ -33,11 +33,18 @@ class Management:
     """Sleep and pause need the fleet's token. They are always available; vLLM has them in its development mode only."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, served: RequestRules, generator: Generator, weights: WeightManager
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        served: RequestRules,
+        generator: Generator,
+        weights: WeightManager,
+        guard: FleetGuard,
     ) -> None:
         self._engine = engine
         self._weights = weights
         self._config = config
+        self._guard = guard
         self._tokenizer = served.tokenizer
         self._generator = generator
         self._created = int(time.time())
@@ -47,26 +54,26 @@ class Management:
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         ping: dict[str, Handler] = {"GET": self.health, "POST": self.health}
-        token = self._config.kv.token
+        guarded = self._guard
         return {
             "/health": {"GET": self.health},
             "/ping": ping,
             "/version": {"GET": self.version},
             "/server_info": {"GET": self.server_info},
             "/load": {"GET": self.load},
-            "/role": {"POST": guarded(token, self.set_role)},
+            "/role": {"POST": guarded(self.set_role)},
             "/metrics": {"GET": self.metrics},
             "/v1/models": {"GET": self.models},
             "/tokenize": {"POST": self.tokenize},
             "/detokenize": {"POST": self.detokenize},
-            "/sleep": {"POST": guarded(token, self.sleep)},
-            "/wake_up": {"POST": guarded(token, self.wake_up)},
+            "/sleep": {"POST": guarded(self.sleep)},
+            "/wake_up": {"POST": guarded(self.wake_up)},
             "/is_sleeping": {"GET": self.is_sleeping},
-            "/pause": {"POST": guarded(token, self.pause)},
-            "/resume": {"POST": guarded(token, self.resume)},
+            "/pause": {"POST": guarded(self.pause)},
+            "/resume": {"POST": guarded(self.resume)},
             "/is_paused": {"GET": self.is_paused},
-            "/abort_requests": {"POST": guarded(token, self.abort_requests)},
-            "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
+            "/abort_requests": {"POST": guarded(self.abort_requests)},
+            "/reset_prefix_cache": {"POST": guarded(self.reset_prefix_cache)},
         }
 
     async def health(self, exchange: Exchange) -> None:
@@ -281,7 +288,7 @@ class Management:
         self._engine.abort_all(names)
         await exchange.reply({"status": "aborted"})
 
-    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+    async def reset_prefix_cache(self, exchange: Exchange, body: fields.Body) -> None:
         self._engine.reset_cache()
         await exchange.reply({"success": True})
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from workers.engine import fields
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
-from workers.engine.http.guard import guarded
+from workers.engine.http.guard import FleetGuard
 from workers.engine.weights.manager import KINDS, Digesting, Identity, LoadFailed, Source, WeightManager
 
 MOST_SOURCES = 8
@@ -17,17 +17,17 @@ MOST_SOURCES = 8
 class WeightEndpoints:
     """Loading and sending need the fleet's token. `awake` is called once the weights are loaded."""
 
-    def __init__(self, manager: WeightManager, token: str, awake: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, manager: WeightManager, guard: FleetGuard, awake: Callable[[], Awaitable[None]]) -> None:
         self._manager = manager
-        self._token = token
+        self._guard = guard
         self._awake = awake
         self._task: asyncio.Task[bool] | None = None  # a load in the background
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
             "/weights": {"GET": self.state},
-            "/weights/load": {"POST": guarded(self._token, self.load)},
-            "/weights/send": {"POST": guarded(self._token, self.send)},
+            "/weights/load": {"POST": self._guard(self.load)},
+            "/weights/send": {"POST": self._guard(self.send)},
         }
 
     async def state(self, exchange: Exchange) -> None:

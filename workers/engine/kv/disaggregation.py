@@ -31,6 +31,7 @@ from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import NOBODY, KvTraffic, Listener, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
+from workers.http.fleet_proof import address
 
 FIELD = "kv_transfer_params"
 UNKNOWN = 0  # placeholder of a first token that has not been sampled yet
@@ -54,6 +55,7 @@ class Disaggregation:
     ) -> None:
         self._engine = engine
         self._host = host
+        self._token = token
         self._reached_at = reached_at or host
         self._lease_s = lease_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
@@ -83,6 +85,7 @@ class Disaggregation:
 
     async def start(self, port: int) -> None:
         await self.server.start(self._host, port)
+        self.server.names.add(address(*self.at))
         log.info("KV on %s:%d", self._host, self.server.port)
 
     def close(self) -> None:
@@ -127,6 +130,7 @@ class Disaggregation:
             "remote_host": self._reached_at,
             "remote_port": self.server.port,
             "remote_num_tokens": seq.prompt_tokens,
+            "remote_proof": Offer.proof_of(self._token, *self.at, seq.id),
         }
 
     def has_room(self, seq: Seq) -> bool:
@@ -257,6 +261,7 @@ def offer_in(body: fields.Body) -> Offer | None:
             tokens=_required(params, "remote_num_tokens", 1),
             first_token=fields.integer(params, "first_token", low=0, high=fields.INT64 - 1),
             engine=fields.string(params, "remote_engine_id"),
+            proof=fields.string(params, "remote_proof"),
         )
     except HttpError as error:
         raise HttpError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None

@@ -2,8 +2,8 @@
 
 As in HyperFlexis' TransferLink Manager, links are created when an instance joins, so that no request waits for them.
 Each link has a watched connection (one ping a second; bandwidth from a probe at first, then from transfers) and a few
-idle connections for pulls. A pull from an engine that was not announced creates its link; such a link is removed when
-it stays down.
+idle connections for pulls. A pull from an engine that was not announced creates its link, if an engine of the fleet
+made its offer; such a link is removed when it stays down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROBE_S = 5.0  # between two probes of a link that is slow, or whose transfers d
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # a link that was not announced is removed after being down this long
-# Limit of links that were not announced, since any caller of the engine can make it connect to any address.
+# Limit of links that were not announced: engines that are gone are among them.
 MOST_UNANNOUNCED = 64
 WORST_FIRST = (LinkState.DOWN, LinkState.CONNECTING, LinkState.DEGRADED, LinkState.UP)
 LONGEST_PREFILL_S = 600.0  # the longest wait for a source that still computes; longer than any gateway waits
@@ -192,6 +192,9 @@ class Links:
         Raises KvTransferError, whose `moved` has the figures until then. The timeout restarts while the source
         reports that it still computes, for at most LONGEST_PREFILL_S."""
         link = self._links.get((offer.host, offer.port))
+        if link is None and not offer.of_the_fleet(self._token):
+            self._traffic.failed += 1
+            raise KvTransferError(f"{offer.host}:{offer.port} is not the address of an engine of the fleet", "refused")
         if link is None:
             link = self._make(Peer(offer.engine, offer.host, offer.port), announced=False)
         began = time.monotonic()

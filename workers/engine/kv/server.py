@@ -29,6 +29,7 @@ from workers.engine.kv.wire import (
     write,
     write_frame,
 )
+from workers.http.fleet_proof import address
 
 TAKEN_S = 30.0  # a receiver that reads nothing for this long counts as gone
 STILL_S = 1.0  # how often a source reports that it still computes
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class KvServer:
-    """Sends KV. `held` finds a sequence by id; `taken` is called once the other engine has its KV."""
+    """Sends KV. `held` finds a sequence by id; `taken` is called once the other engine has its KV. `names`: addresses
+    under which other engines know this one, besides that of the socket."""
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class KvServer:
     ) -> None:
         self.traffic = KvTraffic()
         self.port = 0
+        self.names: set[str] = set()
         self._store = store
         self._token = token
         self._held = held
@@ -74,7 +77,8 @@ class KvServer:
         self._open.add(writer)
         try:
             keep_alive(writer)
-            await be_greeted(reader, writer, self._token)
+            own = address(*writer.get_extra_info("sockname")[:2])
+            await be_greeted(reader, writer, self._token, {own, *self.names})
             while not reader.at_eof():
                 await self._answer(await read_frame(reader), reader, writer)
         except asyncio.IncompleteReadError as error:

@@ -32,6 +32,7 @@ from workers.engine.kv.wire import (
     write,
     write_frame,
 )
+from workers.http.fleet_proof import address, keyed, proves
 
 STALL_S = 10.0  # a transfer without data for this long is given up
 PING_S = 3.0  # timeout of a ping
@@ -54,7 +55,8 @@ class KvTraffic:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Where to pull the KV of a prompt: the prefill engine's `kv_transfer_params`. `engine`: its instance id, "" if
-    unknown. `first_token`: None if the prompt was still being computed; it then comes with the KV."""
+    unknown. `first_token`: None if the prompt was still being computed; it then comes with the KV. `proof`: that an
+    engine of the fleet made the offer for this address, so that nobody can have an engine connect to any other one."""
 
     host: str
     port: int
@@ -62,6 +64,14 @@ class Offer:
     tokens: int
     first_token: int | None = None
     engine: str = ""
+    proof: str = ""
+
+    @staticmethod
+    def proof_of(token: str, host: str, port: int, request: str) -> str:
+        return keyed(token, "offer", host, str(port), request)
+
+    def of_the_fleet(self, token: str) -> bool:
+        return proves(self.proof, token, "offer", self.host, str(self.port), self.request)
 
 
 async def _ignore() -> None:
@@ -105,7 +115,7 @@ class KvConnection:
                 reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
                 try:
                     keep_alive(writer)
-                    await greet(reader, writer, token)
+                    await greet(reader, writer, token, address(host, port))
                 except BaseException:
                     writer.close()
                     raise

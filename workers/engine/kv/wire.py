@@ -1,17 +1,16 @@
 """The wire format between two engines: frames of a length and JSON, and the greeting.
 
-In the greeting each side proves that it knows the fleet's token without sending it, since an offer may name any address
-and the token must not reach other programs.
+In the greeting each side proves that it knows the fleet's token without sending it (`workers.http.fleet_proof`). The
+proofs cover the address that was meant: a program between two engines could otherwise pass their greetings on and then
+ask for KV itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +18,7 @@ import orjson
 
 from controller.core.errors import SlacklineError
 from controller.core.kv_links import KvMoved
+from workers.http.fleet_proof import keyed, proves
 
 PIECE_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20
@@ -78,44 +78,46 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     return content
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-    """Authenticate, on the side that connected. Raises KvTransferError `refused` if either token is wrong."""
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, to: str) -> None:
+    """Authenticate, on the side that connected. `to`: the address of the other side. Raises KvTransferError `refused`
+    if either token is wrong, or if the other side has another address."""
     mine = secrets.token_hex(NONCE_LENGTH // 2)
-    write_frame(writer, {"nonce": mine})
+    write_frame(writer, {"nonce": mine, "to": to})
     said = await read_frame(reader)
+    if "error" in said:
+        raise KvTransferError(f"the source refused: {said['error']}", "refused")
     theirs = _nonce(said)
-    if not _proves(said, token, "listens", mine, theirs):
+    if not proves(said.get("proof"), token, "listens", to, mine, theirs):
         raise KvTransferError("the other side does not know the fleet's token", "refused")
-    write_frame(writer, {"proof": _proof(token, "connects", mine, theirs)})
+    write_frame(writer, {"proof": keyed(token, "connects", to, mine, theirs)})
     answer = await read_frame(reader)
     if "error" in answer:
         raise KvTransferError(f"the source refused: {answer['error']}", "refused")
 
 
-async def be_greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-    """Authenticate, on the side that listens. Raises KvTransferError `refused`; then only a nonce and a proof were
-    sent."""
+async def be_greeted(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, names: Collection[str]
+) -> None:
+    """Authenticate, on the side that listens. `names`: its own addresses. Raises KvTransferError `refused`; then only a
+    nonce and a proof were sent, or nothing if the client meant another address."""
     async with asyncio.timeout(GREETING_S):
-        theirs = _nonce(await read_frame(reader))
+        hello = await read_frame(reader)
+        theirs, to = _nonce(hello), hello.get("to")
+        if not isinstance(to, str) or to not in names:
+            await _refuse(writer, f"this engine is {' or '.join(sorted(names))}")
+            raise KvTransferError(f"a client asked for KV of {str(to)[:100]!r}", "refused")
         mine = secrets.token_hex(NONCE_LENGTH // 2)
-        write_frame(writer, {"nonce": mine, "proof": _proof(token, "listens", theirs, mine)})
+        write_frame(writer, {"nonce": mine, "proof": keyed(token, "listens", to, theirs, mine)})
         said = await read_frame(reader)
-        if not _proves(said, token, "connects", theirs, mine):
-            write_frame(writer, {"error": "the fleet's token is wrong"})
-            await writer.drain()
+        if not proves(said.get("proof"), token, "connects", to, theirs, mine):
+            await _refuse(writer, "the fleet's token is wrong")
             raise KvTransferError("a client without the fleet's token asked for KV", "refused")
         write_frame(writer, {"ok": True})
 
 
-def _proof(token: str, side: str, connects: str, listens: str) -> str:
-    return hmac.new(token.encode(), f"{side}:{connects}:{listens}".encode(), hashlib.sha256).hexdigest()
-
-
-def _proves(said: Mapping[str, Any], token: str, side: str, connects: str, listens: str) -> bool:
-    proof = said.get("proof")
-    return isinstance(proof, str) and hmac.compare_digest(
-        proof.encode(), _proof(token, side, connects, listens).encode()
-    )
+async def _refuse(writer: asyncio.StreamWriter, why: str) -> None:
+    write_frame(writer, {"error": why})
+    await writer.drain()
 
 
 def _nonce(said: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.workers.engine.client import COMPLETIONS, complete, metric, post, samples, until
 from tests.workers.engine.process import FLEET, EngineProcess
+from workers.http.fleet_proof import PROOF
 
 GAUGES = (
     "num_requests_running",
@@ -171,7 +172,7 @@ async def test_what_stops_an_engine_is_for_the_fleet_only(http, path):
     await until(lambda: _running(http, 1), "it runs")
     for body in ({}, {"token": "guess"}, {"token": ""}):
         status, said = await post(http, path, body)
-        assert (status, said["error"]["param"]) == (403, "token")
+        assert (status, said["error"]["param"]) == (403, PROOF)
     async with http.post(path) as response:  # no body at all
         assert response.status == 403
     assert (await task)["choices"][0]["finish_reason"] == "length"
@@ -248,6 +249,6 @@ async def test_requests_can_be_aborted_by_name(http, name):
 async def test_resetting_the_prefix_cache_forgets(http):
     ids = list(range(700, 740))
     await complete(http, prompt=ids, max_tokens=1)
-    assert await post(http, "/reset_prefix_cache", {}) == (200, {"success": True})
+    assert await post(http, "/reset_prefix_cache", FLEET) == (200, {"success": True})
     answer = await complete(http, prompt=ids, max_tokens=1)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

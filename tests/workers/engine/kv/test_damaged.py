@@ -10,12 +10,13 @@ import pytest
 
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
+from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import KvTraffic, Offer
+from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.wire import KvTransferError
 
 PROMPT = list(range(10, 110))
@@ -56,9 +57,10 @@ async def test_one_bit_that_was_turned_over_is_noticed(at: int, what: str) -> No
     taken: list[Seq] = []
     server = KvServer(EmulatedKv(LAYERS, TOKEN_BYTES), "t", {"s": source}.get, taken.append)
     await server.start("127.0.0.1", 0)
+    server.names.add(f"{ELSEWHERE}:{server.port}")
     links = Links(store, "t", KvTraffic(), 5.0)
     target = Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1)
-    offer = Offer(ELSEWHERE, server.port, "s", len(PROMPT))
+    offer = fleet_offer(ELSEWHERE, server.port, "s", len(PROMPT))
     async with Wire(server.port) as wire:
         links.announce([Peer("p", ELSEWHERE, server.port)])
         await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull

@@ -13,6 +13,7 @@ import pytest
 from controller.core.kv_links import KvMoved
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
+from tests.workers.engine.offers import fleet_offer, signed
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.suspended import until
 from workers.engine.kv.links import Links
@@ -102,7 +103,7 @@ async def test_a_wrong_offer_is_refused_with_the_field(sessions):
 
 
 async def test_a_source_that_is_gone_is_an_error_and_frees_the_blocks(sessions):
-    offer = (await prefill(sessions))["kv_transfer_params"] | {"remote_port": 1}
+    offer = signed((await prefill(sessions))["kv_transfer_params"] | {"remote_port": 1})
     body = {"prompt": PROMPT, "max_tokens": 3, "kv_transfer_params": offer}
     status, answer = await post(sessions["decode"], COMPLETIONS, body)
     assert (status, "unreachable" in answer["error"]["message"]) == (502, True)
@@ -170,7 +171,7 @@ async def serving(store: EmulatedKv = STORE, token: str = "t") -> AsyncIterator[
     source, taken = prefilled(PROMPT), []
     server = KvServer(store, token, {"s": source}.get, taken.append)
     await server.start("127.0.0.1", 0)
-    yield server, Offer("127.0.0.1", server.port, "s", len(PROMPT), 5), taken
+    yield server, fleet_offer("127.0.0.1", server.port, "s", len(PROMPT), 5), taken
     server.close()
 
 
@@ -186,8 +187,9 @@ async def test_a_cached_prefix_is_not_sent_again():
 
 async def test_without_the_fleets_token_nothing_is_given():
     async with serving() as (server, offer, taken):
+        wrong = fleet_offer(offer.host, offer.port, offer.request, offer.tokens, token="wrong")
         with pytest.raises(KvTransferError, match="token") as raised:
-            await pull(offer, seq(PROMPT), STORE, "wrong", 5)
+            await pull(wrong, seq(PROMPT), STORE, "wrong", 5)
         assert raised.value.reason == "refused"
         assert (server.traffic.sent_bytes, taken) == (0, [])
 
@@ -233,7 +235,7 @@ async def test_a_source_that_hangs_is_given_up():
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    offer = Offer("127.0.0.1", server.sockets[0].getsockname()[1], "s", 80, 5)
+    offer = fleet_offer("127.0.0.1", server.sockets[0].getsockname()[1], "s", 80, 5)
     with pytest.raises(KvTransferError) as raised:
         await pull(offer, seq(PROMPT), STORE, "t", 0.2)
     assert raised.value.reason == "timeout"

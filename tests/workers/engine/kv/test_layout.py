@@ -13,6 +13,7 @@ import pytest
 from controller.core.kv_links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import until
+from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.errors import HttpError
 from workers.engine.kv.disaggregation import Disaggregation
@@ -71,7 +72,7 @@ async def served(
     source.state, source.finish = SeqState.FINISHED, FinishReason.LENGTH
     server = of(store, "t", {"s": source}.get, lambda seq: None)
     await server.start("127.0.0.1", 0)
-    yield server, Offer("127.0.0.1", server.port, "s", len(PROMPT))
+    yield server, fleet_offer("127.0.0.1", server.port, "s", len(PROMPT))
     server.close()
 
 

@@ -15,6 +15,7 @@ from controller.core.kv_links import moved_from_json
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.proxy import ELSEWHERE, Wire
+from workers.http.fleet_proof import PROOF
 
 TOKEN = FLEET["token"]
 PROMPT = list(range(10, 110))
@@ -164,8 +165,8 @@ async def test_announcing_twice_leaves_links_as_they_are(sessions):
 @pytest.mark.parametrize(
     ("change", "status", "field"),
     [
-        ({"token": "wrong"}, 403, "token"),
-        ({"token": None}, 403, "token"),
+        ({"token": "wrong"}, 403, PROOF),
+        ({"token": ""}, 403, PROOF),
         ({"peers": "p"}, 400, "peers"),
         ({"peers": [3]}, 400, "peers[0]"),
         ({"peers": [{"id": "p", "host": "h"}]}, 400, "peers[0]"),
@@ -183,7 +184,7 @@ async def test_no_one_without_the_token_gets_through_the_greeting(sessions):
     """A stranger learns a nonce and a proof that it cannot make itself, and nothing after it."""
     at = (await links(sessions["d"]))["at"]
     reader, writer = await asyncio.open_connection(at["host"], at["port"])
-    for frame in ({"nonce": "0" * 32}, {"proof": "0" * 64}):
+    for frame in ({"nonce": "0" * 32, "to": f"{at['host']}:{at['port']}"}, {"proof": "0" * 64}):
         raw = orjson.dumps(frame)
         writer.write(len(raw).to_bytes(4, "big") + raw)
         length = int.from_bytes(await reader.readexactly(4), "big")

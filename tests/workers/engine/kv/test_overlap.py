@@ -16,6 +16,7 @@ from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, kv_has_come, kv_received, post, samples, until
 from tests.workers.engine.held import PrefillGate
+from tests.workers.engine.offers import fleet_offer, signed
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.suspended import turns
 from tests.workers.engine.suspended import until as until_true
@@ -166,7 +167,7 @@ async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(session
 
 async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions, gate):
     prefill = await Prefill.begin(sessions["p"])
-    lost = prefill.offer | {"remote_port": 1}
+    lost = signed(prefill.offer | {"remote_port": 1})
     async with sessions["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
         assert response.status == 200
         raw = await response.read()
@@ -227,7 +228,7 @@ async def begin(
     await server.start("127.0.0.1", 0)
     links = Links(STORE, "t", KvTraffic(), timeout_s)
     target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
-    pulling = asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target, listener))
+    pulling = asyncio.ensure_future(links.pull(fleet_offer("127.0.0.1", server.port, "s", 64), target, listener))
     return pulling, server, links, taken
 
 
@@ -348,9 +349,9 @@ async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(la
         return KvMoved(), 7
 
     disaggregation.links.pull = pull
-    disaggregation.reserve(stream, Offer("h", 1, "r", 4))
+    disaggregation.reserve(stream, fleet_offer("h", 1, "r", 4))
     with suppress(HttpError):
-        await disaggregation.take_over(stream, Offer("h", 1, "r", 4))
+        await disaggregation.take_over(stream, fleet_offer("h", 1, "r", 4))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not engine.failed

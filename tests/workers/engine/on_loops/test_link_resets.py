@@ -15,12 +15,13 @@ import pytest
 from controller.core.kv_links import LinkState
 from controller.core.steps import Seq
 from tests.workers.engine.kv.test_overlap import Source
+from tests.workers.engine.offers import fleet_offer
 from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
 from workers.engine.kv.links import KvLink, Links, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import KvConnection, KvTraffic, Offer
+from workers.engine.kv.transfer import KvConnection, KvTraffic
 from workers.engine.kv.wire import KvTransferError, keep_alive, read_frame, write_frame
 
 HERE = "127.0.0.1"
@@ -136,7 +137,7 @@ async def test_a_store_that_fails_is_a_failed_transfer_and_no_end_of_the_server(
     links = Links(STORE, "t", KvTraffic(), 5.0)
     target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
     with pytest.raises(KvTransferError) as raised:
-        await links.pull(Offer(HERE, server.port, "s", 64), target)
+        await links.pull(fleet_offer(HERE, server.port, "s", 64), target)
     assert (raised.value.reason, server.traffic.failed) == ("cut", 1)
     links.close()
     server.close()
@@ -172,8 +173,9 @@ async def dead_port() -> int:
 
 async def offered(links: Links, port: int) -> str:
     """Why nothing came."""
+    target = Seq("t", 0.0, 4, 8, token_ids=[1, 2, 3, 4, 0], output_tokens=1)
     with pytest.raises(KvTransferError) as raised:
-        await links.pull(Offer(HERE, port, "r", 4), Seq("t", 0.0, 4, 8, token_ids=[1, 2, 3, 4, 0], output_tokens=1))
+        await links.pull(fleet_offer(HERE, port, "r", 4), target)
     return raised.value.reason
 
 

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory
 from workers.engine.http.asgi import App
+from workers.engine.http.guard import FleetGuard
 from workers.engine.http.weights import WeightEndpoints
 from workers.engine.torch.weights import store as torch_weight_store
 from workers.engine.torch.weights import transfer as torch_transfer
@@ -25,6 +26,7 @@ from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.checkpoint_identity import marks_of
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
+from workers.http.fleet_proof import CHALLENGE_PATH
 
 pytestmark = pytest.mark.torch
 DISK = Source("disk")
@@ -49,7 +51,8 @@ async def _awake() -> None:
 @asynccontextmanager
 async def served(source: WeightManager, answered: Callable[[int], object]) -> AsyncIterator[str]:
     """The source's own endpoints; `answered` is told of every status."""
-    app = App(WeightEndpoints(source, TOKEN, _awake).routes())
+    guard = FleetGuard(TOKEN)
+    app = App({**guard.routes(), **WeightEndpoints(source, guard, _awake).routes()})
 
     async def handle(request: web.Request) -> web.Response:
         body, said = await request.read(), []
@@ -60,9 +63,12 @@ async def served(source: WeightManager, answered: Callable[[int], object]) -> As
         async def send(message: Any) -> None:
             said.append(message)
 
-        await app({"type": "http", "method": request.method, "path": request.path}, receive, send)
+        scope = {"type": "http", "method": request.method, "path": request.path, "query_string": b""}
+        scope |= {"server": (request.url.host, request.url.port)}
+        await app({**scope, "headers": [(name.lower(), value) for name, value in request.raw_headers]}, receive, send)
         start, end = said
-        answered(start["status"])
+        if request.path == "/weights/send":
+            answered(start["status"])
         return web.Response(body=end["body"], status=start["status"], content_type="application/json")
 
     async with site(handle) as url:
@@ -143,6 +149,8 @@ async def test_a_source_that_dies_while_it_digests_is_said_to_and_the_next_one_i
     asked = []
 
     async def dies(request: web.Request) -> web.Response:
+        if request.path == CHALLENGE_PATH:
+            return web.json_response({"challenge": "c"})
         asked.append(request.path)
         if len(asked) > 1:
             request.transport.abort()

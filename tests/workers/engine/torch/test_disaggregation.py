@@ -13,13 +13,14 @@ import torch
 
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
+from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvMismatch
-from workers.engine.kv.transfer import KvTraffic, Offer
+from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.kv.layout import TorchKv
@@ -93,7 +94,7 @@ async def test_layers_of_a_real_step_move_as_it_passes_them():
     await server.start("127.0.0.1", 0)
     links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
-    pulling = asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 40), target))
+    pulling = asyncio.ensure_future(links.pull(fleet_offer("127.0.0.1", server.port, "s", 40), target))
     async with asyncio.timeout(30.0):
         while server.traffic.sent_bytes < 40 * here.token_bytes:
             await asyncio.sleep(0.01)
@@ -127,9 +128,10 @@ async def test_real_entries_of_which_one_bit_was_turned_over_on_the_way_are_not_
     source.state, source.finish, source.output_tokens = SeqState.FINISHED, FinishReason.LENGTH, 1
     server = KvServer(here, "t", {"s": source}.get, lambda taken: None)
     await server.start("127.0.0.1", 0)
+    server.names.add(f"{ELSEWHERE}:{server.port}")
     links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
-    offer = Offer(ELSEWHERE, server.port, "s", 40)
+    offer = fleet_offer(ELSEWHERE, server.port, "s", 40)
     async with Wire(server.port) as wire:
         links.announce([Peer("p", ELSEWHERE, server.port)])
         await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull

@@ -10,6 +10,7 @@ import pytest
 
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
+from tests.workers.engine.offers import signed
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.server import KvServer
@@ -36,7 +37,7 @@ async def test_a_first_token_beyond_the_vocabulary_is_an_error_and_the_engine_li
     await server.start("127.0.0.1", 0)
     offer = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": server.port}
     body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
-    params = {**offer, "remote_request_id": "s", "remote_num_tokens": 100, "first_token": 1}
+    params = signed({**offer, "remote_request_id": "s", "remote_num_tokens": 100, "first_token": 1})
     answered, said = await post(sessions["d"], COMPLETIONS, {**body, "kv_transfer_params": params})
     assert answered == status, said
     if status == 502:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import torch
 
+from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import memory
@@ -62,8 +63,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def asked(session: aiohttp.ClientSession, url: str, **body: Any) -> tuple[int, Any]:
-    async with session.post(url, json={"token": TOKEN, **body}) as response:
-        return response.status, await response.json()
+    return await post(session, url, {"token": TOKEN, **body})
 
 
 async def state(session: aiohttp.ClientSession, of: EngineProcess) -> dict[str, Any]:

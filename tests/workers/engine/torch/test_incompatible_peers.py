@@ -9,11 +9,11 @@ from datetime import timedelta
 from threading import Thread
 
 import pytest
-import requests
 import torch
 import torch.distributed as dist
 from psutil import CONN_LISTEN, Process
 
+from tests.workers.engine.client import post_once
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory, met
@@ -65,14 +65,14 @@ class Thief(Thread):
 
 def load(engine: EngineProcess, *sources: dict[str, str]) -> tuple[int, dict]:
     body = {**FLEET, "sources": list(sources)}
-    answer = requests.post(engine.url + "/weights/load", json=body, timeout=60)
+    answer = post_once(engine.url, "/weights/load", body)
     return answer.status_code, answer.json()
 
 
 def test_another_program_at_the_port_of_a_transfer_gets_nothing_and_does_not_disturb_it(engines):
     seen = 0
     for _ in range(LOADS):
-        requests.post(engines["warm"].url + "/sleep?level=2", json=FLEET, timeout=10)
+        post_once(engines["warm"].url, "/sleep?level=2", FLEET)
         thief = Thief(engines["warm"])
         thief.start()
         status, said = load(engines["warm"], {"kind": "engine", "url": engines["source"].url})

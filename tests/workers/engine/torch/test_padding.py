@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step
+from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from tests.workers.engine.torch.test_model import expected
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
-from workers.engine.kv.transfer import KvTraffic, Offer
+from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.kv.layout import TorchKv
 from workers.engine.torch.model.batch import segments_of
@@ -84,6 +85,7 @@ async def test_a_pull_that_ended_with_a_wrong_checksum_changes_no_other_answer()
     source.state, source.finish = SeqState.FINISHED, FinishReason.LENGTH
     server = KvServer(here, "t", {"s": source}.get, lambda taken: None)
     await server.start("127.0.0.1", 0)
+    server.names.add(f"{ELSEWHERE}:{server.port}")
     links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 4, 8, token_ids=[1, 2, 3, 4, 0], output_tokens=1, blocks=[0])
     async with Wire(server.port) as wire:
@@ -91,7 +93,7 @@ async def test_a_pull_that_ended_with_a_wrong_checksum_changes_no_other_answer()
         await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull
         wire.flip(3 * here.token_bytes)
         with pytest.raises(KvTransferError, match="checksum of layer"):
-            await links.pull(Offer(ELSEWHERE, server.port, "s", 4), target)
+            await links.pull(fleet_offer(ELSEWHERE, server.port, "s", 4), target)
     links.close()
     server.close()
     assert other.cache.memory[0, :, 0].isnan().any()

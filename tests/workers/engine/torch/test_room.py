@@ -8,6 +8,7 @@ import sys
 import aiohttp
 import pytest
 
+from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder, program
 from workers.engine import server
@@ -56,9 +57,9 @@ async def test_a_warm_engine_with_room_loads_from_another_and_says_the_same():
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
 
             async def asked(url: str, **body: object) -> dict:
-                async with session.post(url, json={**FLEET, **body}) as response:
-                    assert response.status == 200, await response.text()
-                    return dict(await response.json())
+                status, said = await post(session, url, {**FLEET, **body})
+                assert status == 200, said
+                return said
 
             async def text(of: EngineProcess) -> str:
                 async with session.post(f"{of.url}/v1/completions", json=ask) as response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from controller.core.steps import Reserve, Seq
+from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.suspended import until
 from tests.workers.engine.torch import test_kv_room as parts
@@ -21,6 +22,7 @@ from workers.engine.kv.links import Links
 from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.server import build, with_model
 from workers.engine.torch.kv.layout import TorchKv
+from workers.http.fleet_proof import CHALLENGE_PATH, call_headers
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fleet_token")]
 OPTIONS = ("--executor", "torch", "--threads", "1", "--kv-blocks", "64", "--block-size", "4", "--profile")
@@ -38,14 +40,26 @@ class Whole:
         self.engine.close()
         self.handover.close()
 
-    async def post(self, path: str, query: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
+    async def post(self, path: str, query: str = "", token: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
+        raw, headers = orjson.dumps(body), dict[str, str]()
+        if token:
+            _, said = await self.call("GET", CHALLENGE_PATH)
+            target = f"{path}?{query}" if query else path
+            headers = call_headers(token, said["challenge"], "http://127.0.0.1:80", "POST", target, raw)
+        return await self.call("POST", path, query, raw, headers)
+
+    async def call(
+        self, method: str, path: str, query: str = "", raw: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         messages, answers = asyncio.Queue[dict[str, Any]](), []
-        messages.put_nowait({"type": "http.request", "body": orjson.dumps(body)})
+        messages.put_nowait({"type": "http.request", "body": raw})
 
         async def send(message: dict[str, Any]) -> None:
             answers.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": query.encode()}
+        told = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "method": method, "path": path, "headers": told, "query_string": query.encode()}
+        scope["server"] = ("127.0.0.1", 80)
         await self.app(scope, messages.get, send)
         return answers[0]["status"], orjson.loads(b"".join(each.get("body", b"") for each in answers))
 
@@ -202,7 +216,8 @@ async def offered(engine: Whole) -> Offer:
     assert (status, engine.handover.kept) == (200, 1)
     await engine.handover.start(0)
     told = said["kv_transfer_params"]
-    return Offer("127.0.0.1", engine.handover.server.port, told["remote_request_id"], 40, told["first_token"])
+    at = ("127.0.0.1", engine.handover.server.port)
+    return fleet_offer(*at, told["remote_request_id"], 40, told["first_token"], token=FLEET["token"])
 
 
 async def test_a_decode_engine_takes_in_its_sleep_what_it_has_reserved_blocks_for(awake, looks_often):

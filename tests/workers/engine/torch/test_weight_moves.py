@@ -27,6 +27,7 @@ from workers.engine.torch.weights.pieces import PATIENCE_S
 from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, WeightManager
+from workers.http.fleet_proof import CHALLENGE_PATH, PROOF
 
 pytestmark = pytest.mark.torch
 TOKEN = FLEET["token"]
@@ -96,7 +97,7 @@ async def test_a_source_without_weights_cannot_give_them(engines, sessions):
 
 async def test_only_the_fleet_may_load_or_take(sessions):
     status, said = await load(sessions["warm"], {"kind": "disk"}, token="guess")
-    assert (status, said["error"]["param"]) == (403, "token")
+    assert (status, said["error"]["param"]) == (403, PROOF)
     status, said = await post(sessions["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
     assert status == 403
     order = {"token": TOKEN, "host": "127.0.0.1", "port": 5}
@@ -128,6 +129,10 @@ async def test_level_one_comes_back_from_host_memory_and_two_from_disk(sessions)
         assert (await complete(sessions["warm"], **ASK))["choices"][0]["text"] == before
 
 
+async def challenge(request: web.Request) -> web.Response:
+    return web.json_response({"challenge": "c"})
+
+
 @pytest.mark.parametrize("answer", [{}, {"tensors": [["a"]]}, {"tensors": 7}, [1], "text"])
 async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried(sessions, answer):
     async def send(request: web.Request) -> web.Response:
@@ -135,6 +140,7 @@ async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried
 
     app = web.Application()
     app.router.add_post("/weights/send", send)
+    app.router.add_get(CHALLENGE_PATH, challenge)
     async with TestServer(app) as server:
         await absent(sessions["warm"])
         status, said = await load(
@@ -227,6 +233,7 @@ async def test_a_source_that_goes_silent_in_the_middle_is_given_up_soon_and_the_
 
     app = web.Application()
     app.router.add_post("/weights/send", send)
+    app.router.add_get(CHALLENGE_PATH, challenge)
     try:
         assert await source.stdout.readline() == b"ready\n"
         async with TestServer(app) as server:

@@ -6,6 +6,7 @@ import os
 import aiohttp
 import pytest
 
+from tests.workers.engine.client import post
 from tests.workers.engine.process import EngineProcess
 
 TOKEN = "fleet-secret"
@@ -21,11 +22,6 @@ def warm():
             yield process
     finally:
         del os.environ["FLEET_TOKEN"]
-
-
-async def post(http, path, body=None):
-    async with http.post(path, json=body) as answer:
-        return answer.status, await answer.json()
 
 
 async def state(http):

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.pieces import longest_operation, patience
+from workers.http.fleet_proof import address, keyed
 
 SENDER, RECEIVER = 0, 1
 LANDED = "landed"  # key with which the receiver confirms that all weights have arrived and are correct
@@ -196,7 +197,7 @@ class Meeting(dist.Store):
 
 
 def _secret(token: str, nonce: str) -> bytes:
-    return hmac.new(token.encode(), f"weights:{nonce}".encode(), hashlib.sha256).digest()
+    return bytes.fromhex(keyed(token, "weights", nonce))
 
 
 class OpenPort(NamedTuple):
@@ -223,7 +224,8 @@ async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Open
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await be_greeted(reader, writer, token)
+            port = writer.get_extra_info("sockname")[1]
+            await be_greeted(reader, writer, token, {address(host, port)})
         except _BROKEN:  # TimeoutError is an OSError
             writer.close()
             return
@@ -250,7 +252,7 @@ async def meet(host: str, port: int, nonce: str, token: str, own_host: str, time
     try:
         async with asyncio.timeout(min(GREETING_S, timeout_s)):
             reader, writer = await asyncio.open_connection(host, port)
-            await greet(reader, writer, token)
+            await greet(reader, writer, token, address(host, port))
     except _BROKEN as error:
         if writer is not None:
             writer.close()

@@ -21,6 +21,7 @@ from workers.engine.torch.weights.transfer import TensorInfo, WeightMemory
 from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, UnreadableCheckpoint, marks_of
 from workers.engine.weights.host_copy import HostCopy, NoCopy
 from workers.engine.weights.manager import Digesting, Identity, LoadFailed, Source
+from workers.engine.weights.peer_calls import call_fleet
 
 ASK_S = 10.0  # timeout of a response, and of progress with the digests of a source
 HOLD_S = 0.5  # a request waits this long for digests, which suffices for small models
@@ -158,7 +159,7 @@ class TorchWeights:
         wants = Identity(self._model, await asyncio.to_thread(self._checkpoint.wanted))
         wanted = {"model": wants.model, "checkpoint": wants.checkpoint}
         async with awaited(self._host, self._token, self._timeout_s) as waiting:
-            order = {"token": self._token, "host": self._host, "port": waiting.port, "nonce": waiting.nonce, **wanted}
+            order = {"host": self._host, "port": waiting.port, "nonce": waiting.nonce, **wanted}
             said = await self._ask(url, order)
             theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in said["tensors"]]
             meeting = await waiting.met(ASK_S)
@@ -176,7 +177,8 @@ class TorchWeights:
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
                 while True:
-                    async with session.post(f"{url.rstrip('/')}/weights/send", json=order) as response:
+                    response = await call_fleet(session, url, "POST", "/weights/send", order, self._token)
+                    async with response:
                         if response.status not in (200, 202):
                             raise LoadFailed(f"{url} returned {response.status}: {(await response.text())[:400]}")
                         said = await response.json()
