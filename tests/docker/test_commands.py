@@ -91,6 +91,8 @@ def test_engines_take_their_options(service):
     words = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in (*fixed, *OURS[service][1:]) if word != "$@"]
     known = build_parser().parse_args(words)
     assert (known.host, known.port) == ("0.0.0.0", 8100)
+    # The fleet's calls are proved for the registered name; a container's own name is a random number.
+    assert known.advertise_host == service
 
 
 def test_health_checks_are_programs():
