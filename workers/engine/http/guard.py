@@ -28,7 +28,10 @@ class FleetGuard:
 
     async def challenge(self, exchange: Exchange) -> None:
         """Return a challenge, which the proof of one call must contain."""
-        await exchange.reply({"challenge": self._challenges.issue()})
+        await exchange.reply({"challenge": self.issue()})
+
+    def issue(self) -> str:
+        return self._challenges.issue()
 
     def __call__(self, handler: FleetHandler) -> Handler:
         """A handler that calls `handler` with the body if the call has a proof. Otherwise the response is 403, before

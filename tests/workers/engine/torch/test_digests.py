@@ -44,6 +44,9 @@ def receiver() -> WeightManager:
     return made
 
 
+GUARD = FleetGuard(TOKEN)
+
+
 async def _awake() -> None:
     raise AssertionError("a source loads nothing")
 
@@ -51,8 +54,7 @@ async def _awake() -> None:
 @asynccontextmanager
 async def served(source: WeightManager, answered: Callable[[int], object]) -> AsyncIterator[str]:
     """The source's own endpoints; `answered` is told of every status."""
-    guard = FleetGuard(TOKEN)
-    app = App({**guard.routes(), **WeightEndpoints(source, guard, _awake).routes()})
+    app = App(WeightEndpoints(source, GUARD, _awake).routes())
 
     async def handle(request: web.Request) -> web.Response:
         body, said = await request.read(), []
@@ -67,8 +69,7 @@ async def served(source: WeightManager, answered: Callable[[int], object]) -> As
         scope |= {"server": (request.url.host, request.url.port)}
         await app({**scope, "headers": [(name.lower(), value) for name, value in request.raw_headers]}, receive, send)
         start, end = said
-        if request.path == "/weights/send":
-            answered(start["status"])
+        answered(start["status"])
         return web.Response(body=end["body"], status=start["status"], content_type="application/json")
 
     async with site(handle) as url:
@@ -77,7 +78,11 @@ async def served(source: WeightManager, answered: Callable[[int], object]) -> As
 
 @asynccontextmanager
 async def site(handle: Callable[[web.Request], Any]) -> AsyncIterator[str]:
+    async def challenge(request: web.Request) -> web.Response:
+        return web.json_response({"challenge": GUARD.issue()})
+
     app = web.Application()
+    app.router.add_get(CHALLENGE_PATH, challenge)
     app.router.add_route("*", "/{path:.*}", handle)
     async with TestServer(app) as server:
         yield str(server.make_url(""))
@@ -149,8 +154,6 @@ async def test_a_source_that_dies_while_it_digests_is_said_to_and_the_next_one_i
     asked = []
 
     async def dies(request: web.Request) -> web.Response:
-        if request.path == CHALLENGE_PATH:
-            return web.json_response({"challenge": "c"})
         asked.append(request.path)
         if len(asked) > 1:
             request.transport.abort()
