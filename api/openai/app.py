@@ -123,7 +123,7 @@ def _only(method: str, wanted: str) -> None:
 async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, body_bytes: int) -> None:
     """Completions, chat completions and responses, streamed and not."""
     path = scope["path"]
-    tenant = gateway.tenant(header(scope, b"authorization"))
+    tenant, key_id = gateway.tenant(header(scope, b"authorization"))
     try:
         raw = await read_body(scope, receive, body_bytes)
     except asyncio.CancelledError:  # the server's grace is over; by itself it would answer a bare 500
@@ -136,7 +136,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
     else:
         parsed = _parse(path, raw, gateway)
     del raw  # a waiting request keeps only the body for its engine
-    in_flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
+    in_flight = gateway.submit(parsed, tenant, key_id, send, arrival, chat=path != COMPLETIONS)
     del parsed
     while (await receive())["type"] != "http.disconnect":
         continue

@@ -111,7 +111,9 @@ class Gateway:
     def configure(self, snapshot: GatewaySnapshot) -> None:
         """Apply a new configuration, from the next request on. What was learned and counted stays."""
         self.snapshot = snapshot
-        self.keys = KeyRing(snapshot)
+        before, self.keys = self.keys, KeyRing(snapshot)
+        if revoked := before.revoked(self.keys, self.shared.now()):
+            self.runtime.end_revoked(revoked)
         self.named_models = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
         self.models = aliases | self.named_models
@@ -136,8 +138,8 @@ class Gateway:
             self._told_offset_s = offset_s
             self.runtime.tell(ev.ClockOffset(offset_s))
 
-    def tenant(self, authorization: bytes | None) -> TenantConfig:
-        """The tenant of an API key. Raises ApiError."""
+    def tenant(self, authorization: bytes | None) -> tuple[TenantConfig, int]:
+        """The tenant of an API key, and the key's id. Raises ApiError."""
         if self.snapshot is None:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
@@ -147,10 +149,10 @@ class Gateway:
         # Not the host's clock: an expired key must not work again because somebody sets that back.
         tenant, key = self.keys.tenant(authorization, self.shared.now())
         self.used_keys.add(key.id)
-        return tenant
+        return tenant, key.id
 
     def submit(
-        self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool
+        self, parsed: Parsed, tenant: TenantConfig, key_id: int, send: Send, arrival: float, *, chat: bool
     ) -> InFlightRequest:
         """Let a request in: targets, quota, scheduler. Raises ApiError, and then nothing is queued."""
         if self.closing:  # the gateway may have begun to stop since its key was checked
@@ -176,6 +178,7 @@ class Gateway:
             translation=translation,
         )
         in_flight.salt = self._salt(tenant.name)
+        in_flight.key_id = key_id
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)

@@ -46,6 +46,7 @@ class InFlightRequest:
         "head",
         "instance",
         "keep_usage",
+        "key_id",
         "moved",
         "offer",
         "output_tokens",
@@ -96,6 +97,7 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
+        self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.state = State.QUEUED
         self.instance = ""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from api.openai.in_flight import InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, migrator_reason, reason_of
 from api.openai.ledger import StageRates
-from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
+from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -492,6 +492,13 @@ class Runtime:
         for in_flight in list(self.requests.values()):
             self.push(ev.Cancelled(in_flight.request.id))
             self._end_with_error(in_flight, Cause.SHUTDOWN, shutting_down())
+
+    def end_revoked(self, key_ids: Container[int]) -> None:
+        """These API keys were revoked: what they asked for ends, queued or streaming."""
+        for in_flight in list(self.requests.values()):
+            if in_flight.key_id in key_ids:
+                self.push(ev.Cancelled(in_flight.request.id))
+                self._end_with_error(in_flight, Cause.KEY_REVOKED, key_revoked())
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open writes, at shutdown."""

@@ -27,6 +27,19 @@ class KeyRing:
         self._keys: dict[str, KeyConfig] = {key.sha256: key for key in snapshot.keys}
         self._tenants: dict[str, TenantConfig] = {tenant.name: tenant for tenant in snapshot.tenants}
 
+    def revoked(self, newer: KeyRing, wall: float) -> set[int]:
+        """Ids of keys that worked here until `newer` came: revoked, or of a tenant that was deactivated. Keys that
+        expired by themselves are not among them. `wall`: epoch seconds."""
+        return {
+            key.id
+            for key in self._keys.values()
+            if not newer._works(key) and (key.expires_at is None or key.expires_at > wall)
+        }
+
+    def _works(self, key: KeyConfig) -> bool:
+        tenant = self._tenants.get(key.tenant)
+        return key.sha256 in self._keys and tenant is not None and tenant.active
+
     def tenant(self, authorization: bytes | None, wall: float) -> tuple[TenantConfig, KeyConfig]:
         """Raises ApiError. `wall` is epoch seconds."""
         if authorization is None or authorization[:7].lower() != b"bearer ":

@@ -125,6 +125,7 @@ class Cause(StrEnum):
     ENGINE_FAILED = "engine failed"  # Fail: after a token, or in a way that another attempt would not mend
     REJECTED = "rejected by the engine"  # Fail: the request itself is at fault
     HUNG_UP = "client hung up"
+    KEY_REVOKED = "key revoked"  # or its tenant was deactivated
     SHUTDOWN = "gateway stopped"
     CUT_OFF = "simulation stopped"
 
@@ -149,6 +150,7 @@ ENDS: Mapping[Cause, End] = {
     Cause.ENGINE_FAILED: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "engine_failed"),
     Cause.REJECTED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.REFUSED, ENGINE_REJECTED),
     Cause.HUNG_UP: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "client_closed"),
+    Cause.KEY_REVOKED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.CUT, "invalid_api_key"),
     Cause.SHUTDOWN: End(Outcome.REFUSED, Outcome.FAILED, Outcome.CUT, "shutting_down"),
     Cause.CUT_OFF: End(Outcome.EXPIRED, Outcome.EXPIRED, Outcome.CUT),
 }

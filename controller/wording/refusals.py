@@ -36,6 +36,7 @@ ENDED: Mapping[str, str] = {
     "not decoded": "No engine could decode the answer.",
     "KV lost": "The engines that held this request's KV failed.",
     "engine failed": "The engine failed during the answer; it is incomplete.",
+    "key revoked": "The API key was revoked, or its tenant deactivated, before the answer was complete.",
     "gateway stopped": "The gateway is shutting down.",
 }
 

@@ -87,6 +87,10 @@ def shutting_down() -> ApiError:
     return ApiError(ENDS[Cause.SHUTDOWN].code, ended(Cause.SHUTDOWN), retry_after_s=2)
 
 
+def key_revoked() -> ApiError:
+    return ApiError(ENDS[Cause.KEY_REVOKED].code, ended(Cause.KEY_REVOKED))
+
+
 def config_stale() -> ApiError:
     """The gateway cannot tell whether the key was revoked meanwhile."""
     message = "The gateway has not been able to confirm its configuration for too long, so it accepts no API key."

@@ -52,6 +52,10 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     return value
 
 
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
 class GatewayProcess:
     """`program`: what Python runs, if not the gateway as it is."""
 
@@ -88,9 +92,8 @@ class GatewayProcess:
     def ask(self, whole: bool = True, **changes: Any) -> requests.Response:
         """`whole`: returns when the answer has been read."""
         body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, **changes}
-        headers = {"authorization": f"Bearer {self.secret}"}
         url = self.url + "/v1/completions"
-        return requests.post(url, json=body, headers=headers, timeout=30, stream=not whole)
+        return requests.post(url, json=body, headers=bearer(self.secret), timeout=30, stream=not whole)
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -153,6 +156,25 @@ def test_a_revoked_key_stops_within_a_second(gateway: GatewayProcess) -> None:
     eventually(lambda: gateway.ask().status_code == 401, 3)
     assert time.monotonic() - revoked_at < 1.5
     assert gateway.ask().json()["error"]["code"] == "invalid_api_key"
+
+
+def test_an_answer_that_streams_ends_when_its_key_is_revoked(gateway: GatewayProcess) -> None:
+    other = api_key_create(actor=SYSTEM, tenant=gateway.key.tenant, name="other")
+    eventually(lambda: requests.get(gateway.url + "/v1/models", headers=bearer(other.secret), timeout=5).ok)
+    with ThreadPoolExecutor(1) as pool, gateway.ask(stream=True, max_tokens=1_000, whole=False) as answer:
+        lines = filter(None, answer.iter_lines(decode_unicode=True))
+        assert next(lines).startswith("data: ")
+        body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True, "stream": True}
+        url = gateway.url + "/v1/completions"
+        kept = pool.submit(requests.post, url, json=body, headers=bearer(other.secret), timeout=30)
+        api_key_revoke(actor=SYSTEM, key_id=gateway.key.pk)
+        revoked_at = time.monotonic()
+        last = list(lines)[-1]
+        assert time.monotonic() - revoked_at < 2
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "invalid_api_key"
+        assert kept.result().text.rstrip().endswith("data: [DONE]")
+    record = eventually(lambda: RequestRecord.objects.filter(error_code="invalid_api_key").first())
+    assert (record.outcome, record.attained) == ("cut", False)
 
 
 def test_an_engine_killed_under_load_loses_no_request(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
+from typing import Any
+
 import pytest
 
 from api.openai.protocol.errors import ApiError
 from api.openai.tenants import KeyRing, Quotas
-from controller.core.snapshot import TenantConfig
-from tests.api.openai.gateways import KEY, key_config, snapshot
+from controller.core.snapshot import KeyConfig, TenantConfig
+from tests.api.openai.gateways import KEY, TestBed, completion, key_config, settled, snapshot, until
+from workers.backends.fake import Script
 
 BEARER = f"Bearer {KEY}".encode()
 
@@ -49,6 +54,45 @@ def test_an_inactive_tenant_is_refused() -> None:
 def test_a_key_without_the_scope_is_forbidden() -> None:
     ring = KeyRing(snapshot(keys=(key_config(scopes=("control",)),)))
     assert code_of(ring, BEARER) == "permission_denied"
+
+
+INACTIVE = (TenantConfig(1, "acme", None, active=False),)
+GONE = {
+    "revoked": (key_config(), {"keys": ()}, "invalid_api_key"),
+    "tenant deactivated": (
+        key_config(),
+        {"tenants": (TenantConfig(1, "acme", None, active=False),)},
+        "invalid_api_key",
+    ),
+    "expired": (key_config(expires_at=time.time() + 3600), {"keys": ()}, ""),
+    "kept": (key_config(), {"version": 2}, ""),
+}
+
+
+@pytest.mark.parametrize(("key", "change", "code"), GONE.values(), ids=GONE.keys())
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_what_a_revoked_key_asked_for_ends_and_what_an_expired_one_did_goes_on(
+    key: KeyConfig, change: dict[str, Any], code: str, stream: bool
+) -> None:
+    async with TestBed(snapshot(("e1",), keys=(key,))) as bed:
+        backend = bed.backend("e1", Script(hang_after=2))
+        client = bed.send(completion(stream=stream))
+        await until(lambda: backend.running == 1 and (client.answer.body or not stream))
+        if key.expires_at is not None:
+            now = time.monotonic()
+            bed.gateway.shared.heard(key.expires_at + 1, now, now)
+        bed.gateway.configure(snapshot(("e1",), **change))
+        if not code:
+            await settled()
+            assert (backend.aborted, len(bed.gateway.runtime.requests)) == ([], 1)
+            await client.hang_up()
+            return
+        answer = await client.done()
+        error = json.loads(answer.events[-1])["error"] if stream else answer.error
+        assert (answer.status, error["code"]) == (200 if stream else 401, code)
+        (record,) = bed.sink.records
+        assert (record.outcome, record.error_code) == ("cut" if stream else "refused", code)
+        assert backend.aborted == [record.id]
 
 
 def refused(quotas: Quotas, tenant: TenantConfig, tokens: int, now: float) -> ApiError:
