@@ -1,17 +1,20 @@
 """What every page with a form does once it is sent: errors at their fields, conflicts, messages, the status.
 
-Two people may edit the same row. The second one to save gets both sets of values, field by field (409), and can then
-overwrite the first one's.
+Two people may edit the same row. The second one to save gets both sets of values, field by field (412), and can then
+overwrite the first one's. Fields that the second one did not touch take the stored values, so that saving again does
+not undo what the first one did there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db.models import Model
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
@@ -21,9 +24,12 @@ from django.utils.safestring import SafeString
 from console.forms.base import EditForm
 from controller.models import Decision
 from controller.models.base import Versioned
+from controller.selectors.records import decisions
 from controller.services.change import VersionConflict
 from workers.notices import announce_config
 
+STALE = HTTPStatus.PRECONDITION_FAILED  # as in the control API
+UNTOUCHED = "not changed by you"
 T = TypeVar("T")
 V = TypeVar("V", bound=Versioned)
 
@@ -57,7 +63,7 @@ def updated(form: EditForm, row: V, write: Callable[..., V]) -> tuple[V | None, 
 def form_page(
     request: HttpRequest, template: str, form: Form, conflict: Sequence[Difference] = (), **context: Any
 ) -> HttpResponse:
-    status = 409 if conflict else 422 if form.errors else 200
+    status = STALE if conflict else 422 if form.errors else 200
     return render(request, template, {"form": form, "conflict": conflict, **context}, status=status)
 
 
@@ -90,18 +96,43 @@ def show_errors(form: Form, error: ValidationError) -> None:
 
 
 def differences(form: Form, row: Versioned, names: Iterable[str]) -> list[Difference]:
-    """Fields with different values. The form then gets the stored version, so that saving again overwrites."""
-    found = [
-        Difference(
-            str(form[name].label), _shown(form, name, getattr(row, name)), _shown(form, name, form.cleaned_data[name])
-        )
-        for name in names
-        if getattr(row, name) != form.cleaned_data[name]
-    ]
+    """Fields with different values. The form then gets the stored version, so that saving again overwrites, and the
+    stored values of fields that only the other person changed."""
+    seen, found = values_seen(form, row), []
     data: Any = copy(form.data)  # a request's own cannot be changed
+    for name in names:
+        stored, entered = getattr(row, name), form.cleaned_data[name]
+        if stored == entered:
+            continue
+        untouched = name in seen and seen[name] == _plain(entered)
+        label, shown = str(form[name].label), _shown(form, name, stored)
+        found.append(Difference(label, shown, UNTOUCHED if untouched else _shown(form, name, entered)))
+        if untouched:
+            _enter(data, form, name, stored)
     data["version"] = row.version
     form.data = data
     return found or [Difference("Version", row.version, "same values")]
+
+
+def values_seen(form: Form, row: Versioned) -> Mapping[str, Any]:
+    """The values that the form showed at first, of the fields that were changed since."""
+    return decisions.values_at(
+        kind=f"{row._meta.db_table}_updated", row_id=row.pk, version=form.cleaned_data["version"]
+    )
+
+
+def _plain(value: Any) -> Any:
+    """As decisions record it."""
+    return value.pk if isinstance(value, Model) else value
+
+
+def _enter(data: Any, form: Form, name: str, value: Any) -> None:
+    """Enter a value in the data of the form, as a browser would send it."""
+    shown = form.fields[name].prepare_value(_plain(value))
+    if isinstance(shown, list) and hasattr(data, "setlist"):
+        data.setlist(form.add_prefix(name), shown)
+    else:
+        data[form.add_prefix(name)] = "" if shown is None else shown
 
 
 def _shown(form: Form, name: str, value: Any) -> Any:

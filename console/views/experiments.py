@@ -236,9 +236,8 @@ def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
             actor=actor_of(request), experiment_id=row.pk, version=version, changes={"name": name, **changes}
         )
     except VersionConflict:
-        messages.error(
-            request, "Not saved: the experiment was changed by someone else. Check its current values and try again."
-        )
+        row.refresh_from_db()
+        messages.error(request, changed_by_someone_else(row, name, kept=changes["kept"]))
     except (ValidationError, ValueError) as error:
         messages.error(
             request, "; ".join(getattr(error, "messages", None) or ["Not saved: the form was incomplete. Try again."])
@@ -246,6 +245,14 @@ def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
     else:
         messages.success(request, "Experiment updated.")
     return redirect("experiment", slug)
+
+
+def changed_by_someone_else(row: Experiment, name: str, *, kept: bool) -> str:
+    """What is stored beside what was entered."""
+    stored, yours = (
+        f"“{each}”, {'kept' if keeps else 'not kept'}" for each, keeps in ((row.name, row.kept), (name, kept))
+    )
+    return f"Not saved: the experiment was changed by someone else. It is now {stored}; you entered {yours}."
 
 
 @require_POST

@@ -20,7 +20,7 @@ EDITED = [
 
 @pytest.mark.parametrize(("path", "label", "former", "latter"), EDITED)
 def test_the_second_one_sees_the_conflict_and_may_save_over_it(visit, places, trouble, path, label, former, latter):
-    trouble.expected = ("409",)
+    trouble.expected = ("412",)
     address = path.format_map(places)
     first, second = visit("admin", address), visit("admin", address)
     for page, value in ((first, former), (second, latter)):
@@ -40,7 +40,7 @@ def test_the_second_one_sees_the_conflict_and_may_save_over_it(visit, places, tr
 
 def test_one_operators_class_is_anothers_conflict(visit, trouble):
     """Two roles, one class: the values of both are side by side, in their units."""
-    trouble.expected = ("409",)
+    trouble.expected = ("412",)
     first, second = visit("operator", "/classes/"), visit("admin", "/classes/")
     for page, value in ((first, "1.9"), (second, "2.1")):
         page.get_by_role("link", name="Edit summaries").click()

@@ -18,7 +18,7 @@ from console.forms.base import SLOClassForm
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import Difference, form_page, restore_link, saved, say_updated, updated, written
+from console.views.editing import STALE, Difference, form_page, restore_link, saved, say_updated, updated, written
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
@@ -90,7 +90,8 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
         slo_class_remove(actor=actor_of(request), slo_class_id=row.pk, version=version)
     except (VersionConflict, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        return removal_page(request, row, text, status=409)
+        stale = isinstance(error, VersionConflict)
+        return removal_page(request, row, text, status=STALE if stale else 409)
     decision = newest_decision("slo_class_removed", row)
     again = restore_link("Create again", reverse("class-new"), decision)
     messages.success(request, format_html("Class {} removed.{}{}", row.name, without_default(decision), again))

@@ -16,7 +16,17 @@ from console.forms.numbers import number_of
 from console.forms.unsaved_forms import data_of
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import Difference, differences, restore_link, saved, say_updated, show_errors
+from console.views.editing import (
+    STALE,
+    UNTOUCHED,
+    Difference,
+    differences,
+    restore_link,
+    saved,
+    say_updated,
+    show_errors,
+    values_seen,
+)
 from controller.models import Decision, PriorityMapping
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
@@ -49,11 +59,7 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
             show_level_errors(form, levels, error)
         except VersionConflict:
             row.refresh_from_db()
-            conflict = (
-                differences(form, row, MappingForm.CHANGEABLE)
-                if row.levels == as_levels(levels)
-                else level_conflict(form, row, levels)
-            )
+            conflict, levels = both(form, row, levels)
         else:
             say_updated(
                 request,
@@ -65,7 +71,7 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
             return saved("mappings")
     context = {"form": form, "levels": levels, "row": row, "conflict": conflict, "restoring": bool(before)}
     bad = form.errors or any(levels.errors) or levels.non_form_errors()
-    return render(request, "console/mapping_form.html", context, status=409 if conflict else 422 if bad else 200)
+    return render(request, "console/mapping_form.html", context, status=STALE if conflict else 422 if bad else 200)
 
 
 def newest_decision(row: PriorityMapping) -> Decision | None:
@@ -79,7 +85,10 @@ def restored(request: HttpRequest) -> dict[str, Any]:
 
 
 def level_forms(request: HttpRequest, stored: Sequence[dict[str, float]]) -> Any:
-    data = data_of(request)
+    return new_level_forms(data_of(request), stored)
+
+
+def new_level_forms(data: Any, stored: Sequence[dict[str, float]]) -> Any:
     initial = None if data is not None else stored
     # An empty level is an error, not "no level": the user chose how many there are.
     return LevelFormSet(data, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
@@ -97,15 +106,25 @@ def save(request: HttpRequest, row: PriorityMapping, form: MappingForm, levels: 
     )
 
 
-def level_conflict(form: MappingForm, row: PriorityMapping, levels: Any) -> list[Difference]:
-    """Settings and levels with different values."""
+def both(form: MappingForm, row: PriorityMapping, levels: Any) -> tuple[list[Difference], Any]:
+    """Settings and levels with different values, and the levels to show: the stored ones if only the other person
+    changed them."""
     mine = as_levels(levels)
-    found = [each for each in differences(form, row, MappingForm.CHANGEABLE) if each.label != "Version"]
+    untouched = values_seen(form, row).get("levels") == mine
+    found = differences(form, row, MappingForm.CHANGEABLE)
+    if row.levels == mine:
+        return found, levels
+    found = [each for each in found if each.label != "Version"] + level_differences(row, mine, untouched)
+    return found, new_level_forms(None, row.levels) if untouched else levels
+
+
+def level_differences(row: PriorityMapping, mine: Sequence[dict[str, float]], untouched: bool) -> list[Difference]:
+    found = []
     for index in range(max(len(mine), len(row.levels))):
         stored = row.levels[index] if index < len(row.levels) else None
         yours = mine[index] if index < len(mine) else None
         if stored != yours:
-            found.append(Difference(f"Priority {index}", _bounds(stored), _bounds(yours)))
+            found.append(Difference(f"Priority {index}", _bounds(stored), UNTOUCHED if untouched else _bounds(yours)))
     return found
 
 

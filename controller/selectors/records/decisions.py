@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q, QuerySet
 
@@ -56,6 +57,16 @@ def about_tenant(tenant: Tenant) -> QuerySet[Decision]:
     # Other tenants' keys can share beginning and name, so the id decides; the subject is what the index has.
     of_keys = Q(subject_type="api_key", subject__in=set(keys.values()), outcome__id__in=list(keys))
     return search(bearing=Q(subject_type="tenant", subject=tenant.name) | of_keys)
+
+
+def values_at(*, kind: str, row_id: int | str, version: int) -> dict[str, Any]:
+    """The values that a row had at `version`, of the fields that were changed since then. `kind`: of its changes.
+    Empty if these decisions are no longer stored."""
+    values: dict[str, Any] = {}
+    later = Decision.objects.filter(kind=kind, outcome__id=row_id, outcome__version__gt=version)
+    for decision in later.order_by("-id"):
+        values |= decision.inputs.get("before", {})
+    return values
 
 
 def newest(limit: int = 50) -> list[Decision]:

@@ -208,6 +208,7 @@ def test_named_kept_cancelled_removed(operator):
     assert (row.name, row.kept) == ("Mine <b>", True)
     late = operator.post(f"{path}change/", {"name": "Late", "version": "1"}, follow=True).content.decode()
     assert "was changed by someone else" in late
+    assert "you entered “Late”, not kept" in late
     assert "Mine &lt;b&gt;" in late
     operator.post(f"{path}cancel/")
     row.refresh_from_db()

@@ -253,7 +253,7 @@ def test_a_policy_is_made_and_changed(operator, live_store):
     assert (policy.upper, policy.max_instances) == (0.9, 4)
     assert Decision.objects.filter(kind="scaling_policy_updated").count() == 1
     conflict = operator.post(edit, fields(upper=70, version=1))
-    assert conflict.status_code == 409
+    assert conflict.status_code == 412
     assert b"was changed by someone else" in conflict.content
     again = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated"))
     assert again.status_code == 422

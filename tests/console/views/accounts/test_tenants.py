@@ -163,7 +163,7 @@ def test_the_second_of_two_savers_sees_the_conflict(admin):
     url = reverse("tenant-edit", args=[tenant.pk])
     assert admin.post(url, first).status_code == 302
     answer = admin.post(url, second)
-    assert answer.status_code == 409
+    assert answer.status_code == 412
     assert b"was changed by someone else" in answer.content
     assert b"20" in answer.content
     tenant.refresh_from_db()

@@ -123,7 +123,7 @@ def test_the_second_of_two_who_save_sees_both_values_and_loses_nothing(operator,
     first, second = changed(row, ttft_s="0.4"), changed(row, ttft_s="0.9")
     operator.post(f"/classes/{row.pk}/", first)
     answer = operator.post(f"/classes/{row.pk}/", second)
-    assert answer.status_code == 409
+    assert answer.status_code == 412
     html = answer.content.decode()
     assert "<td>0.4 s</td><td>0.9 s</td>" in html
     assert 'name="version" value="2"' in html
@@ -141,10 +141,36 @@ def test_saving_without_a_change_leaves_no_trace(operator, row):
     assert not Decision.objects.exists()
 
 
+def test_saving_again_keeps_what_only_the_other_person_changed(operator, row):
+    same = {"title": "", "ttft_s": "0.7", "waiting_time_s": "5", "target": "95", "value": "1"}
+    operator.post(f"/classes/{row.pk}/", changed(row, **{**same, "ttft_s": "0.4", "target": "90", "may_defer": "on"}))
+    answer = operator.post(f"/classes/{row.pk}/", changed(row, **{**same, "title": "Mine", "target": "99"}))
+    assert answer.status_code == 412
+    html = answer.content.decode()
+    assert "<td>0.4 s</td><td>not changed by you</td>" in html
+    assert "<td>90 %</td><td>99 %</td>" in html
+    assert '<th scope="row">Title</th><td>none</td><td>Mine</td>' in html
+    entered = answer.context["form"].data
+    assert (entered["ttft_s"], entered["target"], entered["may_defer"], entered["version"]) == (0.4, "99", True, 2)
+    operator.post(f"/classes/{row.pk}/", entered)
+    row.refresh_from_db()
+    assert (row.ttft_s, row.target, row.title, row.may_defer, row.version) == (0.4, 0.99, "Mine", True, 3)
+
+
+def test_several_changes_in_the_meantime_are_compared_with_what_was_seen(operator, row):
+    same = {"title": "", "ttft_s": "0.7", "waiting_time_s": "5", "target": "95", "value": "1"}
+    for version, ttft in enumerate(("0.4", "0.3", "0.2"), start=1):
+        operator.post(f"/classes/{row.pk}/", changed(row, **{**same, "ttft_s": ttft, "version": version}))
+    answer = operator.post(f"/classes/{row.pk}/", changed(row, **{**same, "title": "Mine"}))
+    assert "<td>0.2 s</td><td>not changed by you</td>" in answer.content.decode()
+    answer = operator.post(f"/classes/{row.pk}/", changed(row, **{**same, "ttft_s": "0.4"}))
+    assert "<td>0.2 s</td><td>0.4 s</td>" in answer.content.decode()
+
+
 def test_a_class_is_removed_by_the_version_that_was_seen(operator, row):
     SLOClass.objects.filter(pk=row.pk).update(version=4)
     stale = operator.post(f"/classes/{row.pk}/remove/", {"version": 1})
-    assert stale.status_code == 409
+    assert stale.status_code == 412
     answer = operator.post(f"/classes/{row.pk}/remove/", {"version": 4}, follow=True)
     assert not SLOClass.objects.exists()
     decision = Decision.objects.get(kind="slo_class_removed")
@@ -171,7 +197,7 @@ def test_gateways_are_told_of_a_saved_form(operator, monkeypatch, django_capture
     monkeypatch.setattr(live, "notify_config", told.append)
     row = factories.slo_class()
     with django_capture_on_commit_callbacks(execute=True):
-        assert operator.post(f"/classes/{row.pk}/remove/", {"version": row.version + 1}).status_code == 409
+        assert operator.post(f"/classes/{row.pk}/remove/", {"version": row.version + 1}).status_code == 412
     assert told == []
     with django_capture_on_commit_callbacks(execute=True):
         assert operator.post(f"/classes/{row.pk}/remove/", {"version": row.version}).status_code == 302

@@ -113,10 +113,20 @@ def test_one_level_is_the_least(operator, row):
 def test_a_conflict_shows_the_levels_of_both(operator, row):
     operator.post(f"/mappings/{row.pk}/", form(row, LEVEL))
     answer = operator.post(f"/mappings/{row.pk}/", form(row, {**LEVEL, "ttft_s": 1.2}))
-    assert answer.status_code == 409
+    assert answer.status_code == 412
     html = answer.content.decode()
     assert "initially 1 s" in html
     assert "initially 1.2 s" in html
+
+
+def test_saving_again_keeps_levels_that_only_the_other_person_changed(operator, row):
+    seen = row.levels
+    operator.post(f"/mappings/{row.pk}/", form(row, {**LEVEL, "ttft_s": 1.2}))
+    answer = operator.post(f"/mappings/{row.pk}/", {**form(row, *seen), "window": "77"})
+    html = answer.content.decode()
+    assert (answer.status_code, "not changed by you" in html) == (412, True)
+    assert 'value="1.2"' in html
+    assert 'value="77"' in html
 
 
 def test_as_many_levels_are_saved_as_the_service_takes(operator, row):
