@@ -24,6 +24,7 @@ from console.server import LIMITS, UPLOADS  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
 from console.warm_up import warm  # noqa: E402
 from workers.http.bodies import BoundedBodies  # noqa: E402
+from workers.http.details import LIVE  # noqa: E402
 
 warm()
 bounded_pages = BoundedBodies(pages, LIMITS, UPLOADS)
@@ -31,10 +32,19 @@ static = StaticFiles(settings.STATIC_URL)
 
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["path"].startswith(settings.STATIC_URL):
+    if scope["path"] == LIVE:
+        await live(send)
+    elif scope["path"].startswith(settings.STATIC_URL):
         await static(scope, receive, send)
     else:
         await bounded_pages(scope, receive, send)
+
+
+async def live(send: Send) -> None:
+    """The process runs. In front of Django, which would refuse a probe that calls by address (ALLOWED_HOSTS)."""
+    head = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"3"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": b"ok\n"})
 
 
 application = TrustedProxies(

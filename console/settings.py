@@ -16,6 +16,7 @@ from controller.core.addresses import USUAL_NETWORKS, address_rules
 from controller.core.errors import ConfigError
 from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
+from workers.http.details import SHORTEST_TOKEN
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 _env = Environment()
@@ -27,6 +28,9 @@ SECRET_KEY = _env.secret("SECRET_KEY", kept_in=DATA_DIR / "secret_key")
 
 # ---- where things are --------------------------------------------------------------------------------------------
 FLEET_TOKEN = _env.text("FLEET_TOKEN", "")  # what engines must hear before they load or give weights
+METRICS_TOKEN = _env.text("METRICS_TOKEN", "")  # for /metrics and the details of /healthz; "": this machine alone
+if 0 < len(METRICS_TOKEN) < SHORTEST_TOKEN:
+    raise ImproperlyConfigured(f"METRICS_TOKEN: shorter than {SHORTEST_TOKEN} characters")
 # Where engines may be. Jobs and gateways read it by themselves too, where they connect (workers/http/outbound.py).
 try:
     ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS))
@@ -186,8 +190,9 @@ SPECTACULAR_SETTINGS = {
         "Control API (`/api/v1`): configuration, instances, records, decisions and experiments. "
         "Data path (`/v1`): OpenAI's API with SLO fields.\n\n"
         "Lists are keyset pages: `items` and `next_cursor`. Objects that can be changed carry a `version`; a change "
-        "names the version it was made from, in the body or as `If-Match`, and gets 409 `version_conflict` "
-        "if somebody else has changed the object since. Every change leaves a decision with its actor. "
+        "names the version it was made from, in the body or as `If-Match`, and gets 412 `version_conflict` "
+        "with the stored object and the differences if somebody else has changed it since. "
+        "Every change leaves a decision with its actor. "
         "Errors have one shape: `error.code`, `error.message`, `error.fields`."
     ),
     "SERVE_INCLUDE_SCHEMA": False,

@@ -1,4 +1,4 @@
-"""The state of every component, for signed-in users. Load balancers use `/healthz`, which needs no login."""
+"""The state of every component, for signed-in users. Load balancers use `/healthz`, whose status needs no login."""
 
 from __future__ import annotations
 

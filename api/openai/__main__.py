@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         token_pacing=settings.TOKEN_PACING,
         salt_key=settings.SECRET_KEY.encode(),
         config_max_age_s=settings.CONFIG_MAX_AGE_S,
+        metrics_token=settings.METRICS_TOKEN,
         scheduler_log=arguments.scheduler_log,
     )
     alone = arguments.snapshot is not None

@@ -28,7 +28,8 @@ from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import Parsed, parse_request
-from api.openai.status import health, metrics
+from api.openai.status_pages import PATHS, StatusPages
+from workers.http.details import LIVE
 from workers.http.limits import LIMITS
 from workers.http.protocol import CLOSED
 
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
 HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
 SERVED = (CHAT, COMPLETIONS, RESPONSES, "/v1/models")
-_PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class OpenAIApp:
@@ -53,6 +53,7 @@ class OpenAIApp:
         self._stop = stop
         self._body_bytes = body_bytes
         self._gateway: Gateway | None = None
+        self._status = StatusPages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -79,6 +80,9 @@ class OpenAIApp:
                 return
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == LIVE:
+            await self._status.live(send)
+            return
         gateway = self._gateway
         if gateway is None:
             await respond_error(send, ApiError("no_capacity", "The gateway is starting.", retry_after_s=1))
@@ -100,11 +104,8 @@ class OpenAIApp:
         if path in (COMPLETIONS, CHAT, RESPONSES):
             _only(method, "POST")
             await generate(gateway, scope, receive, send, self._body_bytes)
-        elif path == "/healthz":
-            status, body = health(gateway)
-            await respond(send, status, orjson.dumps(body))
-        elif path == "/metrics":
-            await respond(send, 200, metrics(gateway), content_type=_PLAIN)
+        elif path in PATHS:
+            await self._status.answer(gateway, scope, send)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             _only(method, "GET")
             gateway.tenant(header(scope, b"authorization"))

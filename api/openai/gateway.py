@@ -58,6 +58,7 @@ class GatewayOptions:
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
     salt_key: bytes = b""  # of the salts that keep tenants apart in the prefix caches of engines; empty: no salts
     config_max_age_s: float = math.inf  # requests are refused while the configuration is older
+    metrics_token: str = ""  # who may read /metrics and the details of /healthz (`workers.http.details`)
     scheduler_log: Path | None = None  # where to record the scheduler's events and actions
 
 

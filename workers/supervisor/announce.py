@@ -10,9 +10,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
+from workers.http.details import bearer
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
 
@@ -54,8 +57,9 @@ def forget_unwritten() -> None:
 class Readiness:
     """Polls the console's /healthz until everything was ready once; degraded, with fewer instances, is not enough."""
 
-    def __init__(self, console_port: int, log: Path | None = None) -> None:
+    def __init__(self, console_port: int, log: Path | None = None, token: str = "") -> None:
         self.log = log
+        self._token = token
         self.url = f"http://{HOST}:{console_port}/healthz"
         self.done = False
         self._ask_at = 0.0
@@ -66,7 +70,7 @@ class Readiness:
         if self.done or time.monotonic() < self._ask_at:
             return False
         self._ask_at = time.monotonic() + ASK_EVERY_S
-        status, body = fetch(self.url)
+        status, body = fetch(self.url, headers=bearer(self._token))
         self.done = status == 200 and body.get("status", "ok") == "ok"
         if not self.done and time.monotonic() > self._remind_at:
             self._remind_at = time.monotonic() + REMIND_EVERY_S
@@ -74,10 +78,12 @@ class Readiness:
         return self.done
 
 
-def fetch(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
+def fetch(
+    url: str, timeout_s: float = 2.0, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, dict[str, Any]]:
     """Status and JSON object of a GET request; (0, {}) without a response."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, _json(error.read())

@@ -43,6 +43,7 @@ def known_environment(settings: Settings, secrets: Mapping[str, str], base: Mapp
         "GATEWAY_URL": settings.gateway_url,
         "CONSOLE_URL": settings.console_url,
         **secrets,
+        **({"METRICS_TOKEN": settings.metrics_token} if settings.metrics_token else {}),
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }

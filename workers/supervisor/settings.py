@@ -34,6 +34,7 @@ class Settings:
     demo_load: bool = True
     gateway_at: str | None = None
     console_at: str | None = None
+    metrics_token: str = ""
 
     @property
     def gateway_url(self) -> str:
@@ -81,6 +82,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         demo_load=_flag(environ, "DEMO_LOAD", default=True),
         gateway_at=read_variable(environ, "GATEWAY_URL").rstrip("/") or None,
         console_at=read_variable(environ, "CONSOLE_URL").rstrip("/") or None,
+        metrics_token=read_variable(environ, "METRICS_TOKEN"),
     )
 
 

@@ -161,7 +161,7 @@ class Supervisor:
     # ---- run ---------------------------------------------------------------------------------------------------
 
     def _loop(self, ownership: Ownership) -> None:
-        readiness = Readiness(self.settings.console_port, self.settings.log)
+        readiness = Readiness(self.settings.console_port, self.settings.log, self.settings.metrics_token)
         rotate_at = 0.0
         known: list[tuple[str, int]] = []
         while not self.signals:

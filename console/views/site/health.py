@@ -3,8 +3,9 @@
 `status` is ok, degraded (fewer instances are ready than wanted, but every model is served) or unavailable; `reason`
 names what is not ok.
 
-Every check has a short time-out of its own, so a PostgreSQL or Redis that hangs costs two seconds and no thread. `make
-up`, load balancers and people read it without a login, so it contains no secrets.
+Every check has a short time-out of its own, so a PostgreSQL or Redis that hangs costs two seconds and no thread. The
+state is made at most once a second, whoever asks. Load balancers read the status without a login; the components only
+who may read metrics (`workers.http.details`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import psycopg
@@ -26,6 +28,7 @@ from redis.backoff import NoBackoff
 from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
 from controller.core.types import Role
 from controller.postgres.params import server_params
+from workers.http.details import KEPT_S, bearer, may_read
 from workers.tasks.failures import EACH_SECOND, failing_in_words, failing_policies
 
 CHECK_TIMEOUT_S = 2.0
@@ -47,7 +50,49 @@ ORDER BY name, role
 Component = dict[str, Any]
 
 
+class Recent:
+    """Gives the last state again for KEPT_S; callers who come while one is being made wait for it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, Component] | None = None
+        self._making: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Component]] = WeakKeyDictionary()
+
+    async def get(self) -> Component:
+        if self._last is not None and time.monotonic() - self._last[0] < KEPT_S:
+            return self._last[1]
+        loop = asyncio.get_running_loop()
+        making = self._making.get(loop)
+        if making is None or making.done():
+            making = self._making[loop] = loop.create_task(self._make())
+        return await asyncio.shield(making)  # who hangs up must not end it for the others
+
+    async def _make(self) -> Component:
+        state = await whole_state()
+        self._last = (time.monotonic(), state)
+        return state
+
+
+RECENT = Recent()
+
+
 async def healthz(request: HttpRequest) -> JsonResponse:
+    state = await RECENT.get()
+    body = state if reads_details(request) else {"status": state["status"]}
+    response = JsonResponse(body, status=503 if state["status"] == "unavailable" else 200)
+    response["Cache-Control"] = "no-store"
+    # `make up` polls twice a second: do not log each 503 as an error.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
+
+
+def reads_details(request: HttpRequest) -> bool:
+    """Whether this caller may read metrics and components. Headers of proxies are resolved before (`console.proxies`):
+    behind one that is trusted, the address is the caller's."""
+    authorization = request.headers.get("Authorization", "").encode()
+    return may_read(settings.METRICS_TOKEN, authorization, request.META.get("REMOTE_ADDR"), forwarded=False)
+
+
+async def whole_state() -> Component:
     postgres, redis, gateway = await asyncio.gather(
         _bounded(check_postgres), _bounded(check_redis), _bounded(check_gateway)
     )
@@ -63,12 +108,7 @@ async def healthz(request: HttpRequest) -> JsonResponse:
     reasons = [
         f"{name}: {each['detail'] or each['state']}" for name, each in components.items() if each["state"] != "ok"
     ]
-    body = {"status": status, "reason": "; ".join(reasons), "components": components}
-    response = JsonResponse(body, status=503 if status == "unavailable" else 200)
-    response["Cache-Control"] = "no-store"
-    # `make up` polls twice a second: do not log each 503 as an error.
-    response._has_been_logged = True  # type: ignore[attr-defined]
-    return response
+    return {"status": status, "reason": "; ".join(reasons), "components": components}
 
 
 def status_of(components: Mapping[str, Component]) -> str:
@@ -110,11 +150,17 @@ async def check_gateway() -> Component:
     timeout = aiohttp.ClientTimeout(total=CHECK_TIMEOUT_S)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(f"{settings.GATEWAY_URL}/healthz") as answer,
+        session.get(f"{settings.GATEWAY_URL}/healthz", headers=bearer(settings.METRICS_TOKEN)) as answer,
     ):
-        body = await answer.json()
-    if answer.status != 200:
-        return {"state": "down", "detail": f"answers {answer.status}"}
+        return gateway_state(answer.status, await answer.json())
+
+
+def gateway_state(status: int, body: Mapping[str, Any]) -> Component:
+    """From the answer of its /healthz."""
+    if status != 200:
+        return {"state": "down", "detail": f"answers {status}"}
+    if "instances" not in body:
+        return {"state": "down", "detail": "hides its instances: give it and the console the same METRICS_TOKEN"}
     serving = {name for name, state in body["instances"].items() if state == "up"}
     old = config_old(body)
     return {"state": "down" if old else "ok", "detail": old, "serving": serving}

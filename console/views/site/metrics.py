@@ -12,10 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from console.live.live_view import merge_instances
+from console.live.ttl_cache import TtlCache
 from console.metrics import REGISTRY
+from console.views.site.health import reads_details
 from controller.core.messages import FleetMessage
 from controller.slo.windows import merged_windows
 from workers import live
+from workers.http.details import KEPT_S, MISSING
 
 
 class FleetCollector(Collector):
@@ -79,12 +82,22 @@ class FleetCollector(Collector):
         yield load
 
 
+PAGE: TtlCache[bytes] = TtlCache(KEPT_S)
+
+
 @require_GET
 def metrics(request: HttpRequest) -> HttpResponse:
+    if not reads_details(request):
+        head = {"WWW-Authenticate": 'Bearer realm="slackline"'}
+        return HttpResponse(f"{MISSING}\n", status=401, content_type="text/plain; charset=utf-8", headers=head)
+    return HttpResponse(PAGE.get(_page), content_type=CONTENT_TYPE_LATEST)
+
+
+def _page() -> bytes:
     try:
         fleets: list[FleetMessage] | None = live.read_fleet()
     except live.LiveUnavailable:
         fleets = None
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleets, time.time()))
-    return HttpResponse(generate_latest(REGISTRY) + generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+    return generate_latest(REGISTRY) + generate_latest(registry)

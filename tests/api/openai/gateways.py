@@ -70,6 +70,7 @@ class Client:
         self._gone = asyncio.Event()
         self._parts = [body]
         scope = {"type": "http", "path": path, "method": method, "headers": list(headers)}
+        scope["client"] = ("127.0.0.1", 50_000)
         self.task = asyncio.get_running_loop().create_task(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from console.live.ttl_cache import TtlCache
 from console.panels.history import error_budget
+from console.views.site import metrics
 from controller.models import AttainmentMinute, InstanceInterval, histogram
 from tests import factories
 from tests.console.live.live_data import fleet, window
@@ -168,6 +170,11 @@ def test_metrics_count_the_decisions_of_each_gateway_by_class(client, db, live_s
     labels = 'kind="refuse",reason="queue_full",slo_class="chat",tenant="acme"'
     assert f'slackline_decisions_total{{gateway="gw-0",{labels}}} 2.0' in text
     assert f'slackline_decisions_total{{gateway="gw-1",{labels}}} 3.0' in text
+
+
+@pytest.fixture(autouse=True)
+def _uncached_figures(monkeypatch):
+    monkeypatch.setattr(metrics, "PAGE", TtlCache(0.0))
 
 
 def test_metrics_show_attainment_by_class_and_say_when_redis_is_away(client, db, live_store):

@@ -20,9 +20,11 @@ class Console:
     def __init__(self):
         console = self
         self.status, self.body = 503, WAITS
+        self.asked_with = None
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
+                console.asked_with = self.headers.get("Authorization")
                 self.send_response(console.status)
                 self.end_headers()
                 self.wfile.write(json.dumps(console.body).encode())
@@ -55,6 +57,15 @@ def test_not_ready_before_an_engine_can_serve(console, monkeypatch, capsys):
     console.body = {"status": "ok"}
     assert readiness.became_ready()
     assert not readiness.became_ready()  # said once
+
+
+def test_the_console_is_asked_with_the_token_of_the_settings(console):
+    settings = settings_from({"METRICS_TOKEN": "a-token-for-metrics"})
+    assert "METRICS_TOKEN" in plan.known_environment(settings, {}, {})
+    Readiness(console.port, token=settings.metrics_token).became_ready()
+    assert console.asked_with == "Bearer a-token-for-metrics"
+    Readiness(console.port).became_ready()
+    assert console.asked_with is None
 
 
 def test_not_ready_while_no_one_answers():

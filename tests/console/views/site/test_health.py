@@ -1,5 +1,6 @@
 """/healthz: what each answer of a component makes of the whole, and that nothing that hangs holds it up."""
 
+import asyncio
 import socket
 import time
 
@@ -8,12 +9,23 @@ import redis
 from django.conf import settings
 from django.test import Client
 
-from console.views.site import health
+from console.live.ttl_cache import TtlCache
+from console.views.site import health, metrics
 from controller.core.messages import HEARTBEAT_KEY
 from tests.factories import instance, scaling_policy, served_model
 from workers.tasks.failures import EACH_SECOND
 
 OK = {"state": "ok"}
+TOKEN = "a-token-for-metrics"
+
+
+@pytest.fixture(autouse=True)
+def _recent(monkeypatch):
+    """No state of another test."""
+    monkeypatch.setattr(health, "RECENT", health.Recent())
+    monkeypatch.setattr(metrics, "PAGE", TtlCache(1.0))
+
+
 ROLES = {"c": "collocated", "p": "prefill", "d": "decode"}
 
 
@@ -146,3 +158,93 @@ def test_503_names_what_is_missing_and_tells_no_secret(monkeypatch):
     assert components["engines"]["state"] == "unknown"
     assert components["jobs"] == {"state": "ok", "detail": ""}
     assert settings.REDIS_URL not in answer.text
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """How often the state was made; it is always ok."""
+    made = []
+
+    async def whole_state():
+        made.append(1)
+        await asyncio.sleep(0.05)
+        return {"status": "ok", "reason": "", "components": {"engines": {"state": "ok", "ready": 3}}}
+
+    monkeypatch.setattr(health, "whole_state", whole_state)
+    return made
+
+
+def test_strangers_get_the_status_alone_and_no_figures(states):
+    client = Client(REMOTE_ADDR="10.0.0.9")
+    assert client.get("/healthz").json() == {"status": "ok"}
+    refused = client.get("/metrics")
+    assert (refused.status_code, refused["WWW-Authenticate"]) == (401, 'Bearer realm="slackline"')
+    assert "slackline_" not in refused.text
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_without_a_token_the_same_machine_sees_all(states, address, monkeypatch):
+    monkeypatch.setattr(metrics, "PAGE", TtlCache(1.0))
+    monkeypatch.setattr(metrics.live, "read_fleet", list)
+    client = Client(REMOTE_ADDR=address)
+    assert "engines" in client.get("/healthz").json()["components"]
+    assert b"slackline_live_available 1.0" in client.get("/metrics").content
+
+
+def test_with_a_token_everybody_needs_it(states, monkeypatch, settings):
+    settings.METRICS_TOKEN = TOKEN
+    monkeypatch.setattr(metrics.live, "read_fleet", list)
+    for address in ("127.0.0.1", "10.0.0.9"):
+        client = Client(REMOTE_ADDR=address)
+        for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer é"):
+            head = {"Authorization": wrong} if wrong else {}
+            assert client.get("/healthz", headers=head).json() == {"status": "ok"}, wrong
+            assert client.get("/metrics", headers=head).status_code == 401, wrong
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        assert "components" in client.get("/healthz", headers=right).json()
+        assert client.get("/metrics", headers=right).status_code == 200
+
+
+async def test_a_hundred_who_ask_at_once_cost_one_check(states):
+    recent = health.Recent()
+    answers = await asyncio.gather(*(recent.get() for _ in range(100)))
+    assert {answer["status"] for answer in answers} == {"ok"}
+    await recent.get()
+    assert len(states) == 1
+
+
+async def test_a_caller_who_hangs_up_does_not_end_the_check_of_others(states):
+    recent = health.Recent()
+    first, second = asyncio.create_task(recent.get()), asyncio.create_task(recent.get())
+    await asyncio.sleep(0.01)
+    first.cancel()
+    assert (await second)["status"] == "ok"
+
+
+def test_the_figures_are_made_once_a_second(monkeypatch):
+    made = []
+    monkeypatch.setattr(metrics.live, "read_fleet", lambda: made.append(1) or [])
+    for _ in range(5):
+        assert Client().get("/metrics").status_code == 200
+    assert len(made) == 1
+
+
+def test_a_gateway_that_hides_its_instances_is_named():
+    assert "METRICS_TOKEN" in health.gateway_state(200, {"status": "ok"})["detail"]
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "anything.example"])
+async def test_liveness_needs_nothing_and_tells_nothing(host, monkeypatch, settings):
+    """Not even a host name that is allowed, which probes by address do not have."""
+    from console.asgi import application
+
+    settings.METRICS_TOKEN = TOKEN
+    monkeypatch.setattr(health, "whole_state", None)
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/livez", "method": "GET", "headers": [(b"host", host.encode())], "client": None}
+    await application(scope, None, send)
+    assert (sent[0]["status"], sent[1]["body"]) == (200, b"ok\n")
