@@ -69,14 +69,20 @@ _WITH_DEADLINES = EnginePart(
     MappingProxyType({"prefill_s": "prefill_b"}),
 )
 _PREFILL = EnginePart("preemptive_prefill", "slo_aware_batching", profiled=_own("prefill_a", "prefill_b", "prefill_c"))
-_DECODE = EnginePart("continuous", "kairos_decode", profiled=_own("decode_a", "decode_b", "decode_c"))
+_DECODE = EnginePart(
+    "continuous",
+    "kairos_decode",
+    MappingProxyType({"if_needed": True}),
+    _own("decode_a", "decode_b", "decode_c"),
+)
 
 
 def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
     """The scheduler and batching of one role.
 
     `deadlines`: requests have end-to-end deadlines or belong to workflows, beside (or instead of) TTFT and TPOT.
-    Prefill: slack-aware EDF with preemption at operators (FlowPrefill). Decode: slack-guided batches (Kairos, Alg. 3).
+    Prefill: slack-aware EDF with preemption at operators (FlowPrefill). Decode: slack-guided batches (Kairos, Alg. 3)
+    where a step of all would be too slow for the tightest TPOT.
     Collocated: continuous batching in the gateway's order; with `deadlines` CALM (Concord, eq. 4.1, packed by
     bandwidth) of 96 sequences per step, the best of Concord's sweep. Such an engine needs a larger `max_num_seqs` for
     sequences that wait with their KV.

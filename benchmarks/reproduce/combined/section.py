@@ -47,8 +47,8 @@ needs) as in the testbed of its section: dispatcher, prefill engine, migrator, l
 migrator use a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
 """
 STAGES = (
-    "Since the client's first byte counts from the decode instance, the set's engines cost attainment here: its "
-    "dispatcher attains more on HyperFlexis' own engines. Which engine policy it is has not been found out yet."
+    "the set's prefill engines choose among all requests themselves, so that the gateway sends them everything and "
+    "plans nothing, which costs attainment where prompts are short (decision 164)"
 )
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, as in FlowPrefill's section
 

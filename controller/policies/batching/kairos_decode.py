@@ -14,7 +14,9 @@ steps; the profile counts as 100 samples (the paper profiles 100 runs per entry)
 table[1], which is too late whenever the delayed sequence then runs in a full batch. `length_bucket`: width of table
 entries in tokens. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest +
 decode_c), a batch of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest +
-batch x decode_c: the longest sequence alone sets the pace (sec. 2.2).
+batch x decode_c: the longest sequence alone sets the pace (sec. 2.2). `if_needed` (ours; the paper's is False): all
+decode while a step of all keeps the tightest TPOT. The paper delays long answers up to their TPOT also where nobody
+gains by it, and they keep their slots and KV for as long.
 
 Each sequence has its own TPOT; one without a target never limits the others and joins last, by length. On a collocated
 engine prompts get the rest of the budget after the decodes, in the engine's order (the paper's decode instances have
@@ -44,6 +46,7 @@ class KairosDecodeConfig:
     reserve: str = "active"
     length_bucket: int = 256
     profile: str = "equal"
+    if_needed: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in ("equal", "longest"):
@@ -79,7 +82,7 @@ class KairosDecode:
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         standing = self._standing
         standing.update(engine.running)
-        grants = standing.choose(now, self.config.reserve)[: engine.token_budget]
+        grants = standing.choose(now, self.config.reserve, self.config.if_needed)[: engine.token_budget]
         begun = [Prompting(seq, seq.remaining, False) for seq in standing.prompting]
         return grants + fill(engine, chain(begun, queued(engine)), engine.token_budget - len(grants))
 

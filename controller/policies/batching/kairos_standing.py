@@ -77,12 +77,18 @@ class Standing:
 
     # ---- the choice -----------------------------------------------------------------------------------------------
 
-    def choose(self, now: float, reserve: str) -> list[Grant]:
-        """Alg. 3 on the sequences of `update`: one token for each that decodes in this step, ascending by length."""
+    def choose(self, now: float, reserve: str, if_needed: bool = False) -> list[Grant]:
+        """Alg. 3 on the sequences of `update`: one token for each that decodes in this step, ascending by length.
+
+        `if_needed`: all of them while a step of all keeps the tightest TPOT.
+        """
         if not self._grants:
             self._chosen = []
             return []
         known, bucket = self._known_upto(len(self._grants) + 1), self._table.bucket
+        if if_needed and self._step_of_all(known) <= min(self._tpots):
+            self._ahead, self._chosen = len(self._grants), list(self._grants)
+            return self._chosen
         least = self._least(now, known[len(self._grants) if reserve == "active" else 1])
         joined: list[Grant] = []
         ahead, throughput = -1, 0.0
@@ -105,6 +111,11 @@ class Standing:
         self._ahead = ahead if joined and ahead >= 0 else len(self._grants)
         self._chosen = joined or list(self._grants)
         return self._chosen
+
+    def _step_of_all(self, known: Sequence[Known]) -> float:
+        row, base, slope, fixed = known[len(self._grants)]
+        entry = row.get(self._lengths[-1] // self._table.bucket)
+        return base + slope * self._lengths[-1] + fixed if entry is None else entry[0]
 
     def _known_upto(self, batch: int) -> list[Known]:
         rows = self._table.rows(batch)

@@ -3,13 +3,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.core.types import LatencyCoefficients
+from controller.core.types import LatencyCoefficients, Targets
 from controller.engine import PreemptivePrefill
 from controller.policies.batching import selects
-from controller.simulator import InstanceSettings
+from controller.simulator import Demand, InstanceSettings
 from controller.simulator.experiment import parse_experiment
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands
 from workers.engine.config import parse
@@ -18,7 +19,7 @@ from workers.engine.scheduler_choice import build_scheduler
 ROLES = ("collocated", "prefill", "decode")
 BY_STAGE = replace(SMALL, engine_kind="slackline")
 CALM_OF_THE_SET = {"rectangles": True, "slots": 96, "prefill_s": FAST.prefill_b}
-DECODE_OF_THE_SET = {name: getattr(FAST, name) for name in ("decode_a", "decode_b", "decode_c")}
+DECODE_OF_THE_SET = {name: getattr(FAST, name) for name in ("decode_a", "decode_b", "decode_c")} | {"if_needed": True}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -122,3 +123,30 @@ def test_an_experiment_file_names_it_for_all_or_for_one_contender():
     plain, deadlines = (each.settings for each in parse_experiment(raw, dict, list).contenders)
     common = parse_experiment(raw, dict, list).settings
     assert [use(common).instances[0].part.batching for use in (plain, deadlines)] == ["chunked_prefill", "calm"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "slots", "decode"),
+    [(60, 24, FAST._replace(decode_b=1e-6)), (35, 16, LatencyCoefficients(*(2 * each for each in FAST)))],
+    ids=["as fast as prefill", "half as fast"],
+)
+def test_the_sets_decode_engine_attains_as_much_as_one_that_decodes_all(rate, slots, decode):
+    """Decode is the bottleneck, and answers have time: those with long prompts were delayed up to their TPOT, and kept
+    the slots for which others wait with their first token."""
+    prefill = replace(SMALL, role="prefill", kv_tokens=65_536, max_num_batched_tokens=2048)
+    second = replace(SMALL, role="decode", kv_tokens=65_536, max_num_seqs=slots, latency=decode)
+    short, loose = Targets(0.5, 0.2, None, 3600.0), Targets(3.0, 0.4, None, 3600.0)
+    rng = np.random.default_rng(9)
+    at = np.cumsum(rng.exponential(1 / rate, 400))
+    demands = [
+        Demand(f"r{i}", float(at[i]), 40, 40, short, "short", max_tokens=40)
+        if rng.random() < 0.6
+        else Demand(f"r{i}", float(at[i]), 800, 40, loose, "long", max_tokens=40)
+        for i in range(400)
+    ]
+    shares = {}
+    for name, engine in (("set", {"engine_kind": "slackline"}), ("all", {"batching": "chunked_prefill"})):
+        result = simulate(demands, instances=(prefill, prefill, replace(second, **engine)), keep=False)
+        shares[name] = sum(record.attained is True for record in result.records) / len(demands)
+    assert shares["all"] > 0.9
+    assert shares["set"] >= shares["all"] - 0.01
