@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
 HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
-SERVED = (CHAT, COMPLETIONS, RESPONSES, "/v1/models")
+MODELS = "/v1/models"
+SERVED = (CHAT, COMPLETIONS, RESPONSES, MODELS)
+Handler = Callable[[Gateway, Scope, Receive, Send], Awaitable[None]]
 
 
 class OpenAIApp:
@@ -54,6 +56,13 @@ class OpenAIApp:
         self._body_bytes = body_bytes
         self._gateway: Gateway | None = None
         self._status = StatusPages()
+        self.routes: dict[str, Handler] = {
+            **dict.fromkeys((COMPLETIONS, CHAT, RESPONSES), self._generate),
+            **dict.fromkeys(PATHS, self._status_page),
+            MODELS: self._models,
+        }
+        # Addresses that begin so.
+        self.prefixes: dict[str, Handler] = {f"{MODELS}/": self._models, f"{RESPONSES}/": self._not_stored}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -100,20 +109,28 @@ class OpenAIApp:
             return
 
     async def _route(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if path in (COMPLETIONS, CHAT, RESPONSES):
-            _only(method, "POST")
-            await generate(gateway, scope, receive, send, self._body_bytes)
-        elif path in PATHS:
-            await self._status.answer(gateway, scope, send)
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
-            _only(method, "GET")
-            gateway.tenant(header(scope, b"authorization"))
-            await respond(send, 200, orjson.dumps(models(gateway, path[len("/v1/models/") :])))
-        elif path.startswith(RESPONSES + "/"):
-            raise ApiError("not_found", "Responses are not stored: none can be read, continued or cancelled by its id.")
-        else:
+        path = scope["path"]
+        handle = self.routes.get(path)
+        if handle is None:
+            handle = next((each for start, each in self.prefixes.items() if path.startswith(start)), None)
+        if handle is None:
             raise ApiError("not_found", f"There is no {path[:200]!r} here; served: {', '.join(SERVED)}.")
+        await handle(gateway, scope, receive, send)
+
+    async def _generate(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        _only(scope["method"], "POST")
+        await generate(gateway, scope, receive, send, self._body_bytes)
+
+    async def _models(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        _only(scope["method"], "GET")
+        gateway.tenant(header(scope, b"authorization"))
+        await respond(send, 200, orjson.dumps(models(gateway, scope["path"][len(MODELS) + 1 :])))
+
+    async def _status_page(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._status.answer(gateway, scope, send)
+
+    async def _not_stored(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        raise ApiError("not_found", "Responses are not stored: none can be read, continued or cancelled by its id.")
 
 
 def _only(method: str, wanted: str) -> None:
