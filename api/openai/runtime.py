@@ -353,10 +353,8 @@ class Runtime:
             in_flight.restart()
 
     def _stop_stages(self, in_flight: InFlightRequest) -> None:
-        """Stop both stages, and forget its transfer."""
-        source = in_flight.prefill_instance or in_flight.instance
-        if in_flight.stop_prefill() and not in_flight.paired:
-            self.transfers.free(in_flight.request.id, source)  # its engine may have finished it just now
+        """Stop both stages, and forget its transfer. What KV is to be freed then, the scheduler decides (FreeKv)."""
+        in_flight.stop_prefill()
         in_flight.stop_answer()
         if in_flight.two_stages:
             self.transfers.forget(in_flight, self.clock())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
+from controller.core.decisions import Decision
 from controller.core.snapshot import FleetState
 from controller.core.types import Part, Role
 from controller.dispatch.disaggregation.link_book import LinkView
@@ -38,18 +38,14 @@ Defect = Callable[[str, Sequence[ev.Event], Exception], None]
 
 
 class SortedEvents:
-    """One batch of events, sorted by who needs them.
+    """One batch of events, sorted by who needs them. `actions`: what the driver does in any case."""
 
-    `actions`: what the driver does in any case. `prefill_again`: requests that lost their KV and are prefilled again.
-    """
-
-    __slots__ = ("actions", "for_dispatcher", "for_migrator", "prefill_again")
+    __slots__ = ("actions", "for_dispatcher", "for_migrator")
 
     def __init__(self) -> None:
         self.for_dispatcher: list[ev.Event] = []
         self.for_migrator: list[ev.Event] = []
         self.actions: list[ev.Action] = []
-        self.prefill_again: list[ev.PrefillAgain] = []
 
     def both(self, event: ev.Event) -> None:
         self.for_dispatcher.append(event)
@@ -99,7 +95,7 @@ class Scheduler:
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """Apply the events, then decide. `now`: seconds on the driver's clock; an earlier one counts as the last."""
         now = self._now = max(now, self._now)
-        batch = self._sort(events, now)
+        batch = self._sort(events)
         if self._delays and batch.for_dispatcher:
             batch.for_dispatcher[:0], self._delays = self._delays, []
         actions = batch.actions
@@ -162,14 +158,14 @@ class Scheduler:
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def _sort(self, events: Sequence[ev.Event], now: float) -> SortedEvents:
+    def _sort(self, events: Sequence[ev.Event]) -> SortedEvents:
         """Follow each request through the table of states, and sort the events by who needs them."""
         batch = SortedEvents()
         for_dispatcher, for_migrator, followers = batch.for_dispatcher, batch.for_migrator, self._followers
         for event in events:
             kind = type(event)
             if kind in STAGE_ENDS:
-                self._stage_ended(event, batch, now)
+                self._stage_ended(event, batch)
                 continue
             follow = followers.get(kind)
             passed_on = event if follow is None else follow(event)
@@ -178,12 +174,12 @@ class Scheduler:
             for_migrator.append(event)
         return batch
 
-    def _stage_ended(self, event: ev.Event, batch: SortedEvents, now: float) -> None:
+    def _stage_ended(self, event: ev.Event, batch: SortedEvents) -> None:
         """What the end of one stage means depends on the state of the other."""
         if isinstance(event, ev.EngineFailed):
-            self._engine_failed(event, batch, now)
+            self._engine_failed(event, batch)
         elif isinstance(event, ev.TransferFailed):
-            self._transfer_failed(event, batch, now)
+            self._transfer_failed(event, batch)
         elif isinstance(event, ev.AnsweredWhole):
             self._answered_whole(event, batch)
 
@@ -212,7 +208,7 @@ class Scheduler:
         self._follow(event.request.id, On.PREFILL_DONE)
         return event
 
-    def _engine_failed(self, event: ev.EngineFailed, batch: SortedEvents, now: float) -> None:
+    def _engine_failed(self, event: ev.EngineFailed, batch: SortedEvents) -> None:
         """What a failed call means depends on the stage that it served and on how far the request had got."""
         name, found = event.request_id, self._open.get(event.request_id)
         if found is None or found.state is State.QUEUED or event.instance_id not in (found.source, found.target):
@@ -228,7 +224,7 @@ class Scheduler:
         elif event.at_fault == "request":
             self._fail(found, ev.Cancelled(name), batch, rejected=True)
         elif decodes:
-            self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch, now)
+            self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch)
         elif event.at_fault != "instance" or found.state in (State.SENT, State.PREFILLING):
             self._retry(found, event.error, batch)
         # else its KV was offered already, and the migrator decides at InstanceDown
@@ -255,24 +251,13 @@ class Scheduler:
             # The migrator drops the request and aborts a decode stage that waits for its KV.
             batch.for_migrator.append(ev.Cancelled(event.request_id))
 
-    def _transfer_failed(self, event: ev.TransferFailed, batch: SortedEvents, now: float) -> None:
-        """The migrator looks for another decode instance, unless the KV had moved already: then it is lost."""
-        name = event.request_id
-        found = self._open.get(name)
-        if found is None or found.target != event.instance_id:
-            batch.for_migrator.append(event)
-            return
-        kv_lost = found.landed or (found.paired and not self.dispatcher.holds(name))
-        found.follow(On.UNDONE)
-        found.target = ""
-        if not kv_lost:
-            batch.for_migrator.append(event)
-            return
-        batch.for_migrator.append(ev.Failed(name, True, event.reason))
-        figures: dict[str, Figure] = {"instance": event.instance_id, "error": event.reason}
-        batch.prefill_again.append(
-            ev.PrefillAgain(found.request, Decision("place", "decode_failed", name, now, figures))
-        )
+    def _transfer_failed(self, event: ev.TransferFailed, batch: SortedEvents) -> None:
+        """The migrator judges whether the KV is lost; until it has placed the stage again, it has no target."""
+        found = self._open.get(event.request_id)
+        if found is not None and found.target == event.instance_id:
+            found.follow(On.UNDONE)
+            found.target = ""
+        batch.for_migrator.append(event)
 
     def _transfer_started(self, event: ev.TransferStarted) -> None:
         self._decodes(event.request_id, event.instance_id, On.MOVES if event.moves else On.STARTED)
@@ -376,9 +361,8 @@ class Scheduler:
         while True:
             decided, failed = self._decide(migrator, begun, now)
             returned: list[ev.Event] = []
-            for action in (*batch.prefill_again, *decided):
+            for action in decided:
                 self._take_up(action, actions, returned)
-            batch.prefill_again = []
             if failed:
                 self._rescue(migrator, actions, returned, now)
             if not returned:

@@ -221,6 +221,9 @@ class Migrator:
         transfer = self._queue.get(event.request_id)
         if transfer is None or transfer.target != event.instance_id:
             return
+        if transfer.kv_has_left:
+            self.rollback.lost_at_target(transfer, event.reason, now, actions)
+            return
         assumed = transfer.state is State.COMMITTED and transfer.assumed
         if not assumed and event.request_id not in self._queue.moving:
             return
@@ -269,11 +272,11 @@ class Migrator:
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         transfer = self.rollback.forget(event.request_id)
-        if transfer is None or transfer.state is State.PREFILLING:
-            return  # the dispatcher aborts the prefill
-        if transfer.target:
+        if transfer is None:
+            return
+        if transfer.target and transfer.state is not State.PREFILLING:
             actions.append(ev.Abort(event.request_id, transfer.target))
-        if not transfer.landed or transfer.assumed:
+        if not transfer.landed or transfer.assumed:  # also while it is prefilled: that may have ended just now
             self.rollback.free(transfer, now, actions)
 
     def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:

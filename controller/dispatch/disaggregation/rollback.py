@@ -63,7 +63,6 @@ class Rollback:
         """Roll back what has lasted too long."""
         while self._next_prefill() <= now:
             transfer = self._prefills[0][2]
-            self.free(transfer, now, actions)  # it may have ended just now
             self.prefill_again(transfer, "prefilling_timeout", now, actions, frozenset({transfer.source}))
         for transfer in self._queue.due(now):
             if transfer.state in UNDER_WAY:
@@ -110,6 +109,9 @@ class Rollback:
         avoid: frozenset[str] = frozenset(),
     ) -> None:
         request = transfer.request
+        runs = transfer.prefilling and not transfer.paired and transfer.source in self._roster.instances
+        if runs:  # it is stopped, but may have ended just now
+            self.free(transfer, now, actions)
         if transfer.target and transfer.state is not State.PREFILLING:
             actions.append(ev.Abort(request.id, transfer.target, reason))
         self.forget(request.id)
@@ -117,6 +119,13 @@ class Rollback:
         counts = reason != OTHER_MODEL or transfer.source in request.avoid
         avoid = self._avoided(transfer, avoid)
         actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid, counts))
+
+    def lost_at_target(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        """Its decode instance failed when no other instance had its KV any more."""
+        request = transfer.request
+        self.forget(request.id)
+        figures: dict[str, Figure] = {"instance": transfer.target, "error": reason}
+        actions.append(ev.PrefillAgain(request, Decision("place", "decode_failed", request.id, now, figures)))
 
     def _avoided(self, transfer: DecodeTransfer, avoid: frozenset[str]) -> frozenset[str]:
         """Also the instances it had to leave before, if any other is left."""

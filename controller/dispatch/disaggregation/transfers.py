@@ -157,6 +157,13 @@ class DecodeTransfer:
         return self.state in LANDED
 
     @property
+    def kv_has_left(self) -> bool:
+        """Only its decode instance has its KV. The prefill instance of a pair keeps none once it has ended."""
+        if self.paired and not self.early and self.state in UNDER_WAY:
+            return True
+        return self.landed and not self.assumed
+
+    @property
     def kv_is_kept(self) -> bool:
         """Its prompt has been computed, and its prefill instance keeps the KV for a decode instance."""
         if self.state is State.COMMITTED:

@@ -30,7 +30,7 @@ def test_the_next_one_leaves_before_it_is_computed() -> None:
     reply = made.handle([ev.PrefillSent(request("b"), "p")], 0.2)
     (again,) = of(reply, ev.PrefillAgain)
     assert (again.avoid, again.decision.reason, again.counts) == ({"p"}, "other_model", False)
-    assert (made.state_of("b"), reply.actions) == (None, [again])
+    assert (made.state_of("b"), reply.actions) == (None, [ev.FreeKv("b", "p"), again])
     assert of(made.handle([ev.PrefillSent(request("b"), "q")], 0.3), ev.PrefillAgain) == []
 
 

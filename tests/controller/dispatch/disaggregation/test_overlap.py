@@ -131,11 +131,13 @@ def test_an_answer_that_came_opens_the_link_again() -> None:
     assert made.links.usable(("p", "d0"), 2.2), "never two in a row"
 
 
-def test_a_transfer_seen_to_end_is_no_more_failed_than_before() -> None:
+def test_after_a_transfer_that_was_seen_to_end_the_kv_is_lost_and_not_the_link() -> None:
     made = migrator(migrator={"link_failures": 1})
     made.handle([done("a")], 0.0)
     commit(made, "a")
-    assert made.handle([ev.TransferFailed("a", "d0", "cut")], 0.1).actions == []
+    (again,) = made.handle([ev.TransferFailed("a", "d0", "cut")], 0.1).actions
+    assert (again.decision.reason, again.decision.figures) == ("decode_failed", {"instance": "d0", "error": "cut"})
+    assert made.state_of("a") is None
     assert made.links.usable(("p", "d0"), 0.1)
 
 

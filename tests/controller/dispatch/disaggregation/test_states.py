@@ -204,6 +204,23 @@ def test_a_release_outlives_the_answer_but_not_its_instance():
         assert of(built.handle([ev.Woke()], 1.5), ev.FreeKv) == ([] if gone else [ev.FreeKv("a", "p")])
 
 
+def test_a_prefill_that_is_stopped_may_have_ended_so_its_kv_is_freed_until_that_is_confirmed():
+    built = made()
+    built.handle([ev.PrefillSent(request("a"), "p")], 0.0)
+    assert built.handle([ev.Cancelled("a")], 0.1).actions == [ev.FreeKv("a", "p")]
+    assert built.handle([], 0.7).actions == [ev.FreeKv("a", "p")], "its engine was not reached"
+    built.handle([ev.KvReleased("a", "p")], 0.8)
+    nothing_is_left(built, 0.8)
+
+
+def test_what_was_prefilled_at_an_instance_that_is_gone_is_not_freed_there():
+    built = made(1)
+    built.handle([ev.PrefillSent(request("a"), "p"), ev.PrefillEnding("a", "p")], 0.0)
+    reply = built.handle([ev.InstanceDown("p")], 0.1)
+    assert [each.decision.reason for each in of(reply, ev.PrefillAgain)] == ["kv_lost"]
+    nothing_is_left(built, 0.1)
+
+
 def test_where_no_one_can_say_it_is_not_asked_again_and_not_said_to_be_released():
     built = made(decoders=1)
     built.handle([done("a")], 0.0)
