@@ -31,6 +31,8 @@ FLEET_TOKEN = _env.text("FLEET_TOKEN", "")  # what engines must hear before they
 METRICS_TOKEN = _env.text("METRICS_TOKEN", "")  # for /metrics and the details of /healthz; "": this machine alone
 if 0 < len(METRICS_TOKEN) < SHORTEST_TOKEN:
     raise ImproperlyConfigured(f"METRICS_TOKEN: shorter than {SHORTEST_TOKEN} characters")
+# API keys of registered engines; gateways and jobs read it by themselves too (workers/http/engine_keys.py).
+ENGINE_KEYS_DIR = Path(_env.text("ENGINE_KEYS_DIR", str(DATA_DIR / "engine-keys")))
 # Where engines may be. Jobs and gateways read it by themselves too, where they connect (workers/http/outbound.py).
 try:
     ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS))

@@ -88,6 +88,13 @@ class _InstanceFields(serializers.Serializer):
     unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
     )
+    key_name = serializers.CharField(
+        max_length=64,
+        required=False,
+        allow_blank=True,
+        validators=[ID],
+        help_text="Of a `static` instance whose server asks for an API key: name of its file in ENGINE_KEYS_DIR.",
+    )
     spec = JsonObjectField(
         required=False,
         help_text="What provisioner and engine need to know. Of a vLLM server `kv_role`, as it was started: with "
@@ -116,6 +123,8 @@ class InstanceInput(_InstanceFields):
             raise serializers.ValidationError(
                 {"url": ["Only for provisioner `static`; other provisioners set the URL themselves."]}
             )
+        elif attrs.pop("key_name", ""):
+            raise serializers.ValidationError({"key_name": ["Only for provisioner `static`."]})
         elif attrs["backend"] != "reference":
             raise serializers.ValidationError({"backend": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
@@ -166,7 +175,7 @@ class InstanceOutput(VersionedOutput):
         model = Instance
         fields = (
             "id", "model", "host", "backend", "provisioner", "url", "role", "device_kind", "tp", "max_num_seqs",
-            "unit_cost", "spec", "weights", "sleep_level", "desired_state", "observed_state", "generation",
+            "unit_cost", "spec", "key_name", "weights", "sleep_level", "desired_state", "observed_state", "generation",
             "observed_generation", "desired_at", "observed_at", "ready_at", "stopped_at", "error", "version",
             "created_at", "updated_at",
         )  # fmt: skip

@@ -105,9 +105,13 @@ class Load(NamedTuple):
     cached_tokens_total: int = 0  # of the prompt tokens, found in the prefix cache
 
 
+KEY_MADE = "*made"  # no name of a file
+
+
 @dataclass(slots=True)
 class InstanceSpec:
-    """An instance as the dispatcher knows it."""
+    """An instance as the dispatcher knows it. `key`: name of the key that its engine asks for, never the key itself;
+    KEY_MADE: made up from the fleet's token; "": it asks for none."""
 
     id: str
     model: str
@@ -126,6 +130,7 @@ class InstanceSpec:
     # As a decode instance it sends the first token once the KV has arrived, also if all its slots are taken; others
     # send it after a decode step.
     first_token_with_kv: bool = False
+    key: str = ""
 
 
 class LatencyCoefficients(NamedTuple):

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from controller.core.addresses import shown_url
-from controller.core.types import DEFAULT_MAX_NUM_SEQS
+from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
 
 
@@ -189,7 +189,8 @@ class Instance(Versioned):
     `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
     facts about a registered server (`kv_role`). `started_role`: the role that its engine was started in
     ("" if never). It stays when the role changes, and a process that is started again gets it again. `seqs_unsaid`: an
-    endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place.
+    endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place. `key_name`: of
+    the key that a registered server asks for; gateways and workers have the key (`workers.http.engine_keys`).
     """
 
     class Desired(models.TextChoices):
@@ -223,6 +224,7 @@ class Instance(Versioned):
     seqs_unsaid = models.BooleanField(default=False, db_default=False)
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
+    key_name = models.CharField("name of its key", max_length=64, blank=True, default="", db_default="")
     weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
     sleep_level = models.PositiveSmallIntegerField(default=0, db_default=0)  # 1: copy in host memory, 2: none; 0: awake
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
@@ -298,6 +300,11 @@ class Instance(Versioned):
         """Tensor-parallel processes of a reference engine, each with a part of a real model. An emulated engine has
         one, whatever `tp` its latencies are for. The ranks of other engines do not matter here."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
+
+    @property
+    def key(self) -> str:
+        """The key that its engine asks for, as `InstanceSpec.key` names it."""
+        return KEY_MADE if self.provisioner == "process" and self.backend == "reference" else self.key_name
 
     @property
     def settings_refused(self) -> bool:

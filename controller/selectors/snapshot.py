@@ -166,6 +166,7 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
         latency=LatencyCoefficients(**fit.coefficients) if fit else None,
         selects=batching is not None and batching in BATCHINGS and selects(batching),
         first_token_with_kv=row.backend == "reference",
+        key=row.key,
         labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
     )
 

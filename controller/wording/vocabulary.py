@@ -242,6 +242,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "max_num_seqs": ("maximum running requests", "requests"),
     "seqs_unsaid": ("maximum running requests not specified", ""),
     "unit_cost": ("cost", "units/s"),
+    "key_name": ("name of its API key", ""),
     "spec": ("start settings", ""),
     "weights": ("weights", "word"),
     "sleep_level": ("sleep level", ""),

@@ -10,6 +10,7 @@ import orjson
 import requests
 
 from workers.http import outbound
+from workers.http.engine_keys import NO_KEY, EngineKey
 from workers.http.fleet_proof import CHALLENGE_PATH, call_headers
 
 
@@ -27,6 +28,7 @@ def call_fleet(
     body: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     timeout: float | tuple[float, float],
+    key: EngineKey = NO_KEY,
 ) -> requests.Response:
     """The answer of the engine at `url`. Raises requests.RequestException, NoChallenge."""
     base = url.rstrip("/")
@@ -39,5 +41,5 @@ def call_fleet(
         challenge = None
     if not isinstance(challenge, str):
         raise NoChallenge(f"status {given.status_code} at {base}{CHALLENGE_PATH}: it is no engine of this version")
-    headers = call_headers(token, challenge, base, method, target, raw)
+    headers = key.headers() | call_headers(token, challenge, base, method, target, raw)
     return outbound.request(method, base + target, data=raw, headers=headers, timeout=timeout)

@@ -26,10 +26,12 @@ from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
 from controller.services.fleet.instance_links import instance_links_observe
 from workers.actions.fleet_calls import call_fleet
+from workers.actions.instance_keys import key_of
 from workers.actions.parallel_calls import Asker
 from workers.actions.peers import PeerMember, need_links, peers
 from workers.actions.weights_client import EngineAway
 from workers.http import outbound
+from workers.http.engine_keys import NO_KEY, EngineKey
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +63,28 @@ KNOWN: dict[tuple[str, str], EngineLinks] = {}  # the last answer of each engine
 class LinksClient:
     """The `/links` endpoint of one engine."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, key: EngineKey = NO_KEY) -> None:
         self._url = url.rstrip("/")
         self._token = token
+        self._key = key
 
     def look(self) -> EngineLinks:
         """Raises EngineAway."""
-        return self._call("GET")
+        return self._call()
 
     def announce(self, me: str, wanted: Sequence[PeerMember], wait_s: float = 0.0) -> EngineLinks:
         """Have the engine keep links to exactly these peers. `me`: its own id; `wait_s`: how long it may wait for the
         first attempt of each link. Raises EngineAway."""
         peers = [{"id": each.id, "host": each.host, "port": each.port} for each in wanted]
-        return self._call("POST", {"id": me, "peers": peers, "wait_s": wait_s}, CALL_S + wait_s)
+        return self._call({"id": me, "peers": peers, "wait_s": wait_s}, CALL_S + wait_s)
 
-    def _call(self, method: str, body: Mapping[str, Any] | None = None, timeout_s: float = CALL_S) -> EngineLinks:
+    def _call(self, body: Mapping[str, Any] | None = None, timeout_s: float = CALL_S) -> EngineLinks:
         try:
             if body is None:
-                answer = outbound.request(method, self._url + LINKS_PATH, timeout=timeout_s)
+                answer = outbound.get(self._url + LINKS_PATH, headers=self._key.headers(), timeout=timeout_s)
             else:
-                answer = call_fleet(method, self._url, LINKS_PATH, self._token, body=body, timeout=timeout_s)
+                token, key = self._token, self._key
+                answer = call_fleet("POST", self._url, LINKS_PATH, token, body=body, timeout=timeout_s, key=key)
             answer.raise_for_status()
             said = answer.json()
             at = said["at"] or {"host": "", "port": 0}
@@ -183,4 +187,4 @@ def _differs(row: Instance, links: EngineLinks, wanted: Sequence[PeerMember]) ->
 
 
 def _client(row: Instance, token: str | None) -> LinksClient:
-    return LinksClient(row.url, settings.FLEET_TOKEN if token is None else token)
+    return LinksClient(row.url, settings.FLEET_TOKEN if token is None else token, key_of(row))

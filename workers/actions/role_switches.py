@@ -148,7 +148,7 @@ def _inputs(action: Action) -> dict[str, Any]:
 
 
 def _spec(row: Instance) -> InstanceSpec:
-    return InstanceSpec(row.pk, row.model.name, url=row.url, backend=row.backend, role=Role(row.role))
+    return InstanceSpec(row.pk, row.model.name, url=row.url, backend=row.backend, role=Role(row.role), key=row.key)
 
 
 def _peer(row: Instance, role: str) -> InstanceSpec | None:

@@ -25,6 +25,7 @@ from controller.core.messages import FleetMessage
 from controller.models import Action, Decision, Instance
 from controller.services.fleet.actions import action_keep, action_lease, actions_open
 from workers.actions import role_switches, sleeping, weight_loads
+from workers.actions.instance_keys import key_of
 from workers.actions.long_calls import LongCalls
 from workers.actions.parallel_calls import Asker
 from workers.actions.sglang_sleep import SglangSleepClient
@@ -67,10 +68,10 @@ CALLS, ASKER, TURN = LongCalls(), Asker(), TurnOrder()
 
 
 class EngineClients(NamedTuple):
-    """The clients that call engines."""
+    """The clients that call engines; None: the usual ones, with the key of the instance."""
 
-    weights: Client
-    sleep: SleepVerbs
+    weights: Client | None
+    sleep: SleepVerbs | None
     calls: LongCalls
 
 
@@ -96,11 +97,11 @@ class HeardEngine:
 def advance_actions(
     fleet: list[FleetMessage],
     client: Client | None = None,
-    sleep: SleepVerbs = SleepClient,
+    sleep: SleepVerbs | None = None,
     calls: LongCalls = CALLS,
 ) -> list[Decision]:
     """Advance every open action without a lease once; returns the decisions of those that ended."""
-    ask = EngineClients(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
+    ask = EngineClients(client, sleep, calls)
     utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
     known = actions_open()
     waiting = TURN.order(known)
@@ -182,10 +183,12 @@ def _hindered(action: Action) -> tuple[str, str] | None:
 def _engine(action: Action, ask: EngineClients) -> WeightsClient | SleepClient:
     row = action.instance
     if action.kind == Action.Kind.WEIGHTS_LOAD:
-        return ask.weights(row.url)
+        return ask.weights(row.url) if ask.weights else WeightsClient(row.url, settings.FLEET_TOKEN, key_of(row))
     if row.backend == "reference":
-        return ReferenceSleepClient(row.url, settings.FLEET_TOKEN)
-    return SglangSleepClient(row.url) if row.backend == "sglang" else ask.sleep(row.url)
+        return ReferenceSleepClient(row.url, settings.FLEET_TOKEN, key_of(row))
+    if row.backend == "sglang":
+        return SglangSleepClient(row.url, key_of(row))
+    return ask.sleep(row.url) if ask.sleep else SleepClient(row.url, key_of(row))
 
 
 def _give_up(action: Action, engine: HeardEngine, reason: str, error: str) -> Decision | None:

@@ -168,7 +168,7 @@ class SglangSleepClient(SleepClient):
 
     def _get(self, path: str, limit_s: float, fine: tuple[int, ...] = (200,)) -> requests.Response:
         try:
-            answer = outbound.get(self._url + path, timeout=(CALL_S, limit_s))
+            answer = outbound.get(self._url + path, headers=self._key.headers(), timeout=(CALL_S, limit_s))
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code not in fine:

@@ -16,6 +16,7 @@ import requests
 from workers.actions.fleet_calls import call_fleet
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.http import outbound
+from workers.http.engine_keys import NO_KEY, EngineKey
 
 if TYPE_CHECKING:  # this module is also used in processes without a database
     from controller.models import Action
@@ -63,8 +64,9 @@ class SleepClient:
     """The client of one engine. Every method may raise EngineAway and EngineRefuses; those that store notes also raise
     NotOurs."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: EngineKey = NO_KEY) -> None:
         self._url = url.rstrip("/")
+        self._key = key
 
     def bind(self, action: Action) -> None:
         """Set the action that the calls belong to, with which a client stores what its engine does not report."""
@@ -84,7 +86,7 @@ class SleepClient:
         """Read the sleep state from `/metrics`. `/is_sleeping` is also true for an engine that is only paused, and
         `/health` is 200 in any state."""
         try:
-            answer = outbound.get(f"{self._url}/metrics", timeout=CALL_S)
+            answer = outbound.get(f"{self._url}/metrics", headers=self._key.headers(), timeout=CALL_S)
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}/metrics") from error
         if not answer.ok:
@@ -99,7 +101,8 @@ class SleepClient:
         development mode.
         """
         try:
-            answer = outbound.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+            info, wanted = f"{self._url}/server_info", {"config_format": "json"}
+            answer = outbound.get(info, params=wanted, headers=self._key.headers(), timeout=INFO_S)
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}/server_info") from error
         if answer.status_code == 404:
@@ -159,20 +162,22 @@ class SleepClient:
     def _sent(
         self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout: tuple[float, float]
     ) -> requests.Response:
-        return outbound.post(self._url + path, params=query, json=body, timeout=timeout)
+        told = self._key.headers()
+        return outbound.post(self._url + path, params=query, json=body, headers=told, timeout=timeout)
 
 
 class ReferenceSleepClient(SleepClient):
     """The client of a reference engine: the same endpoints, with a proof of the fleet's token."""
 
-    def __init__(self, url: str, token: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, token: str, key: EngineKey = NO_KEY) -> None:
+        super().__init__(url, key)
         self._token = token
 
     def _sent(
         self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout: tuple[float, float]
     ) -> requests.Response:
-        return call_fleet("POST", self._url, path, self._token, body=body, params=query, timeout=timeout)
+        token, key = self._token, self._key
+        return call_fleet("POST", self._url, path, token, body=body, params=query, timeout=timeout, key=key)
 
     def check_able(self, level: int) -> None:
         """Every reference engine can sleep and reports its state correctly."""

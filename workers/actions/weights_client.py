@@ -12,6 +12,7 @@ import requests
 from controller.core.errors import SlacklineError
 from workers.actions.fleet_calls import call_fleet
 from workers.http import outbound
+from workers.http.engine_keys import NO_KEY, EngineKey
 
 CALL_S = 2.0
 
@@ -43,9 +44,10 @@ class EngineWeights:
 class WeightsClient:
     """The client of one engine."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, key: EngineKey = NO_KEY) -> None:
         self._url = url.rstrip("/")
         self._token = token
+        self._key = key
 
     def look(self) -> EngineWeights:
         """Raises EngineAway, EngineRefuses."""
@@ -59,9 +61,9 @@ class WeightsClient:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         try:
             if body is None:
-                answer = outbound.request(method, self._url + path, timeout=CALL_S)
+                answer = outbound.request(method, self._url + path, headers=self._key.headers(), timeout=CALL_S)
             else:
-                answer = call_fleet(method, self._url, path, self._token, body=body, timeout=CALL_S)
+                answer = call_fleet(method, self._url, path, self._token, body=body, timeout=CALL_S, key=self._key)
             said = answer.json()
         except (requests.RequestException, ValueError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error

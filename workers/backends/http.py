@@ -24,6 +24,7 @@ from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, Usage
 from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
+from workers.http.engine_keys import EngineKey, NoEngineKey
 from workers.http.outbound import read_answer
 
 KV_MOVED = "x-slackline-kv"
@@ -51,6 +52,7 @@ class HttpBackend(ABC):
         self._base = spec.url.rstrip("/")
         self._urls: dict[str, URL] = {}
         self._wire = Wire(self._base)
+        self._key = EngineKey(spec.key, spec.id, spec.url)
         self._patience = Patience(limits.connect_s, limits.headers_s, limits.between_chunks_s, limits.total_s)
         self._unary_patience = Patience(limits.connect_s, math.inf, math.inf, limits.total_s)
 
@@ -107,11 +109,12 @@ class HttpBackend(ABC):
     async def _post(self, call: UpstreamCall) -> Connection:
         """Retried once, at once, if a kept connection turns out dead: then nothing was answered yet."""
         body, patience = self.body_of(call), self._patience if call.streamed else self._unary_patience
+        headers = self._key_headers()
         try:
             try:
-                return await self._wire.post(call.path, body, patience)
+                return await self._wire.post(call.path, body, patience, headers=headers)
             except Unanswered:
-                return await self._wire.post(call.path, body, patience, anew=True)
+                return await self._wire.post(call.path, body, patience, anew=True, headers=headers)
         except OSError as error:
             raise self._engine_error(error) from error
 
@@ -138,7 +141,9 @@ class HttpBackend(ABC):
     async def _get(self, path: str, limit_s: float | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self._limits.telemetry_s if limit_s is None else limit_s)
         try:
-            async with self._session.get(self._url(path), timeout=timeout, allow_redirects=False) as response:
+            headers = self._key_headers()
+            getting = self._session.get(self._url(path), headers=headers, timeout=timeout, allow_redirects=False)
+            async with getting as response:
                 if response.status != 200:
                     raise await self._refused(response)
                 return await read_answer(response)
@@ -156,7 +161,7 @@ class HttpBackend(ABC):
         total_s = self._limits.control_s if limit_s is None else limit_s
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._limits.connect_s)
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
-        told = {**(_HEADERS if data is not None else {}), **(headers or {})}
+        told = {**(_HEADERS if data is not None else {}), **self._key_headers(), **(headers or {})}
         try:
             ordered = self._session.post(
                 self._url(path), data=data, headers=told, timeout=timeout, allow_redirects=False
@@ -167,6 +172,15 @@ class HttpBackend(ABC):
                 return await read_answer(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._engine_error(error) from error
+
+    def _key_headers(self) -> dict[str, str]:
+        """Raises EngineError."""
+        if not self.spec.key:
+            return {}
+        try:
+            return self._key.headers()
+        except NoEngineKey as error:
+            raise EngineError(f"instance {self.spec.id}: {error}") from error
 
     def _engine_error(self, error: BaseException) -> EngineError:
         """A reset, a refusal or a cut body mean that the engine is gone; a time-out only that it is slow."""

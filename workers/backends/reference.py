@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -23,8 +21,7 @@ from workers.backends.base import (
     UpstreamCall,
 )
 from workers.backends.vllm import VllmBackend
-from workers.environment import read_variable
-from workers.http.fleet_proof import CHALLENGE_PATH, call_headers
+from workers.http.fleet_proof import CHALLENGE_PATH, call_headers, fleet_token
 
 LONGEST_S = 86_400.0  # a day: the engine's bound on each of these
 
@@ -82,24 +79,13 @@ class ReferenceBackend(VllmBackend):
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise EngineError(f"instance {self.spec.id} gave no challenge: {error!r}") from error
         raw = orjson.dumps(body)
-        await self._control(path, raw, limit_s, call_headers(_token(), challenge, self._base, "POST", path, raw))
+        await self._control(path, raw, limit_s, call_headers(fleet_token(), challenge, self._base, "POST", path, raw))
 
     def body_of(self, call: UpstreamCall) -> bytes:
         head = call.head
         for name, value in _target_fields(call.targets):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
         return self._with_ours(head, call)
-
-
-def _token() -> str:
-    """The fleet's token, read from where engines read it too."""
-    return _read(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))
-
-
-@lru_cache(maxsize=8)
-def _read(path: str, value: str) -> str:
-    """Read once: it is needed for every batch of KV to free, in the gateway's event loop."""
-    return read_variable({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 
 def _target_fields(targets: CallTargets | None) -> Iterator[tuple[bytes, float]]:

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import httptools
@@ -19,6 +19,7 @@ from yarl import URL
 
 from workers.http.outbound import resolve
 
+NONE: Mapping[str, str] = {}
 KEEP_S = 3.0  # servers close idle connections after 5 s: close first, so that none dies as it is used again
 BUFFERED = 256 << 10  # unread bytes before the server has to wait
 MOST_BODY_BYTES = 64 << 20  # of a whole answer; a streamed one is passed on as it comes
@@ -53,7 +54,9 @@ class Wire:
         self._idle: deque[Connection] = deque()  # longest idle first
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def post(self, path: str, body: bytes, patience: Patience, *, anew: bool = False) -> Connection:
+    async def post(
+        self, path: str, body: bytes, patience: Patience, *, anew: bool = False, headers: Mapping[str, str] = NONE
+    ) -> Connection:
         """The answer, once its headers have come; it must be closed or released. `anew`: on a new connection.
 
         Raises Unanswered, BadAnswer, TimeoutError or another OSError.
@@ -62,7 +65,8 @@ class Wire:
         if connection is None:
             connection = await self._connect(patience.connect_s)
         try:
-            head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}Content-Length: {len(body)}\r\n\r\n"
+            more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}{more}Content-Length: {len(body)}\r\n\r\n"
             await connection.ask(head.encode() + body, patience)
         except BaseException:
             connection.close()

@@ -26,7 +26,7 @@ from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import KINDS as SOURCES
 from workers.environment import read_variable
-from workers.http.fleet_proof import authority
+from workers.http.fleet_proof import KEY_VARIABLE, authority
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -88,6 +88,7 @@ class ServerConfig:
     program: Any = None  # the loaded model (`workers.engine.torch.task.OperatorProgram`)
     host_copy: HostCopy | None = None  # opened before the model was read
     group: Any = None  # the other ranks (`workers.engine.torch.group.RankGroup`)
+    api_key: str = field(default="", repr=False)  # that callers must send; "": they need none
     urls: tuple[str, ...] = ()  # host and port under which it is registered, if a proxy stands in front
 
     @property
@@ -134,6 +135,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         kv=_kv_config(args),
         weights=_weight_config(args),
         torch=model,
+        api_key=_api_key(args.api_key),
         urls=_urls(args.advertise_url),
     )
 
@@ -153,6 +155,13 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
     return KvConfig(
         token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout
     )
+
+
+def _api_key(option: str) -> str:
+    key = option or read_variable(os.environ, KEY_VARIABLE)
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("must be visible ASCII without spaces", "api_key")
+    return key
 
 
 def _urls(url: str) -> tuple[str, ...]:
@@ -295,6 +304,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond this many waiting requests (no limit)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--advertise-host", default="", help="address of this engine for other engines (--host, or the host's name)")
+    add("--api-key", default="", help=f"key that callers must send as a bearer token ({KEY_VARIABLE}, unseen by ps)")
     add("--advertise-url", default="", help="URL under which this engine is registered, if a proxy stands in front")
     add("--kv-port", type=_port, default=0, help="port from which other engines pull KV; 0 takes a free port")
     add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")

@@ -72,7 +72,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         disaggregation.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, disaggregation)
     weights = WeightManager(_weight_store(config, engine, store))
-    guard = FleetGuard(kv.token, (kv.reached_at, config.host), config.urls)
+    guard = FleetGuard(kv.token, (kv.reached_at, config.host), config.urls, config.api_key)
     management = Management(engine, config, served, generator, weights, guard)
     routes = {**guard.routes(), **management.routes()}
     routes.update(KvEndpoints(disaggregation, guard).routes())
@@ -81,13 +81,15 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         management.begin_warm()
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
-    return App(routes, read_limits("engine").body_bytes), engine, disaggregation
+    return App(routes, read_limits("engine").body_bytes, guard.admit), engine, disaggregation
 
 
 def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> WeightStore:
     given = config.weights
     if config.torch is None:
-        return EmulatedWeights(given.load_s, given.nbytes, present=given.present, model=config.model)
+        return EmulatedWeights(
+            given.load_s, given.nbytes, present=given.present, model=config.model, token=config.kv.token
+        )
     from workers.engine.torch.weights.store import TorchWeights
     from workers.engine.torch.weights.transfer import WeightMemory
 

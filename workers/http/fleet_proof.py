@@ -14,16 +14,32 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from urllib.parse import urlsplit
+
+from workers.environment import read_variable
 
 CHALLENGE_PATH = "/fleet/challenge"
 PROOF, CHALLENGE, TO = "x-slackline-proof", "x-slackline-challenge", "x-slackline-to"
+KEY_VARIABLE = "ENGINE_API_KEY"  # from which a reference engine takes its own key
 LIVES_S = 30.0  # of a challenge
 LONGEST = 200  # characters of a challenge that is looked at
 _PORTS = {"http": 80, "https": 443}
+
+
+def fleet_token() -> str:
+    """The fleet's token, read from where engines read it too. "" without one. Raises ConfigError."""
+    return _read(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, value: str) -> str:
+    """Read once: it is needed in the gateway's event loop."""
+    return read_variable({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 
 def keyed(token: str, purpose: str, *parts: str | bytes) -> str:
@@ -40,6 +56,11 @@ def proves(shown: object, token: str, purpose: str, *parts: str | bytes) -> bool
     if not isinstance(shown, str) or not token:
         return False
     return hmac.compare_digest(shown.encode(), keyed(token, purpose, *parts).encode())
+
+
+def made_key(token: str, instance: str) -> str:
+    """The API key of an engine that Slackline starts; "" without a fleet's token."""
+    return keyed(token, "engine key", instance) if token else ""
 
 
 def authority(url: str) -> str:

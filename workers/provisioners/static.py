@@ -15,6 +15,7 @@ from workers.actions.parallel_calls import Asker
 from workers.actions.sleep_client import SleepClient
 from workers.actions.weights_client import EngineAway
 from workers.http import outbound
+from workers.http.engine_keys import NO_KEY, EngineKey, NoEngineKey
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
 HEALTH_TIMEOUT_S = 1.0
@@ -37,6 +38,7 @@ class Endpoint:
     role: str = ""
     kv_role: str = ""
     asleep: int | None = None
+    key: EngineKey = NO_KEY
 
 
 class Watch:
@@ -83,7 +85,10 @@ class StaticProvisioner:
 def _look(id: str, endpoint: Endpoint) -> Observed:
     url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
-        status = outbound.get(f"{url.rstrip('/')}{path}", timeout=HEALTH_TIMEOUT_S).status_code
+        told = endpoint.key.headers()
+        status = outbound.get(f"{url.rstrip('/')}{path}", headers=told, timeout=HEALTH_TIMEOUT_S).status_code
+    except NoEngineKey as error:
+        return Observed(id, "exited", url, error=str(error))
     except requests.RequestException as error:
         return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}{path}")
     if status != 200:
@@ -102,9 +107,10 @@ def _awake(endpoint: Endpoint) -> bool:
     is 200 in any state."""
     try:
         if endpoint.backend == "sglang":
-            ready = outbound.get(f"{endpoint.url.rstrip('/')}/ready", timeout=HEALTH_TIMEOUT_S)
+            told = endpoint.key.headers()
+            ready = outbound.get(f"{endpoint.url.rstrip('/')}/ready", headers=told, timeout=HEALTH_TIMEOUT_S)
             return ready.status_code == 200
-        said = SleepClient(endpoint.url).look()
+        said = SleepClient(endpoint.url, endpoint.key).look()
     except (requests.RequestException, EngineAway):
         return False
     return said.awake and not said.moving
@@ -113,7 +119,8 @@ def _awake(endpoint: Endpoint) -> bool:
 def _other_role(endpoint: Endpoint) -> str:
     """The error if the server runs in another role than it is registered with; "" if the roles agree."""
     try:
-        answer = outbound.get(f"{endpoint.url.rstrip('/')}/server_info", timeout=INFO_TIMEOUT_S)
+        url, told = f"{endpoint.url.rstrip('/')}/server_info", endpoint.key.headers()
+        answer = outbound.get(url, headers=told, timeout=INFO_TIMEOUT_S)
         said: Any = answer.json()
         states = said.get("internal_states") or [{}]
         mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
@@ -130,7 +137,8 @@ def _other_kv_role(endpoint: Endpoint) -> str:
     the server does not report it because it runs without vLLM's development mode."""
     try:
         url = f"{endpoint.url.rstrip('/')}/server_info"
-        answer = outbound.get(url, params={"config_format": "json"}, timeout=INFO_TIMEOUT_S)
+        wanted, told = {"config_format": "json"}, endpoint.key.headers()
+        answer = outbound.get(url, params=wanted, headers=told, timeout=INFO_TIMEOUT_S)
         if answer.status_code == 404:
             return ""
         transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}

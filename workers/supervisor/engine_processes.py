@@ -21,6 +21,7 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.engine.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
 from workers.engine.weights.host_copy import sweep
+from workers.http.fleet_proof import KEY_VARIABLE, made_key
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
@@ -134,7 +135,7 @@ class EngineFolder:
         if options is None:
             return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
         try:
-            env = engine_env(self.env, options)
+            env = {**engine_env(self.env, options), KEY_VARIABLE: made_key(self.env.get("FLEET_TOKEN", ""), engine_id)}
         except ConfigError as error:
             return self._refuse(engine_id, path, str(error))
         port = free_port()

@@ -24,6 +24,7 @@ from controller.models.fleet import Weights
 from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
 from controller.services.fleet import lifecycle
+from workers.actions.instance_keys import key_of
 from workers.actions.instance_links import join
 from workers.live import announce
 from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch
@@ -59,8 +60,8 @@ def _endpoints() -> dict[str, Endpoint]:
 def _endpoint(row: Instance) -> Endpoint:
     asleep = row.version if row.weights == Weights.ASLEEP else None
     if row.observed_state == Instance.Observed.READY:
-        return Endpoint(row.url, row.backend, asleep=asleep)
-    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep)
+        return Endpoint(row.url, row.backend, asleep=asleep, key=key_of(row))
+    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row))
 
 
 def reconcile_once(by_name: dict[str, Provisioner], now: float) -> list[Step]:

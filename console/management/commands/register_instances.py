@@ -14,7 +14,7 @@ from controller.services.actors import SYSTEM
 from controller.services.fleet.launches import instance_join
 from controller.services.fleet.served_models import served_model_create
 
-OPTIONS = ("backend", "role", "kv_role", "context_tokens", "max_num_seqs", "device_kind")
+OPTIONS = ("backend", "role", "kv_role", "context_tokens", "max_num_seqs", "device_kind", "key_name")
 
 
 class Command(BaseCommand):
@@ -38,6 +38,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--max-num-seqs", type=int, help="maximum concurrent sequences (default: as the server reports)"
         )
+        parser.add_argument("--key-name", default="", help="file in ENGINE_KEYS_DIR with the server's API key")
         parser.add_argument("--device-kind", default="", help="device kind, which selects the latency profile")
 
     def handle(self, *, instances: list[str], model: str, **options: Any) -> None:
@@ -49,7 +50,7 @@ class Command(BaseCommand):
             if Instance.objects.filter(pk=name).exists():
                 self.stdout.write(f"{name} is already registered")
                 continue
-            given = {key: options[key] for key in ("backend", "role", "max_num_seqs", "device_kind")}
+            given = {key: options[key] for key in ("backend", "role", "max_num_seqs", "device_kind", "key_name")}
             spec = {"kv_role": options["kv_role"]} if options["kv_role"] else {}
             try:
                 instance_join(actor=SYSTEM, id=name, model=served, url=url, spec=spec, **given)

@@ -60,7 +60,7 @@ class Command(BaseCommand):
         rejected: dict[str, str] = {}
         for row in rows.filter(pk=seed) if seed else rows.filter(model__name=model):
             try:
-                info = ask(InstanceSpec(row.pk, row.model.name, url=row.url, backend="sglang"), _awake)
+                info = ask(InstanceSpec(row.pk, row.model.name, url=row.url, backend="sglang", key=row.key), _awake)
                 made = joiner_arguments(row.url, info, way=way, role=role or info.role, port=port, ports=given)
             except (ConfigError, NotSupported) as error:
                 rejected[row.pk] = f"{error.field}: {error}"

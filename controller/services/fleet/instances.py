@@ -6,6 +6,7 @@ both are idempotent. A Celery task brings an instance to its desired state throu
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -38,11 +39,12 @@ _OBSERVED = (
     "stopped_at",
     "updated_at",
 )
-EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
+EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec", "key_name")
 ONE_SIDED: dict[str, str] = {
     KvRole.PRODUCER: Role.DECODE,
     KvRole.CONSUMER: Role.PREFILL,
 }  # what each cannot become
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a file
 PLACED_BY = {"device_kind", "tp", "host"}
 
 
@@ -60,6 +62,7 @@ def instance_register(
     max_num_seqs: int | None = None,
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
+    key_name: str = "",
 ) -> Instance:
     """Register an endpoint that Slackline does not run (provisioner `static`). It serves once it was observed ready.
 
@@ -80,6 +83,7 @@ def instance_register(
         **_seqs(max_num_seqs),
         unit_cost=unit_cost,
         spec=dict(spec or {}),
+        key_name=key_name,
     )
     with transaction.atomic():
         change.create(row, actor=actor, kind="instance", check=_check)
@@ -296,6 +300,10 @@ def _check(row: Instance, new_spec: bool = True) -> None:
         raise ValidationError({"url": problem})
     if row.provisioner == "static" and not row.url:
         raise ValidationError({"url": "Required for a static instance."})
+    if row.key_name and row.provisioner != "static":
+        raise ValidationError({"key_name": "Only for a static instance; others get a key from Slackline."})
+    if row.key_name and not KEY_NAME.fullmatch(row.key_name):
+        raise ValidationError({"key_name": "Use letters, digits and . _ - and start with a letter or digit."})
     if row.seqs_unsaid and row.provisioner != "static":
         raise ValidationError({"max_num_seqs": "Required, except for a static instance, which may report it itself."})
     if not isinstance(row.spec, dict):

@@ -40,6 +40,23 @@ def test_an_operator_registers_an_endpoint(operator):
     assert operator.post("/instances", body).status_code == 409
 
 
+def test_a_registered_server_names_its_key_and_the_audit_has_no_more(operator):
+    model = factories.served_model()
+    body = {"id": "gpu-1", "model": model.name, "backend": "vllm", "provisioner": "static", "url": "http://gpu-1:8000/"}
+    answer = operator.post("/instances", body | {"key_name": "../secret_key"})
+    assert (answer.status_code, list(answer.data["error"]["fields"])) == (400, ["key_name"])
+    answer = operator.post("/instances", body | {"key_name": "gpu-1"})
+    assert (answer.status_code, answer.data["key_name"]) == (201, "gpu-1")
+    Instance.objects.update(observed_state="ready")
+    assert [spec.key for spec in gateway_snapshot().instances] == ["gpu-1"]
+    changed = operator.patch("/instances/gpu-1", {"key_name": "", "version": answer.data["version"]})
+    assert (changed.status_code, changed.data["key_name"]) == (200, "")
+    started = {"model": model.name, "backend": "reference", "provisioner": "process"}
+    answer = operator.post("/instances", started | {"key_name": "gpu-1"})
+    assert (answer.status_code, list(answer.data["error"]["fields"])) == (400, ["key_name"])
+    assert operator.post("/instances", started | {"key_name": ""}).status_code == 201
+
+
 def test_an_sglang_server_is_registered_and_not_started(operator):
     """Its role is one more thing it must be told: an action, and the row follows."""
     model = factories.served_model()

@@ -45,7 +45,7 @@ class Engine:
 def stubs_by_url(monkeypatch):
     """By url."""
     found = {}
-    monkeypatch.setattr(links, "LinksClient", lambda url, token: found[url])
+    monkeypatch.setattr(links, "LinksClient", lambda url, token, key: found[url])
     return found
 
 

@@ -126,13 +126,20 @@ def json_object(raw: bytes, empty: bool = False) -> dict[str, Any]:
     return body
 
 
+Admission = Callable[[Exchange, Handler], None]
+
+
 class App:
-    """Routes by exact path and method."""
+    """Routes by exact path and method. `admit`: called before each of them; raises HttpError."""
 
     def __init__(
-        self, routes: Mapping[str, Mapping[str, Handler]], body_bytes: int = LIMITS["engine"].body_bytes
+        self,
+        routes: Mapping[str, Mapping[str, Handler]],
+        body_bytes: int = LIMITS["engine"].body_bytes,
+        admit: Admission | None = None,
     ) -> None:
         self.routes = routes
+        self._admit = admit
         self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +147,10 @@ class App:
             raise RuntimeError(f"{scope['type']} is not served")
         exchange = Exchange(scope, receive, send, self._body_bytes)
         try:
-            await self._handler(exchange)(exchange)
+            handler = self._handler(exchange)
+            if self._admit is not None:
+                self._admit(exchange, handler)
+            await handler(exchange)
         except HttpError as error:
             await exchange.answer(error.body(), error.status)
         except Disconnected:

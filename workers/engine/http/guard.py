@@ -3,6 +3,7 @@ token (`workers.http.fleet_proof`), which they never send."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable, Iterable
 
 from workers.engine import fields
@@ -13,15 +14,22 @@ from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO, Chall
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 
 
-class FleetGuard:
-    """Checks proofs of the fleet's token. `hosts`: the names of this engine; its port is that of the connection.
-    `urls`: further addresses (`workers.http.fleet_proof.authority`) under which it is registered, behind a proxy."""
+# Probes of hosts ask these without a key, and what is guarded by a proof needs no other one.
+WITHOUT_KEY = ("/health", "/ping", CHALLENGE_PATH)
 
-    def __init__(self, token: str, hosts: Iterable[str] = (), urls: Iterable[str] = ()) -> None:
+
+class FleetGuard:
+    """Checks proofs of the fleet's token, and the engine's own key. `hosts`: the names of this engine; its port is that
+    of the connection. `urls`: further addresses (`workers.http.fleet_proof.authority`) under which it is registered,
+    behind a proxy. `key`: that callers must send as a bearer token where no proof is needed; "": nobody needs one."""
+
+    def __init__(self, token: str, hosts: Iterable[str] = (), urls: Iterable[str] = (), key: str = "") -> None:
         self._token = token
         self._hosts = tuple(hosts)
         self._urls = tuple(urls)
         self._challenges = Challenges()
+        self._key = key
+        self.proved: set[Handler] = set()
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {CHALLENGE_PATH: {"GET": self.challenge}}
@@ -42,7 +50,20 @@ class FleetGuard:
             self.check(exchange, raw)
             await handler(exchange, json_object(raw, empty=True))
 
+        self.proved.add(check)
         return check
+
+    def admit(self, exchange: Exchange, handler: Handler) -> None:
+        """Raises HttpError 401 unless the call has this engine's key, needs none, or has a proof in its place."""
+        if not self._key or exchange.path in WITHOUT_KEY or handler in self.proved:
+            return
+        scheme, _, shown = exchange.header("authorization").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode("latin-1"), self._key.encode()):
+            return
+        if exchange.method == "GET" and exchange.header(PROOF):  # of an engine that looks for weights
+            self.check(exchange, b"")
+            return
+        raise HttpError("the key of this engine is missing or wrong", "authorization", status=401)
 
     def check(self, exchange: Exchange, body: bytes) -> None:
         """Raises HttpError 403. An engine without a token accepts no proof."""

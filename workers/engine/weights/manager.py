@@ -18,6 +18,7 @@ import aiohttp
 
 from controller.core.errors import SlacklineError
 from workers.engine.weights.checkpoint_identity import ANY
+from workers.engine.weights.peer_calls import NoChallenge, call_fleet
 
 KINDS = ("engine", "host", "disk")
 log = logging.getLogger("workers.engine")
@@ -236,21 +237,22 @@ class EmulatedWeights:
 
     sending = shared_copy = False
 
-    def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool, model: str) -> None:
+    def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool, model: str, token: str = "") -> None:
         self.present = present
         self.identity = Identity(model)
         self.nbytes = nbytes
         self.has_host_copy = False
         self._load_s = dict(load_s)
+        self._token = token
 
     async def load(self, source: Source) -> int:
         if source.kind == "host" and not self.has_host_copy:
             raise LoadFailed("there is no copy in host memory")
         if source.kind == "engine":
-            await _check_whole(source.url, self.identity.model)
+            await _check_whole(source.url, self.identity.model, self._token)
         await asyncio.sleep(self._load_s[source.kind])
         if source.kind == "engine":
-            await _check_whole(source.url, self.identity.model)
+            await _check_whole(source.url, self.identity.model, self._token)
         self.present = True
         return self.nbytes
 
@@ -262,13 +264,15 @@ class EmulatedWeights:
         raise LoadFailed("emulated weights cannot be sent")
 
 
-async def _check_whole(url: str, model: str) -> None:
+async def _check_whole(url: str, model: str, token: str) -> None:
     """Raises LoadFailed unless the engine there serves this model and has its weights."""
     try:
-        timeout = aiohttp.ClientTimeout(total=ASK_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url.rstrip('/')}/weights") as said:
-            told = await said.json() if said.status == 200 else {"state": f"status {said.status}"}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
+            async with await call_fleet(session, url, "GET", "/weights", None, token) as said:
+                told = await said.json() if said.status == 200 else {"state": f"status {said.status}"}
             state, theirs = told.get("state"), told.get("model")
+    except NoChallenge as error:
+        raise LoadFailed(str(error)) from error
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
         raise LoadFailed(f"{url} could not be asked for weights: {type(error).__name__}") from error
     if state != "present":
