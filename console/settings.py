@@ -18,6 +18,7 @@ from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
 from workers.http.details import SHORTEST_TOKEN
 
+HSTS_S = 30 * 86_400
 BASE_DIR = Path(__file__).resolve().parent.parent
 _env = Environment()
 
@@ -53,6 +54,12 @@ for _origin in CSRF_TRUSTED_ORIGINS:
     if "://" not in _origin:
         raise ImproperlyConfigured(f"CSRF_TRUSTED_ORIGINS: {_origin!r} needs its scheme (https://...)")
 SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
+HTTPS_ONLY = _env.flag("HTTPS_ONLY", CONSOLE_URL.startswith("https://"))
+SECURE_SSL_REDIRECT = HTTPS_ONLY
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^metrics$"]  # probes and `make up` call the process itself, past the proxy
+SECURE_HSTS_SECONDS = HSTS_S if HTTPS_ONLY else 0
+# Whether other hosts of the domain are https only, and in the browsers' list, is for the domain's owner to say.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 try:
     TRUSTED_PROXIES = networks(_env.names("TRUSTED_PROXIES", "127.0.0.1,::1"))
 except ValueError as error:

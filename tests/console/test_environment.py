@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,25 @@ def test_a_command_finds_the_embedded_servers(tmp_path, role, ports):
     told = {"PATH": os.environ["PATH"], "DATA_DIR": str(tmp_path), "SLACKLINE_ROLE": role}
     said = subprocess.run([sys.executable, "-c", read], env=told, capture_output=True, text=True, check=True, cwd=ROOT)
     assert said.stdout.split() == [str(ports[0]), f"{ports[1]}/0"]
+
+
+PRODUCTION = {"CONSOLE_URL": "https://slackline.example", "ALLOWED_HOSTS": "slackline.example,127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (PRODUCTION, set()),
+        ({**PRODUCTION, "HTTPS_ONLY": "0"}, {"security.W004", "security.W008"}),
+        ({"CONSOLE_URL": "http://slackline.example"}, {f"security.W0{n}" for n in ("04", "08", "11", "16")}),
+    ],
+)
+def test_djangos_checks_of_a_deployment_are_clean_behind_https(tmp_path, environ, named):
+    key = "".join(chr(33 + number) for number in range(60))
+    env = {"PATH": os.environ["PATH"], "DATA_DIR": str(tmp_path), "SECRET_KEY": key, **environ}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert set(re.findall(r"security\.W\d+", done.stderr)) == named, done.stderr
+    assert (done.returncode == 0) is (not named)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from django.db import OperationalError
+from django.test import Client
 from psycopg_pool import PoolTimeout
 
+from console.settings import HSTS_S
 from console.views import fleet
 from tests.console.live.live_data import NOON
 
@@ -39,3 +41,14 @@ def test_other_errors_stay_errors(viewer, live_store, monkeypatch):
     monkeypatch.setattr(fleet.topology, "places", broken)
     with pytest.raises(ZeroDivisionError):
         viewer.get("/fleet/")
+
+
+def test_with_https_only_plain_http_is_redirected_except_for_probes(settings, db):
+    settings.SECURE_SSL_REDIRECT, settings.SECURE_HSTS_SECONDS = True, HSTS_S
+    for path in ("/login/", "/api/v1/tenants", "/admin/login/"):
+        answer = Client().get(path)
+        assert (answer.status_code, answer["location"]) == (301, f"https://testserver{path}")
+    for path in ("/healthz", "/metrics"):
+        assert Client().get(path).status_code in (200, 503)
+    answer = Client().get("/login/", secure=True)
+    assert (answer.status_code, answer["strict-transport-security"]) == (200, f"max-age={HSTS_S}")
