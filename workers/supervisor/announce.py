@@ -113,15 +113,18 @@ def welcome(settings: Settings) -> None:
     gateway, console = settings.gateway_url, settings.console_url
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
     key = credentials.get("api_key", "(create one: POST /api/v1/api-keys)")
+    login = f"{credentials.get('operator', '?')} / {credentials.get('operator_password', '?')}"
+    if settings.database_url is not None:  # not a demo on one machine: a terminal and its log are read by others
+        key, login = "$KEY", f"password and API key ($KEY) are in {settings.credentials}"
     write(
         f"""
 Slackline is ready.
 
-  console   {console}    login {credentials.get("operator", "?")} / {credentials.get("operator_password", "?")}
+  console   {console}    login {login}
   gateway   {gateway}/v1    (OpenAI-compatible)
   API key   {key}
 
-  curl {gateway}/v1/completions -H 'Authorization: Bearer {key}' \\
+  curl {gateway}/v1/completions -H "Authorization: Bearer {key}" \\
     -H 'Content-Type: application/json' -d '{json.dumps(body)}'
 
   logs in {settings.logs}; Ctrl-C (or `make down`) stops everything.
@@ -132,5 +135,5 @@ Slackline is ready.
 
 
 def _credentials(settings: Settings) -> dict[str, Any]:
-    path = settings.data_dir / "credentials.json"
+    path = settings.credentials
     return _json(path.read_bytes()) if path.exists() else {}

@@ -53,6 +53,11 @@ class Settings:
         return self.data_dir / "logs"
 
     @property
+    def credentials(self) -> Path:
+        """Passwords and keys of the demo, which only the owner can read."""
+        return self.data_dir / "credentials.json"
+
+    @property
     def log(self) -> Path:
         """The supervisor's own log, used once its terminal is closed."""
         return self.logs / "supervisor.log"

@@ -103,7 +103,7 @@ class Supervisor:
         log = self.settings.logs / "prepare.log"
         self._say("database: migrations and demo data")
         self._once(plan.migrate(env, log))
-        self._once(plan.seed(env, log))
+        self._once(plan.seed(self.settings, env, log))
         self.engines = EngineFolder(self.settings.engines, self.settings.logs, env)
         self.engines.sync()
         self._say("starting gateway, console, worker, beat and engines")

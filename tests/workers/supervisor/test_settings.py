@@ -1,5 +1,7 @@
 """What `make up` accepts by environment, and how it refuses the rest."""
 
+import json
+
 import pytest
 
 from console.environment import Environment
@@ -92,3 +94,16 @@ def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):
     assert "curl https://llm.example/v1/completions" in said
     (load,) = plan.when_ready(settings, told)
     assert load.argv[-2:] == ("--url", "http://127.0.0.1:81"), "the demo load goes past the proxy"
+
+
+@pytest.mark.parametrize(("database", "shown"), [(None, True), ("postgresql://slack:pw@db.example/slackline", False)])
+def test_secrets_stay_in_their_file_where_the_database_is_not_our_own(tmp_path, capsys, database, shown):
+    settings = settings_from({"DATA_DIR": str(tmp_path), **({"DATABASE_URL": database} if database else {})})
+    known = {"operator": "operator", "operator_password": "a-password", "api_key": "sk-a-key"}
+    (tmp_path / "credentials.json").write_text(json.dumps(known))
+    announce.welcome(settings)
+    said = capsys.readouterr().out
+    assert {"a-password" in said, "sk-a-key" in said} == {shown}
+    assert (str(tmp_path / "credentials.json") in said) is not shown
+    seed = plan.seed(settings, {}, tmp_path / "log")
+    assert ("--demo" in seed.argv) is shown, "the key that is printed in the documentation"
