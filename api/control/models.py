@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rest_framework import serializers, status
 from rest_framework.request import Request
@@ -37,7 +37,8 @@ class _ServedModelFields(serializers.Serializer):
         max_length=500,
         allow_blank=True,
         required=False,
-        help_text="Absolute path of a tokenizer.json, or of its folder, on the gateways' machines.",
+        help_text="Absolute path of a tokenizer.json, or of its folder, on the gateways' machines. "
+        "Empty in answers to a tenant's key.",
     )
 
 
@@ -65,6 +66,10 @@ class ServedModelOutput(VersionedOutput):
             "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+    def to_representation(self, row: ServedModel) -> dict[str, Any]:
+        shown: dict[str, Any] = super().to_representation(row)
+        return shown if self.context.get("people", True) else {**shown, "tokenizer": ""}
 
 
 class ServedModelList(ControlView):

@@ -120,6 +120,11 @@ class ControlView(APIView):
         return user.tenant_id if isinstance(user, TenantPrincipal) else None
 
     @property
+    def _shown_to(self) -> dict[str, Any]:
+        """For serializers that show people more than a tenant's key."""
+        return {"people": self.tenant_id is None}
+
+    @property
     def tenant_name(self) -> str | None:
         """The name of that tenant, as in records."""
         user = self.request.user
@@ -163,7 +168,8 @@ class ControlView(APIView):
         self, rows: QuerySet[Any], order: Sequence[str], output: type[serializers.Serializer], query: Mapping[str, Any]
     ) -> Response:
         page = paginate(rows, order, query["limit"], query.get("cursor"))
-        return Response({"items": output(page.items, many=True).data, "next_cursor": page.next_cursor})
+        items = output(page.items, many=True, context=self._shown_to).data
+        return Response({"items": items, "next_cursor": page.next_cursor})
 
     def only(self, rows: QuerySet[Any]) -> Any:
         """The one row of the query. Rows of other tenants are answered with 404 too."""
@@ -193,7 +199,7 @@ class ControlView(APIView):
 
     def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
         """One object, with its ETag for a later If-Match."""
-        response = Response(output(row).data, status=code)
+        response = Response(output(row, context=self._shown_to).data, status=code)
         version = getattr(row, "version", None)
         if version is not None:
             response["ETag"] = etag_of(version)

@@ -84,3 +84,18 @@ def test_a_tenant_is_removed_with_a_record(admin, tenant):
     assert admin.delete(f"/tenants/{tenant.pk}").status_code == 204
     assert not Tenant.objects.filter(pk=tenant.pk).exists()
     assert Decision.objects.get(kind="tenant_removed").inputs["before"]["name"] == tenant.name
+
+
+def test_a_key_reads_no_path_of_the_gateways_machines(tenant_key, viewer):
+    path = "/models/demo/tokenizer.json"
+    row = factories.served_model(tokenizer=path)
+    for caller, shown in ((viewer, path), (tenant_key, "")):
+        assert caller.get(f"/models/{row.pk}").data["tokenizer"] == shown
+        assert caller.get("/models").data["items"][0]["tokenizer"] == shown
+
+
+def test_a_key_learns_whether_all_is_well_and_not_what_there_is(tenant_key, viewer):
+    told = tenant_key.get("/health").data
+    assert told["status"] in ("ok", "degraded")
+    assert told["components"] == []
+    assert viewer.get("/health").data["components"]
