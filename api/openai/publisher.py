@@ -109,7 +109,7 @@ class Publisher:
             self._away = False
         except LiveUnavailable as error:
             if not self._away:
-                log.warning("nothing is published: %s", error)
+                log.warning("Redis is away: nothing is published, quotas and shares stay as last known: %s", error)
             self._away = True
             self._unfollow()  # or changes would pile up until Redis is back
         if now - self._refusals_at >= REFUSALS_S:

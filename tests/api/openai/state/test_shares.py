@@ -9,9 +9,10 @@ import pytest
 from api.openai.publisher import Publisher
 from api.openai.state.shares import Shares
 from controller.core import events as ev
+from controller.core.snapshot import TenantConfig
 from controller.core.types import Load
 from controller.dispatch import build_dispatcher
-from tests.api.openai.gateways import TestBed, snapshot
+from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.api.openai.test_publisher import Audit, Board
 from tests.controller.dispatch.fleet import request, sends, up
 
@@ -68,6 +69,25 @@ async def test_a_second_gateway_takes_its_part_from_the_first() -> None:
         bed.gateway.runtime._pass()
         assert {each.slots for each in bed.gateway.scheduler.dispatcher._fleet.instances.values()} == {16}
         publisher.close()
+
+
+async def test_without_redis_quotas_and_shares_stay_as_last_known_and_the_log_says_so(caplog) -> None:
+    config = snapshot(tenants=(TenantConfig(1, "acme", "chat", rpm=2),))
+    async with TestBed(config) as bed:
+        board = Board()
+        board.fleet = [{**message(name), "at": 1e12} for name in (bed.gateway.options.name, "other")]
+        publisher = Publisher(bed.gateway, board, Audit())
+        await publisher.tick()
+        board.away, board.fleet = True, []
+        statuses = []
+        for _ in range(3):
+            await publisher.tick()
+            statuses.append((await bed.ask(completion())).status)
+        assert statuses == [200, 200, 429]
+        assert {each.slots for each in bed.gateway.scheduler.dispatcher._fleet.instances.values()} == {16}
+        publisher.close()
+    told = [record.message for record in caplog.records if "quotas and shares stay as last known" in record.message]
+    assert len(told) == 1
 
 
 def test_load_of_the_other_gateway_is_not_taken_from_ones_own_share_as_well():
