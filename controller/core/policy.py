@@ -72,6 +72,10 @@ class InstanceView(Protocol):
 
     def utilisation(self) -> float: ...
 
+    def first_token_error(self, request: Request) -> tuple[float, float]:
+        """Mean and deviation of how much later than predicted first tokens of its kind came lately, seconds."""
+        ...
+
 
 class Policy(Protocol):
     name: ClassVar[str]

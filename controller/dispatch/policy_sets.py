@@ -90,7 +90,7 @@ POLICY_SETS: dict[str, PolicySet] = {
     "hyperflexis": PolicySet(
         "HyperFlexis Alg. 1: (TPOT, arrival), admission probability, token budgets at maturity times.",
         "tpot_then_arrival", "ttft_probability", "earliest_maturity", "maturity", {"tightest_share": 0.0},
-        migration="tpot_budget",
+        {"admission": {"measured": False}}, migration="tpot_budget",
     ),
     "slackline": PolicySet(
         "Deadline order while all can be in time, admission probability, eq. 5 at every event, hopeless requests last.",
@@ -126,8 +126,10 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
     dispatch = {**chosen.dispatch, **overrides.pop("dispatch", {})}
     parts: dict[str, Any] = {}
     for part in _PARTS:
-        settings = {**chosen.settings.get(part, {}), **overrides.pop(part, {})}
-        parts[part] = _build(part, settings.pop("name", getattr(chosen, part)), settings)
+        changes = overrides.pop(part, {})
+        name = changes.get("name", getattr(chosen, part))
+        own = chosen.settings.get(part, {}) if name == getattr(chosen, part) else {}
+        parts[part] = _build(part, name, {**own, **{key: each for key, each in changes.items() if key != "name"}})
     build_migrator(policy_set, {part: overrides.pop(part, {}) for part in _MIGRATOR_PARTS})  # checked here already
     if overrides:
         valid = ", ".join(["dispatch", *_PARTS, *_MIGRATOR_PARTS])

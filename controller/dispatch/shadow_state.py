@@ -15,8 +15,17 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.dispatch.sent import Sent
 from controller.predict.cached_prefixes import CachedShares
-from controller.predict.latency import ENOUGH, UNPROFILED, LatencyModel, OnlineFit, PrefillsAlone, WorkRate
+from controller.predict.latency import (
+    ENOUGH,
+    UNPROFILED,
+    ErrorsByKind,
+    LatencyModel,
+    OnlineFit,
+    PrefillsAlone,
+    WorkRate,
+)
 
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
@@ -29,38 +38,6 @@ DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine co
 
 InstanceEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
 INSTANCE_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
-
-
-class Sent:
-    """A request at an engine: `produced` output tokens so far; `first_at` is None while it waits for its prefill."""
-
-    __slots__ = (
-        "assumed",
-        "at",
-        "binds",
-        "first_at",
-        "mark",
-        "new_tokens",
-        "prefill_s",
-        "produced",
-        "rank",
-        "request",
-        "squares",
-        "to_come",
-    )
-
-    def __init__(self, request: Request, at: float, rank: int, prefill_s: float, new: tuple[int, int]) -> None:
-        self.request = request
-        self.at = at
-        self.rank = rank
-        self.prefill_s = prefill_s
-        self.new_tokens, self.squares = new  # see ShadowInstance.uncached
-        self.binds = False  # its TPOT limits what else this instance may take
-        self.assumed = False  # its first token was not seen: it was expected by then
-        self.first_at: float | None = None
-        self.produced = 0
-        self.to_come = 0  # predicted output tokens that have not come yet
-        self.mark: tuple[float, int, int, int, int, float] | None = None  # last progress: see ShadowInstance.progress
 
 
 class ShadowInstance:
@@ -91,6 +68,7 @@ class ShadowInstance:
             Counter()
         )  # tokens of the prompts behind them since the last telemetry
         self._cached = CachedShares()
+        self._first_tokens = ErrorsByKind()
         self._stall_until = math.inf  # see stall_s
         self._stall_seen_at = -math.inf
         self._prefill_work = WorkRate()
@@ -322,12 +300,18 @@ class ShadowInstance:
         """Recent mean relative error of predictions; 0 before the first."""
         return self._fit.error or 0.0
 
+    def first_token_error(self, request: Request) -> tuple[float, float]:
+        """Seconds by which first tokens of its kind came later than predicted lately: mean, deviation. The prediction
+        is the prefill work that waits here and the request's own."""
+        return self._first_tokens.of((request.tenant, request.slo_class))
+
     # ---- what happens -----------------------------------------------------------------------------------------------
 
     def send(self, request: Request, now: float, rank: int, serial: int, *, binds: bool = True) -> None:
         """`binds`: its TPOT limits what else this instance may take."""
         tokens, new = request.prompt_tokens, self.uncached(request)
         sent = Sent(request, now, rank, self.latency.prefill_sums(*new), new)
+        sent.expected_s = self.waiting_prefill_s() + sent.prefill_s
         if not self.outstanding:
             self._alone = PrefillsAlone(now)
         self.waiting[request.id] = sent
@@ -367,6 +351,8 @@ class ShadowInstance:
     def _prefill_ended(self, sent: Sent, now: float, *, seen: bool) -> None:
         """Learn from prefills while the engine does nothing else. `seen` False: when it ended is not known."""
         request = sent.request
+        if seen and not self.spec.selects:
+            self._first_tokens.add((request.tenant, request.slo_class), now - sent.at - sent.expected_s)
         self._prompts[request.tenant, request.slo_class] += request.prompt_tokens
         self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
         self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)

@@ -227,6 +227,48 @@ class RecentRatio:
         return math.exp(self._log) if self._count >= FEWEST else None
 
 
+class RecentErrors:
+    """Mean and deviation of measured minus predicted seconds, over the last 20 or so; 0 before there are `FEWEST`."""
+
+    __slots__ = ("_count", "_mean", "_square")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = self._square = 0.0
+
+    def add(self, error_s: float) -> None:
+        self._count += 1
+        weight = max(1 - KEPT, 1 / self._count)
+        self._mean += weight * (error_s - self._mean)
+        self._square += weight * (error_s * error_s - self._square)
+
+    @property
+    def known(self) -> bool:
+        return self._count >= FEWEST
+
+    @property
+    def value(self) -> tuple[float, float]:
+        if not self.known:
+            return 0.0, 0.0
+        return self._mean, math.sqrt(max(0.0, self._square - self._mean * self._mean))
+
+
+class ErrorsByKind:
+    """The same for each kind of traffic (tenant, class), and for all where too few of a kind were seen."""
+
+    def __init__(self) -> None:
+        self._all = RecentErrors()
+        self._kinds: dict[tuple[str, str], RecentErrors] = {}
+
+    def add(self, kind: tuple[str, str], error_s: float) -> None:
+        self._all.add(error_s)
+        self._kinds.setdefault(kind, RecentErrors()).add(error_s)
+
+    def of(self, kind: tuple[str, str]) -> tuple[float, float]:
+        own = self._kinds.get(kind)
+        return own.value if own is not None and own.known else self._all.value
+
+
 def _predict(k: LatencyCoefficients, row: tuple[float, ...]) -> float:
     each = (k.decode_a, k.decode_b, k.decode_c, k.prefill_a, k.prefill_b, k.prefill_c)
     return sum(value * seconds for value, seconds in zip(row, each, strict=True))

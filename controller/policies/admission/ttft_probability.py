@@ -1,13 +1,14 @@
 """Admit a request if it is likely enough to meet its TTFT: calculate_p against theta in HyperFlexis Alg. 1.
 
 t_remaining = arrival + TTFT - (now + expected prefill + what follows it until the client's first byte, where another
-instance decodes). The paper gives neither the curve nor theta. Ours is the normal
-distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with sigma = error
-x (expected prefill + backlog). It stays within [0, 1], never falls with the time left, never rises with utilisation
-(which only moves the mean), and is 1 or 0 for a predictor without error. `backlog` is prefill work that already waits
-in the instance. Cost per decision: O(1).
+instance decodes). The paper gives neither the curve nor theta. Ours is the normal distribution of the prediction error,
+p = Phi((t_remaining - backlog - lateness) / sigma). `backlog` is prefill work that already waits in the instance.
+Lateness and sigma are the mean and the deviation of how much later than that first tokens of the request's tenant and
+class came from the instance lately (`measured`): steps shared with decodes, the network, and what the fit has not
+learned yet. Without `measured`, lateness is 0 and sigma = error x (expected prefill + backlog). The chance stays within
+[0, 1], never falls with the time left, and is 1 or 0 without a deviation. Cost per decision: O(1).
 
-`theta` 0.5 (as likely as not), `error` 0.15 (the profiles' p95 relative error), `margin_s` 0.
+`theta` 0.5 (as likely as not), `error` 0.15 (the profiles' p95 relative error).
 """
 
 from __future__ import annotations
@@ -25,15 +26,13 @@ from controller.core.types import Request
 class Config:
     theta: float = 0.5
     error: float = 0.15
-    margin_s: float = 0.0
+    measured: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.theta < 1:
             raise ConfigError("theta must lie between 0 and 1", field="theta")
         if self.error < 0:
             raise ConfigError("error must not be negative", field="error")
-        if self.margin_s < 0:
-            raise ConfigError("margin_s must not be negative", field="margin_s")
 
 
 def probability(time_left_s: float, spread_s: float) -> float:
@@ -55,8 +54,11 @@ class TtftProbability(Stateless):
     ) -> AdmissionResult:
         config = self.config
         needed_s = cost.prefill_s + cost.first_byte_s + backlog_s
-        left = request.due - now - needed_s - config.margin_s * instance.utilisation()
-        p = probability(left, config.error * needed_s)
+        left, spread_s = request.due - now - needed_s, config.error * needed_s
+        if config.measured:
+            late_s, spread_s = instance.first_token_error(request)
+            left -= late_s
+        p = probability(left, spread_s)
         if p >= config.theta:
             return AdmissionResult(True, p, "likely_in_time")
         return AdmissionResult(False, p, "unlikely_on_this_instance")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.core import events as ev
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.scale import ScalingConfig
@@ -164,6 +165,46 @@ def test_late_requests_are_served_by_priority_level():
     assert len(order) > 20
     levels = [0 if int(r.id[1:]) % 2 else 3 for r in order]
     assert levels == sorted(levels)
+
+
+def test_the_chance_of_a_first_token_in_time_is_what_was_measured():
+    """0.1 s between gateway and engine, which no profile contains: the chance in the decision is the share
+    that comes in time, and less is sent that comes late."""
+    targets, rng = Targets(0.4, 0.2, None, 60.0), np.random.default_rng(3)
+    at = np.cumsum(rng.exponential(1 / 8, 400))
+    demands = [
+        Demand(f"r{i}", float(at[i]), int(rng.integers(200, 3000)), 20, targets, "c", max_tokens=20) for i in range(400)
+    ]
+    kept = {}
+    for measured in (False, True):
+        dispatcher = build_dispatcher("slackline", {"admission": {"measured": measured}})
+        chances = chances_of(dispatcher)
+        result = Simulation(SimulationSettings((QUICK,), network_s=0.1), dispatcher, demands).run()
+        met = {record.id: bool(record.ttft_met) for record in result.records}
+        likely = [met[name] for name, chance in chances.items() if chance > 0.9]
+        kept[measured] = np.mean(list(met.values())), np.mean(likely)
+        assert refused(result) == []
+    assert kept[False][1] < 0.7
+    assert kept[True][1] > 0.9
+    assert kept[True][0] > kept[False][0] + 0.05
+
+
+def chances_of(dispatcher):
+    """By request, the chance that its decision to send it names; filled while the dispatcher runs."""
+    chances, handle = {}, dispatcher.handle
+
+    def noted(events, now):
+        reply = handle(events, now)
+        sent = [
+            action
+            for action in reply.actions
+            if isinstance(action, ev.Send) and action.decision.reason == "fits_budget"
+        ]
+        chances.update({action.request.id: action.decision.figures["probability"] for action in sent})
+        return reply
+
+    dispatcher.handle = noted
+    return chances
 
 
 def test_a_higher_priority_level_does_not_lose_to_lower_ones_under_overload():
