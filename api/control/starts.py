@@ -33,7 +33,7 @@ class StartRow(serializers.Serializer):
     weights = serializers.ChoiceField(
         choices=["", *WEIGHTS_FROM], help_text="Where an action loaded them from; empty: it started with its weights."
     )
-    wished_at = serializers.DateTimeField(
+    desired_at = serializers.DateTimeField(
         help_text="When the start was requested: the scale-out for a warm or sleeping instance, else its creation."
     )
     load_s = serializers.FloatField(allow_null=True, help_text="Duration of the weight load.")

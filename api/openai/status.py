@@ -142,8 +142,8 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
         )
         for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys() | stages.keys())
     }
-    for model, apart in stages.items():
-        found[model]["stages"] = apart
+    for model, by_stage in stages.items():
+        found[model]["stages"] = by_stage
     return found
 
 

@@ -127,7 +127,7 @@ def _look(client: Any, look: Look) -> dict[str, Any]:
 
 @contextmanager
 def published(instances: int) -> Iterator[None]:
-    """A gateway's fleet message of that size in Redis, each second anew, as pages expect it."""
+    """A gateway's fleet message of that size in Redis, written every second, as pages expect it."""
     import orjson
     import redis
     from django.conf import settings

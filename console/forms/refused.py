@@ -27,7 +27,7 @@ def refused_record(request: HttpRequest, reason: str) -> None:
         return
     access_refused(
         actor=Actor.person(request.user.get_username()) if known else NOBODY,
-        bucket="people" if known else "strangers",
+        bucket="people" if known else "anonymous",
         subject_type="page",
         subject=request.path,
         reason=reason,

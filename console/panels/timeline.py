@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from console.wording.verdict import verdict
+from console.wording.attained import attained
 from controller.models import RequestRecord
 from controller.wording.request_steps import (
     due_s,
@@ -170,7 +170,7 @@ def _never_decoded(row: RequestRecord, waits_from: float, whole: float) -> list[
     transfers, ended = kv_transfers(row), row.e2e_s or 0.0
     begins = max([waits_from, *(each.ended_s for each in transfers)])
     wait = TimelineTrack("Wait for decode", ended - begins, note="timed out" if is_given_up(row) else "never placed")
-    kind = "bad" if verdict(row).badge == "bad" else "queue"
+    kind = "bad" if attained(row).badge == "bad" else "queue"
     wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without a decode instance"))
     return [_prefill(row, whole, waits_from), *([_kv(transfers, whole)] if transfers else []), wait]
 
@@ -235,8 +235,8 @@ def _prefill(row: RequestRecord, whole: float, until: float, due: bool = True) -
     track = TimelineTrack("Prefill", until - sent, note=where)
     late = until > row.target_ttft_s if row.ttft_s is None else longest_stage(row) in ("prefill", "engine")
     kind = "bad" if late and not row.ttft_met else ""
-    apart = row.ttft_s is None or until < row.ttft_s
-    said = f"prefilled after {until:.3f} s" if apart else f"first token after {until:.3f} s"
+    two_stages = row.ttft_s is None or until < row.ttft_s
+    said = f"prefilled after {until:.3f} s" if two_stages else f"first token after {until:.3f} s"
     track.bars.append(_bar(sent, until, whole, kind, said))
     if due:
         _due(track, row.target_ttft_s, whole, "first token due")
@@ -264,7 +264,7 @@ def _engine(row: RequestRecord, whole: float, sent: float) -> TimelineTrack:
     ended = row.e2e_s or 0.0
     what = f"KV transfer and decode on {row.instance}, " if row.prefill_instance else ""
     track = TimelineTrack("Engine", ended - sent, note=f"{what}first token not observed")
-    kind = "bad" if verdict(row).badge == "bad" else ""
+    kind = "bad" if attained(row).badge == "bad" else ""
     track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s on the engine"))
     _due(track, due_s(row, row.output_tokens), whole, "last token due")
     return track
@@ -277,7 +277,7 @@ def _times(summary: Sequence[Any]) -> list[float]:
 def _answer(row: RequestRecord, whole: float) -> TimelineTrack:
     track = TimelineTrack("End to end", row.e2e_s)
     if row.e2e_s is not None:
-        kind = "bad" if verdict(row).badge == "bad" else "engine"
+        kind = "bad" if attained(row).badge == "bad" else "engine"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
     if row.target_deadline_s is not None:
         _due(track, row.target_deadline_s, whole, "deadline")

@@ -9,7 +9,7 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.wording.verdict import verdict as judged
+from console.wording.attained import attained
 from controller.wording.measures import DASH, count, ms
 from controller.wording.vocabulary import Figure, figure, number, reason_in_words, ruled_out, shown
 
@@ -18,7 +18,7 @@ register = template.Library()
 
 register.filter("ms", ms)
 register.filter("count", count)
-register.filter("verdict", judged)
+register.filter("attained", attained)
 
 
 @register.filter

@@ -16,7 +16,7 @@ from console.panels.context import around
 from console.panels.history import NO_CLASS
 from console.panels.timeline import span_s, timeline
 from console.views.paging import page_of
-from console.wording.verdict import COUNTED_SEPARATELY
+from console.wording.attained import COUNTED_SEPARATELY
 from controller.core.types import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors.records import decisions

@@ -1,1 +1,1 @@
-"""Words that only pages need: verdicts, error budgets, engine settings. Decisions are worded in controller.wording."""
+"""Words of pages alone: attainment, error budgets, engine settings. Decisions are worded in controller.wording."""

@@ -142,13 +142,13 @@ class CapacityPlan:
         return outcome
 
 
-def plan_capacity(stage: StageCapacity, verdict: Iterable[ScaleAction], now: float) -> CapacityPlan:
+def plan_capacity(stage: StageCapacity, decided: Iterable[ScaleAction], now: float) -> CapacityPlan:
     """The steps that carry out what the Scaler decided for the stage.
 
     Fewer instances come than were asked for where all sources together have too few; the Scaler asks again at a later
     tick. The other stage gives one at most: it is judged again once that change has shown.
     """
-    actions = list(verdict)
+    actions = list(decided)
     asked = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     kept = [action for action in actions if isinstance(action, Undrain)]
     change = stage.role_change(now) if asked else None

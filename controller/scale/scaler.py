@@ -84,7 +84,7 @@ class ScalerMemory:
         return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
 
 
-class _Verdict(NamedTuple):
+class _Choice(NamedTuple):
     mind: str
     actions: list[ScaleAction]
     kind: str
@@ -101,12 +101,12 @@ class Scaler:
         state = replace(state, spare_since=spare_since(state.spare_since, config, seen, now))
         if not seen.stale:
             state = _watched(config, state, seen, now)
-        verdict = _judge(config, state, seen, now)
-        if verdict.actions:
+        choice = _judge(config, state, seen, now)
+        if choice.actions:
             acted = replace(state, low_since=None, changed_at=now, mind=STEADY, calm_since=None)
-            return acted, verdict.actions, _decision(config, state, seen, verdict, now)
-        state, changed = _change_mind(config, state, verdict.mind, now)
-        return state, [], _decision(config, state, seen, verdict, now) if changed else None
+            return acted, choice.actions, _decision(config, state, seen, choice, now)
+        state, changed = _change_mind(config, state, choice.mind, now)
+        return state, [], _decision(config, state, seen, choice, now) if changed else None
 
 
 def _watched(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> ScalerMemory:
@@ -123,9 +123,9 @@ def _watched(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation,
     return replace(state, seen_at=now, low_since=low_since, load=None if load is None else round(load, 4))
 
 
-def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> _Verdict:
+def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> _Choice:
     if seen.stale:
-        return _Verdict("telemetry_stale", [], "scale_hold")
+        return _Choice("telemetry_stale", [], "scale_hold")
     count = len(seen.members) - len(seen.having("draining"))
     if count < config.min_instances:
         return _start("below_min", config.min_instances - count, seen)
@@ -135,17 +135,17 @@ def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, n
         return _out(config, state, seen, count, now)
     if _low_for(config, state, now) >= max(config.sustain_s, _EPSILON_S) - _EPSILON_S and count > config.min_instances:
         return _in(config, state, seen, count, now)
-    return _Verdict(STEADY, [], "scale_hold")
+    return _Choice(STEADY, [], "scale_hold")
 
 
-def _out(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Verdict:
+def _out(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
     if count >= config.max_instances:
-        return _Verdict("at_max", [], "scale_hold")
+        return _Choice("at_max", [], "scale_hold")
     if draining := seen.having("draining"):  # faster and cheaper than a new instance, so no cool-down applies
         kept = min(draining, key=lambda member: (-member.outstanding, member.id))
-        return _Verdict("load_above_upper", [Undrain(kept.id)], "scale_out")
+        return _Choice("load_above_upper", [Undrain(kept.id)], "scale_out")
     if _cooldown_left(config, state, now) > 0 or _starting_suffice(config, seen):
-        return _Verdict("settling", [], "scale_hold")
+        return _Choice("settling", [], "scale_hold")
     return _start("load_above_upper", 1, seen)
 
 
@@ -156,28 +156,28 @@ def _starting_suffice(config: ScalingConfig, seen: FleetObservation) -> bool:
     return starting > 0 and min(seen.load, MOST_BELIEVED) * ready <= config.upper * (ready + starting)
 
 
-def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:
+def _start(reason: str, instances: int, seen: FleetObservation) -> _Choice:
     if not seen.startable:
-        return _Verdict(seen.held_by, [], "scale_hold")
-    return _Verdict(reason, [ScaleOut(instances)], "scale_out")
+        return _Choice(seen.held_by, [], "scale_hold")
+    return _Choice(reason, [ScaleOut(instances)], "scale_out")
 
 
-def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Verdict:
+def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
     if seen.having("draining") or seen.having("starting") or _cooldown_left(config, state, now) > 0:
-        return _Verdict("settling", [], "scale_hold")
+        return _Choice("settling", [], "scale_hold")
     if (seen.load * count / (count - 1) > config.upper) if count > 1 else seen.arrival_rate > 0:
-        return _Verdict("rest_would_exceed_upper", [], "scale_hold")
+        return _Choice("rest_would_exceed_upper", [], "scale_hold")
     return _drain(seen, "load_below_lower")
 
 
-def _drain(seen: FleetObservation, reason: str) -> _Verdict:
+def _drain(seen: FleetObservation, reason: str) -> _Choice:
     """The instance with the least to do, one that still starts before any that serves. Fixed instances stay."""
     candidates = [member for member in seen.members if member.state != "draining" and not member.fixed]
     if not candidates:
-        return _Verdict(STEADY if reason == "load_below_lower" else "nothing_to_stop", [], "scale_hold")
+        return _Choice(STEADY if reason == "load_below_lower" else "nothing_to_stop", [], "scale_hold")
     victim = min(candidates, key=_least_loss)
     rejected: dict[str, Figure] = {m.id: m.outstanding for m in candidates if m.id != victim.id}
-    return _Verdict(reason, [Drain(victim.id)], "scale_in", rejected)
+    return _Choice(reason, [Drain(victim.id)], "scale_in", rejected)
 
 
 def _least_loss(member: Member) -> tuple[bool, int, float, str]:
@@ -214,7 +214,7 @@ def _without_future(state: ScalerMemory, now: float) -> ScalerMemory:
 
 
 def _decision(
-    config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, verdict: _Verdict, now: float
+    config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, choice: _Choice, now: float
 ) -> Decision:
     figures: dict[str, Figure] = {
         **seen.figures(),
@@ -227,7 +227,7 @@ def _decision(
         "cooldown_left_s": round(_cooldown_left(config, state, now), 2),
         "tick": state.ticks,
     }
-    for action in verdict.actions:
+    for action in choice.actions:
         figures["instances" if isinstance(action, ScaleOut) else "instance"] = action[0]
-    reason = "relieved" if verdict.mind == STEADY else verdict.mind
-    return Decision(verdict.kind, reason, f"{config.model}/{config.role}", now, figures, verdict.rejected)
+    reason = "relieved" if choice.mind == STEADY else choice.mind
+    return Decision(choice.kind, reason, f"{config.model}/{config.role}", now, figures, choice.rejected)

@@ -1,4 +1,4 @@
-// Whether the session has ended: read from an answer to a script, or asked of the console.
+// Whether the session has ended: read from an answer to a script, or from the console.
 
 export const ENDED = "Your session has ended. Sign in again.";
 

@@ -82,8 +82,8 @@ def engine_of_its_own(caller: Caller, name: str, **spec: Any) -> str:
     """A model `name` with one engine that takes one request at a time. No scaling policy looks after it."""
     instance = f"{name}-1"
     caller.post("models", {"name": name, "context_tokens": 8192})
-    wish = {"id": instance, "model": name, "backend": "reference", "provisioner": "process", "max_num_seqs": 1}
-    caller.post("instances", {**wish, "spec": {"profile": PROFILE, **spec}})
+    body = {"id": instance, "model": name, "backend": "reference", "provisioner": "process", "max_num_seqs": 1}
+    caller.post("instances", {**body, "spec": {"profile": PROFILE, **spec}})
     within(60, lambda: caller.get(f"instances/{instance}")["observed_state"] == "ready")
     return instance
 

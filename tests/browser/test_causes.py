@@ -74,7 +74,7 @@ def test_from_a_missing_class_to_the_decisions_that_explain_it(visit, overload, 
 
 
 def test_from_the_headline_to_the_saved_fix_in_four_clicks(visit, overload, stack, caller):
-    """The verdict's class, one of its misses, the policy that stood in its way, and Save: then the scaler acts."""
+    """The class that is missed, one of its misses, the policy that stood in its way, and Save: then the scaler acts."""
     page, click = visit("operator"), Clicks()
     row_of_the_class(page)
     click(page.locator("[data-summary-lines]").get_by_role("link", name=f"{CLASS} · demo"))

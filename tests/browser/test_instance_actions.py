@@ -75,7 +75,7 @@ def test_an_instance_is_loaded_put_to_sleep_woken_drained_taken_back_and_stopped
     with ExitStack() as running:
         for step in STEPS:
             page.goto(address)
-            for each in (page, looker):  # one loaded anew, one that moved by itself
+            for each in (page, looker):  # one reloaded, one that moved by itself
                 expect(each.locator("h1 + .lead")).to_contain_text(state)
             assert buttons_on(page) == POSSIBLE[state], state
             assert buttons_on(looker) == set(), state

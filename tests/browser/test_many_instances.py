@@ -29,10 +29,10 @@ def many(caller):
     for source, target in itertools.pairwise(HOSTS):
         medium = {"medium": "rdma", "bandwidth_bytes_s": 12.5e9, "latency_s": 5e-6}
         caller.post("links", {"source": source, "target": target, **medium})
-    wish = {"model": MODEL, "backend": "vllm", "provisioner": "static", "max_num_seqs": 8}
+    body = {"model": MODEL, "backend": "vllm", "provisioner": "static", "max_num_seqs": 8}
     ids = [f"{MODEL}-{number:03}" for number in range(MANY)]
     for number, name in enumerate(ids):
-        caller.post("instances", {**wish, "id": name, "url": f"http://127.0.0.1:9/{number}", "host": HOSTS[number % 4]})
+        caller.post("instances", {**body, "id": name, "url": f"http://127.0.0.1:9/{number}", "host": HOSTS[number % 4]})
     yield ids
     for name in ids:
         caller.post(f"instances/{name}/stop", {"version": caller.get(f"instances/{name}")["version"]})

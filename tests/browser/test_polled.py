@@ -101,8 +101,8 @@ def test_what_is_deleted_is_said_to_be_gone_and_stays_as_it_was_last(visit, trou
     trouble.expected = ("404",)
     name = f"{MODEL}-1"
     caller.post("models", {"name": MODEL, "context_tokens": 8192})
-    wish = {"id": name, "model": MODEL, "backend": "reference", "provisioner": "process", "max_num_seqs": 1}
-    caller.post("instances", {**wish, "spec": {"profile": PROFILE}})
+    body = {"id": name, "model": MODEL, "backend": "reference", "provisioner": "process", "max_num_seqs": 1}
+    caller.post("instances", {**body, "spec": {"profile": PROFILE}})
     page = visit("viewer", "/classes/")
     page.clock.install()
     page.add_init_script(KEEP_PAUSES)

@@ -98,9 +98,9 @@ def test_orderings_are_pure_and_total(name):
 def test_admissions_answer_with_a_probability_and_a_reason(name):
     admission, (instance, _) = ADMISSIONS[name](), instances()
     for request in REQUESTS:
-        verdict = admission.judge(request, COST, instance, 0.1, 2.0)
-        assert 0.0 <= verdict.probability <= 1.0
-        assert verdict.reason
+        judged = admission.judge(request, COST, instance, 0.1, 2.0)
+        assert 0.0 <= judged.probability <= 1.0
+        assert judged.reason
         assert admission.hopeless_at(request, COST) > request.arrival
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.db, pytest.mark.slow]
 
 BLIND_ROUNDS = 2
 SCALE_OUTS = 2
-NEAR_S = 1.0  # a scale-out takes effect (a wish, a process, telemetry) for longer than this
+NEAR_S = 1.0  # a scale-out takes effect (a row, a process, telemetry) for longer than this
 STARTED_AS = ("scale_out", "scale_warm", "instance_replaced")
 COOLDOWN_S = 2.0  # as `hurry_scaler` sets it
 

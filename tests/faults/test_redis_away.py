@@ -44,4 +44,4 @@ def test_a_worker_whose_acknowledgement_was_lost_takes_messages_again(system, re
     redis_server.start()
     well = system.until(system.healthy, within_s=40.0)
     say(healthy_after_s=round(well, 1))
-    assert system.pid("worker") == worker.pid, "it was started anew"
+    assert system.pid("worker") == worker.pid, "it was restarted"

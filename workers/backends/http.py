@@ -114,7 +114,7 @@ class HttpBackend(ABC):
             try:
                 return await self._wire.post(call.path, body, patience, headers=headers)
             except Unanswered:
-                return await self._wire.post(call.path, body, patience, anew=True, headers=headers)
+                return await self._wire.post(call.path, body, patience, fresh=True, headers=headers)
         except OSError as error:
             raise self._engine_error(error) from error
 

@@ -55,13 +55,13 @@ class Wire:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def post(
-        self, path: str, body: bytes, patience: Patience, *, anew: bool = False, headers: Mapping[str, str] = NONE
+        self, path: str, body: bytes, patience: Patience, *, fresh: bool = False, headers: Mapping[str, str] = NONE
     ) -> Connection:
-        """The answer, once its headers have come; it must be closed or released. `anew`: on a new connection.
+        """The answer, once its headers have come; it must be closed or released. `fresh`: on a new connection.
 
         Raises Unanswered, BadAnswer, TimeoutError or another OSError.
         """
-        connection = self._take() if not anew else None
+        connection = self._take() if not fresh else None
         if connection is None:
             connection = await self._connect(patience.connect_s)
         try:

@@ -209,8 +209,8 @@ class TpotGrouped(TpotBudget):
 
         def cost(instance: ShadowInstance) -> tuple[float, float, int, str]:
             kept = instance.tightest_tpot()
-            apart = abs(kept - own) if math.isfinite(kept) else IDLE_DISTANCE
-            return (apart, self.joins_s(stage, instance), instance.last_sent, instance.id)
+            distance = abs(kept - own) if math.isfinite(kept) else IDLE_DISTANCE
+            return (distance, self.joins_s(stage, instance), instance.last_sent, instance.id)
 
         return sorted(instances, key=cost)
 

@@ -65,7 +65,7 @@ def kv_today(model: str, now: datetime) -> KvToday | None:
     return KvToday(speed / GIGA, max(1, round(per_token)), max(1, layers), len(found), len(measured_now))
 
 
-def apart(instances: Any) -> bool:
+def disaggregated(instances: Any) -> bool:
     """Whether a simulator's JSON has prefill and decode instances."""
     groups = instances if isinstance(instances, list) else [instances]
     roles = (group.get("role") for group in groups if isinstance(group, Mapping))

@@ -49,8 +49,8 @@ def measurements(instance_id: str, limit: int = POINTS) -> list[Measured]:
     answered = served.filter(instance=instance_id, ttft_s__isnull=False)
     seen = answered.annotate(prefilled_s=Value(None, FloatField())).values_list(*COLUMNS)[:limit]
     prefilled = served.filter(prefill_instance=instance_id).exclude(prefill_instance="")
-    apart = prefilled.annotate(prefilled_s=Cast(_PrefilledAt("decisions"), FloatField())).values_list(*COLUMNS)[:limit]
-    rows = seen.union(apart, all=True)
+    staged = prefilled.annotate(prefilled_s=Cast(_PrefilledAt("decisions"), FloatField())).values_list(*COLUMNS)[:limit]
+    rows = seen.union(staged, all=True)
     return [point for point in (_point(instance_id, *row) for row in rows) if point is not None]
 
 

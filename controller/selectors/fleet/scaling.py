@@ -38,7 +38,7 @@ class InstanceStart:
 
     id: str
     source: str  # its provisioner, and whether it was warm, asleep or launched from a seed
-    wished_at: datetime
+    desired_at: datetime
     ready_s: float | None
     served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
     weights: str = ""  # engine, host or disk, if an action loaded them
@@ -191,7 +191,7 @@ def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int 
     near = sorted(
         (row for row in rows if since <= _requested_at(row) < until), key=lambda row: abs(_requested_at(row) - at)
     )
-    return sorted(_starts(near[:limit]), key=lambda each: (each.wished_at, each.id))
+    return sorted(_starts(near[:limit]), key=lambda each: (each.desired_at, each.id))
 
 
 def _told(**actions: datetime) -> QuerySet[Instance]:
@@ -223,42 +223,44 @@ def _taken(row: Any) -> bool:
 def _requested_at(row: Any) -> datetime:
     if row.launch:
         return datetime.fromisoformat(row.launch["at"])
-    wished: datetime = row.taken_at if _taken(row) else row.created_at
-    return wished
+    requested: datetime = row.taken_at if _taken(row) else row.created_at
+    return requested
 
 
 def _start(row: Any, first: First | None) -> InstanceStart:
     """`row`: an Instance as annotated above."""
-    asked, wished = row.scale_out or {}, _requested_at(row)
+    asked, desired_at = row.scale_out or {}, _requested_at(row)
     ready = row.loaded_at or row.ready_at
     served = None
     if asked.get("woken"):  # requests that it served before it slept do not count
         served = (row.watched or {}).get("first_served_s")
     elif first is not None:
-        served = max(0.0, (first.token_at - wished).total_seconds())
+        served = max(0.0, (first.token_at - desired_at).total_seconds())
     loaded = row.loaded or {}
     if row.loaded_at is not None and "ready_s" in loaded:
         ready = row.taken_at + timedelta(seconds=loaded["ready_s"])
-    ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
+    ready_s = None if ready is None else max(0.0, (ready - desired_at).total_seconds())
     idle_s = 0.0
     if ready is not None and served is not None and first is not None:
-        idle_s = min(served, max(0.0, (first.arrived_at - max(ready, wished)).total_seconds()))
+        idle_s = min(served, max(0.0, (first.arrived_at - max(ready, desired_at)).total_seconds()))
     if ready_s is not None and served is not None:
         ready_s = min(ready_s, served)
     how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
     cold = not _taken(row) and row.provisioner != "static"
     now = {"state": row.shown_state, "error": row.error}
-    return InstanceStart(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold, idle_s, **now)
+    return InstanceStart(
+        row.pk, row.provisioner + how, desired_at, ready_s, served, weights, load_s, cold, idle_s, **now
+    )
 
 
-def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
+def _first_tokens(desired: Mapping[str, datetime]) -> dict[str, First]:
     """By instance, when a client first got a token, or a whole answer, of a request decoded or prefilled there.
 
     One union of short queries with ids and times written out. That way the planner knows that an instance has no
     requests, where a query with its id as a parameter reads whole partitions in search of one.
     """
-    looks = [look for id, at in wished.items() for look in _looks(id, at)]
+    looks = [look for id, at in desired.items() for look in _looks(id, at)]
     if not looks:
         return {}
     found: dict[str, First] = {}
@@ -267,10 +269,10 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
     return found
 
 
-def _looks(id: str, wished: datetime) -> list[QuerySet[Any, Any]]:
-    window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
+def _looks(id: str, desired_at: datetime) -> list[QuerySet[Any, Any]]:
+    window = {"arrived_at__gte": desired_at - LONGEST_WAIT, "arrived_at__lt": desired_at + SERVED_WITHIN}
     near = RequestRecord.objects.filter(ANSWERED, **window).annotate(whose=Value(id, CharField()), first_at=FIRST_AT)
-    since = near.filter(first_at__gte=wished)  # an earlier one belongs to a time before this request
+    since = near.filter(first_at__gte=desired_at)  # an earlier one belongs to a time before this request
     mine = (since.filter(instance=id), since.filter(prefill_instance=id).exclude(prefill_instance=""))
     return [_earliest(rows) for rows in mine]
 

@@ -34,7 +34,7 @@ from controller.selectors.experiments.fleet_model import (
     size_of,
 )
 from controller.selectors.experiments.fleet_past import fleet_then
-from controller.selectors.experiments.kv_today import NOT_MEASURED, apart, kv_today
+from controller.selectors.experiments.kv_today import NOT_MEASURED, disaggregated, kv_today
 from controller.services.experiments.reading import REQUESTS_MAX, read, time_of, trace_named
 
 VARIANTS_MAX = 8  # the page offers four, the API a few more
@@ -100,7 +100,7 @@ def with_kv_today(spec: dict[str, Any], model: str) -> list[str]:
     """If the current fleet is disaggregated, add the measured `settings.links` and KV sizes unless they are given.
     Returns notes on them."""
     fleets = [spec["instances"], *(each["instances"] for each in spec["policies"] if _brings(each))]
-    if not any(map(apart, fleets)):
+    if not any(map(disaggregated, fleets)):
         return []
     settings = spec.get("settings", {})
     if not isinstance(settings, Mapping) or "links" in settings:

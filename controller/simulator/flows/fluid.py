@@ -154,7 +154,7 @@ class FluidNetwork:
     # ---- sharing ----------------------------------------------------------------------------------------------------
 
     def _divide(self, port: _Port) -> list[FluidFlow]:
-        """Make the port's offers anew. The flows whose offer here changed."""
+        """Compute the port's offers again. The flows whose offer here changed."""
         changed: list[FluidFlow] = []
         floors = self._floors(port)
         room = port.bandwidth - sum(floors.values())

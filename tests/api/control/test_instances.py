@@ -1,4 +1,4 @@
-"""Instances: wishes with an audit record, and what may not be wished."""
+"""Instances: orders with an audit record, and what is refused."""
 
 import pytest
 from django.utils import timezone
@@ -218,9 +218,9 @@ def test_how_many_at_once_is_left_to_a_registered_server_unless_it_is_said(opera
 
 def test_what_is_started_here_is_told_how_many_at_once(operator):
     factories.served_model(name="demo")
-    wish = {"model": "demo", "backend": "reference", "provisioner": "process"}
-    assert operator.post("/instances", wish).data["max_num_seqs"] == 32
-    assert "max_num_seqs" in operator.post("/instances", {**wish, "max_num_seqs": None}).data["error"]["fields"]
+    body = {"model": "demo", "backend": "reference", "provisioner": "process"}
+    assert operator.post("/instances", body).data["max_num_seqs"] == 32
+    assert "max_num_seqs" in operator.post("/instances", {**body, "max_num_seqs": None}).data["error"]["fields"]
     row = factories.instance()
     answer = operator.patch(f"/instances/{row.pk}", {"max_num_seqs": None, "version": 1})
     assert "max_num_seqs" in answer.data["error"]["fields"]

@@ -48,7 +48,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def wish(name: str, **spec: Any) -> None:
+def new_instance(name: str, **spec: Any) -> None:
     """As the scaler would; the provisioner's part is the test's."""
     model = ServedModel.objects.get(name="demo")
     instance_create(actor=SYSTEM, id=name, model=model, spec={"profile": "constant:10ms", **spec})
@@ -85,7 +85,7 @@ def test_without_an_instance_on_its_way_a_request_is_refused_at_once(gateway: Ga
 def test_the_first_seconds_requests_wait_for_the_engine_that_starts(
     gateway: GatewayProcess, pool: ThreadPoolExecutor
 ) -> None:
-    wish("e0")
+    new_instance("e0")
     told(gateway)
     asked = held(gateway, pool)
     see("e0", Observed.STARTING)
@@ -103,7 +103,7 @@ def test_while_the_only_engine_is_replaced_requests_wait_and_none_fails(
 ) -> None:
     options = ("--model", "demo", "--profile", "constant:10ms")
     with EngineProcess(*options) as first, EngineProcess(*options) as second:
-        wish("e0")
+        new_instance("e0")
         see("e0", Observed.READY, first.url)
         eventually(lambda: gateway.ask().status_code == 200)
         first.process.kill()
@@ -122,7 +122,7 @@ def test_while_the_only_engine_is_replaced_requests_wait_and_none_fails(
 def test_who_waits_for_an_instance_that_is_given_up_is_answered(
     gateway: GatewayProcess, pool: ThreadPoolExecutor
 ) -> None:
-    wish("e0")
+    new_instance("e0")
     told(gateway)
     (asked,) = held(gateway, pool, 1)
     instance_stop(actor=SYSTEM, instance_id="e0")
@@ -131,7 +131,7 @@ def test_who_waits_for_an_instance_that_is_given_up_is_answered(
 
 
 def test_a_replacement_that_starts_too_late_is_not_waited_for(gateway: GatewayProcess) -> None:
-    wish("e0", start_after=time.time() + 40)
+    new_instance("e0", start_after=time.time() + 40)
     told(gateway)
     answer = gateway.ask(waiting_time=3)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
@@ -140,7 +140,7 @@ def test_a_replacement_that_starts_too_late_is_not_waited_for(gateway: GatewayPr
 
 def test_a_response_from_a_real_engine(gateway: GatewayProcess) -> None:
     with EngineProcess("--model", "demo", "--profile", "constant:2ms") as engine:
-        wish("e0")
+        new_instance("e0")
         see("e0", Observed.READY, engine.url)
         told(gateway)
         body = {"model": "demo", "input": "Say something.", "max_output_tokens": 6, "target_ttft": 2}

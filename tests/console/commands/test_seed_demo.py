@@ -54,8 +54,8 @@ def test_it_configures_gateway_and_fleet():
     assert {entry.name for entry in snapshot.classes} == {"interactive", "standard", "summaries", "analytics", "batch"}
     assert len(snapshot.mappings[0].levels) == 4
     assert snapshot.models[0].name == demo.MODEL
-    wishes = Instance.objects.order_by("id").values_list("id", "provisioner", "desired_state")
-    assert list(wishes) == [("engine-1", "process", "running"), ("engine-2", "process", "running")]
+    desired = Instance.objects.order_by("id").values_list("id", "provisioner", "desired_state")
+    assert list(desired) == [("engine-1", "process", "running"), ("engine-2", "process", "running")]
 
 
 def test_a_second_run_changes_nothing(data_dir):

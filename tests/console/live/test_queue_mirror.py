@@ -247,7 +247,7 @@ async def test_a_tick_in_which_nothing_happened_says_so_in_few_words():
 
 
 async def test_a_queue_that_moves_at_once_is_told_in_messages_of_bounded_size(monkeypatch):
-    """All are predicted anew, then all but a few are cancelled: each message is a step that the picture can take."""
+    """All are predicted again, then all but a few are cancelled: each message is a step that the picture can take."""
     monkeypatch.setattr("api.openai.state.queue_feed.ROWS_AT_ONCE", 50)
     wire = Wire(6, 0.0)
     targets = {"ttft": 60.0, "slo_class": "chat"}

@@ -1,4 +1,4 @@
-"""Scaling at a moment: what the scaler did and was wished around it, and by which policy it is judged."""
+"""Scaling at a moment: what the scaler did and was told around it, and by which policy it is judged."""
 
 from __future__ import annotations
 
@@ -139,4 +139,4 @@ def test_an_instance_taken_at_that_time_was_desired_then_though_it_is_older_and_
             params={"scale_out": {"warm": True}}, created_at=at, ended_at=at + timedelta(seconds=4),
         )  # fmt: skip
     (start,) = viewer.get(reverse("scaling"), {"at": then.isoformat()}).context["starts"]
-    assert (start.id, start.wished_at, start.ready_s) == ("warm-1", then, 4.0)
+    assert (start.id, start.desired_at, start.ready_s) == ("warm-1", then, 4.0)

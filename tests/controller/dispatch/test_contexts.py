@@ -119,11 +119,11 @@ def test_a_decode_stage_goes_where_its_context_is_long_enough(prompt, max_tokens
     assert decoders.places(reply) == [("r", target)]
 
 
-# ---- where else a prefilled request could begin anew ----------------------------------------------------------------
+# ---- where else a prefilled request could start over -----------------------------------------------------------------
 
 
 def begins_new_run(*others, links, prompt=2000):
-    """Prefilled at `p`, which is long; `links` are down. Where it may not go then, None: it does not begin anew."""
+    """Prefilled at `p`, which is long; `links` are down. Where it may not go then, None: it does not start over."""
     made = decoders.migrator(decoders=0)
     made.handle([decoders.up("p", Role.PREFILL, **LONG), *others], 0.0)
     reply = made.handle([*(seen(*pair) for pair in links), decoders.done("r", prompt=prompt)], 0.0)
@@ -131,12 +131,12 @@ def begins_new_run(*others, links, prompt=2000):
     return again[0].avoid if again else None
 
 
-@pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
-def test_it_does_not_start_over_for_an_instance_whose_context_is_too_short(prompt, anew):
+@pytest.mark.parametrize(("prompt", "starts_over"), [(900, True), (2000, False)])
+def test_it_does_not_start_over_for_an_instance_whose_context_is_too_short(prompt, starts_over):
     """The dispatcher would send it back to where it was prefilled: nobody else is long enough."""
     others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **SHORT)]
     avoid = begins_new_run(*others, links=[("p", "d")], prompt=prompt)
-    assert avoid == ({"p"} if anew else None)
+    assert avoid == ({"p"} if starts_over else None)
 
 
 def test_what_is_too_long_for_all_starts_over_where_no_ones_context_is_longer():
@@ -144,11 +144,11 @@ def test_what_is_too_long_for_all_starts_over_where_no_ones_context_is_longer():
     assert begins_new_run(*others, links=[("p", "d")], prompt=5000) == {"p"}
 
 
-@pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
-def test_it_does_not_start_over_where_only_decoders_that_are_too_short_are_reached(prompt, anew):
+@pytest.mark.parametrize(("prompt", "starts_over"), [(900, True), (2000, False)])
+def test_it_does_not_start_over_where_only_decoders_that_are_too_short_are_reached(prompt, starts_over):
     others = [decoders.up("q", Role.PREFILL, **LONG), decoders.up("long", **LONG), decoders.up("brief", **SHORT)]
     links = [("p", "long"), ("q", "long"), ("p", "brief")]
-    assert begins_new_run(*others, links=links, prompt=prompt) == ({"p"} if anew else None)
+    assert begins_new_run(*others, links=links, prompt=prompt) == ({"p"} if starts_over else None)
 
 
 def test_a_longer_one_that_sleeps_counts_among_the_lengths_as_it_does_for_the_dispatcher():

@@ -78,7 +78,7 @@ def test_a_fleet_that_only_drains_serves_no_new_request_and_one_asleep_may_wake(
 
 
 def test_what_waited_is_judged_by_the_speed_of_the_instance_that_came():
-    """Without an instance nothing is known of its speed: the prediction is made anew, and nobody stays given up."""
+    """Without an instance nothing is known of its speed: the prediction is made again, and nobody stays given up."""
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([ev.Expected("m", 0.0), ev.Arrived(request("a", ttft=9.0, prompt=3000, wait=30.0))], 0.0)
     (before,) = [entry.cost.prefill_s for lane in dispatcher._fleet.lanes.values() for entry in lane.queue.entries()]

@@ -46,8 +46,8 @@ IN_ORDER = (
 )
 
 
-def steps(stage, *verdict):
-    return plan_capacity(stage, verdict, NOW).steps
+def steps(stage, *decided):
+    return plan_capacity(stage, decided, NOW).steps
 
 
 # ---- the order of preference ----------------------------------------------------------------------------------------

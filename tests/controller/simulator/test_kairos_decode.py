@@ -14,7 +14,7 @@ from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 
 
 class Plain(KairosDecode):
-    """Alg. 3 anew in every step, on what runs then."""
+    """Alg. 3 again in every step, on what runs then."""
 
     def compose(self, engine, now):
         decoding = {seq.id: seq for seq in engine.running if seq.decoding}

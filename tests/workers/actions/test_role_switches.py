@@ -213,15 +213,15 @@ def test_another_workers_call_is_left_to_it() -> None:
         role_order(actor=OLGA, instance_id=row.pk, role="decode")
         settle()
         mark = {"by": "another:1", "at": time.time()}
-        wished = Action.objects.get().params
-        Action.objects.update(params={**wished, "call": mark})
+        ordered = Action.objects.get().params
+        Action.objects.update(params={**ordered, "call": mark})
         assert look_with(slow) is None
         assert calls == [], "its call goes on"
         Action.objects.update(created_at=timezone.now() - TIMEOUT - timedelta(seconds=1))
         assert look_with(slow) is None, "and is not given up on while it does"
         settle()
         mark["at"] -= FRESH_S
-        Action.objects.update(params={**wished, "call": mark})
+        Action.objects.update(params={**ordered, "call": mark})
         decision = look_with(slow)
         assert decision is not None
         assert (decision.kind, calls) == ("role_switch", ["decode"])

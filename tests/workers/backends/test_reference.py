@@ -55,7 +55,7 @@ def test_another_engine_is_told_nothing():
     assert "target_ttft" not in body(replace(CALL, targets=CallTargets(2.0, 0.05)), VllmBackend)
 
 
-def flight(sent_at: float, ttft_s: float = 2.0) -> InFlightRequest:
+def in_flight(sent_at: float, ttft_s: float = 2.0) -> InFlightRequest:
     request = Request("r1", 100.0, Targets(ttft_s, 0.05), 3, 4, value=2.0)
     made = InFlightRequest(request, CALL.head, NOBODY, 0.0, chat=False, streamed=True, keep_usage=False)
     made.sent_at = sent_at
@@ -72,18 +72,18 @@ def sequence(call: UpstreamCall, now: float) -> Any:
 
 def test_a_gateways_deadline_becomes_the_engines():
     """Sent 0.75 s after it arrived: of the 2 s to its first token 1.25 are left, on the engine's own clock."""
-    call = flight(100.75).upstream_call(7)
+    call = in_flight(100.75).upstream_call(7)
     assert call.targets == CallTargets(2.0, 0.05, 0.75, 2.0)
     seq = sequence(call, 5_000.0)
     assert seq.due == pytest.approx(5_001.25)
     assert (seq.ttft_s, seq.tpot_s, seq.value, seq.priority) == (2.0, 0.05, 2.0, 7)
-    late = sequence(flight(103.0).upstream_call(7), 5_000.0)
+    late = sequence(in_flight(103.0).upstream_call(7), 5_000.0)
     assert late.due == pytest.approx(4_999.0)
 
 
 def test_kairos_sees_live_who_is_urgent():
     """Equal prompts that reach the engine together: who waited longer at the gateway has less of its TTFT left."""
-    calm, pressed = sequence(flight(100.0).upstream_call(7), 50.0), sequence(flight(101.9).upstream_call(7), 50.0)
+    calm, pressed = sequence(in_flight(100.0).upstream_call(7), 50.0), sequence(in_flight(101.9).upstream_call(7), 50.0)
     slack = [relative_slack(as_prompt(seq, seq.prompt_tokens), 50.0) for seq in (calm, pressed)]
     assert slack == pytest.approx([1.0, 0.05])
 

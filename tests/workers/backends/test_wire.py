@@ -144,7 +144,7 @@ async def test_a_kept_connection_that_dies_as_it_is_asked_may_be_asked_again_and
         await ask(client)
         with pytest.raises(Unanswered):
             await client.post("/", b"", PATIENT)
-        answer = await client.post("/", b"", PATIENT, anew=True)
+        answer = await client.post("/", b"", PATIENT, fresh=True)
         assert await answer.read() == b"hi"
         answer.close()
         with pytest.raises(ConnectionResetError) as caught:

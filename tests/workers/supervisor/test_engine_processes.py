@@ -1,4 +1,4 @@
-"""The engine folder: wishes become processes, and what the provisioner reads back. Real reference engines, no GPU."""
+"""The engine folder: desired states become processes, and what the provisioner reads back. Real engines, no GPU."""
 
 import os
 import signal
@@ -72,9 +72,9 @@ def test_an_engine_sees_the_devices_that_it_holds_and_no_others(mine, held, seen
     assert engine_env(env, {"device_indexes": held}) == {"HOME": "/root", "CUDA_VISIBLE_DEVICES": seen}
 
 
-@pytest.mark.parametrize("wish", [{}, {"device_indexes": []}])
-def test_one_that_holds_none_sees_what_it_finds(wish):
-    assert engine_env({"CUDA_VISIBLE_DEVICES": "4,5"}, wish) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+@pytest.mark.parametrize("desired", [{}, {"device_indexes": []}])
+def test_one_that_holds_none_sees_what_it_finds(desired):
+    assert engine_env({"CUDA_VISIBLE_DEVICES": "4,5"}, desired) == {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 def test_a_device_that_the_engines_may_not_use_is_named_and_nothing_starts(folder):

@@ -60,8 +60,8 @@ def kinds():
 
 def test_from_created_to_ready(look, fake, one):
     look()
-    wished = {"profile": "constant:5ms", "model": "mid", "role": "collocated", "max_num_seqs": 5}
-    assert wished.items() <= fake.started["e1"].items()
+    desired = {"profile": "constant:5ms", "model": "mid", "role": "collocated", "max_num_seqs": 5}
+    assert desired.items() <= fake.started["e1"].items()
     fake.becomes("e1", "starting")
     look(3)
     fake.becomes("e1", "ready")

@@ -114,7 +114,7 @@ async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_star
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_decode_engine_that_fails_meanwhile_is_replaced(stream: bool) -> None:
     """Of a stream the prefill goes on. A whole answer says nothing before its end: its KV may have been taken, and is
-    computed anew."""
+    computed again."""
     async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
         gate = Gate(bed.backend("p"))
         bed.backend("d", Script(cut_after=0), Script(first_delay_s=0.05))

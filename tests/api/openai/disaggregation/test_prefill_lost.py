@@ -1,4 +1,4 @@
-"""A prefill whose connection breaks once the decode engine has said that it has all of its KV: nothing begins anew."""
+"""A prefill whose connection breaks once the decode engine has said that it has all of its KV: nothing starts over."""
 
 from __future__ import annotations
 

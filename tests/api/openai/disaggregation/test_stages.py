@@ -64,7 +64,7 @@ async def test_an_answer_that_ends_with_its_first_token_stays_where_it_is() -> N
 
 
 async def test_the_migrator_waits_for_no_prefill_that_was_an_answer() -> None:
-    """Asked for once more it may take as long as it takes: nobody begins it anew."""
+    """Asked for once more it may take as long as it takes: it is not started again."""
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         patience(bed, prefilling_timeout_s=0.05)
         bed.backend("p", Script(tokens=1, prefill_done=True), Script(tokens=1, first_delay_s=1.0))

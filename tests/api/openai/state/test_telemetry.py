@@ -185,7 +185,7 @@ async def test_a_board_that_answers_nonsense_stops_no_round() -> None:
     assert fleet.seats["e1"].up
 
 
-def apart(fleet: GatewayFleet) -> None:
+def link_down(fleet: GatewayFleet) -> None:
     """e1 decodes, and says that its link from p is down."""
     spec = InstanceSpec("e1", "demo", backend="fake", role=Role.DECODE)
     fleet.apply(replace(snapshot(()), instances=(spec,)))
@@ -199,14 +199,14 @@ def links(heard: Heard) -> list[ev.LinkSeen]:
 async def test_links_come_with_telemetry_and_from_the_leader_as_well() -> None:
     board = Board()
     fleet, leader, heard, _ = build(board)
-    apart(fleet)
+    link_down(fleet)
     await polled(leader)
     await polled(leader)
     seen = ev.LinkSeen("p", "e1", LinkState.DOWN)
     assert links(heard) == [seen], "told once, for it did not change"
     board.leader = False
     fleet, reader, heard, _ = build(board)
-    apart(fleet)
+    link_down(fleet)
     fake(fleet).dead = True
     await polled(reader)
     assert links(heard) == [seen]
@@ -214,7 +214,7 @@ async def test_links_come_with_telemetry_and_from_the_leader_as_well() -> None:
 
 async def test_an_engine_that_does_not_tell_of_its_links_is_up_all_the_same() -> None:
     fleet, monitor, heard, _ = build()
-    apart(fleet)
+    link_down(fleet)
 
     async def deaf() -> list[LinkReport]:
         raise EngineError("unreadable links")
@@ -226,7 +226,7 @@ async def test_an_engine_that_does_not_tell_of_its_links_is_up_all_the_same() ->
 
 async def test_an_engine_slow_to_tell_of_its_links_has_told_its_load() -> None:
     fleet, monitor, heard, _ = build()
-    apart(fleet)
+    link_down(fleet)
     answered = asyncio.Event()
 
     async def slow() -> list[LinkReport]:

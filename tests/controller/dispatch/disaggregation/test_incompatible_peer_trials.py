@@ -8,9 +8,9 @@ from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import Migrator
 from tests.controller.dispatch.disaggregation.decoders import STEP, done, of, places, up
-from tests.controller.dispatch.disaggregation.test_incompatible_peers import apart
+from tests.controller.dispatch.disaggregation.test_incompatible_peers import incompatible_with_p
 from tests.controller.dispatch.disaggregation.test_links import fleet
-from tests.controller.dispatch.disaggregation.test_other_model import stranger
+from tests.controller.dispatch.disaggregation.test_other_model import not_readable
 from tests.controller.dispatch.fleet import request
 
 OVER = 100.0  # when the word of d0 is believed no more
@@ -22,21 +22,21 @@ def sent(made: Migrator, name: str, now: float, source: str = "p") -> bool:
 
 
 def test_the_first_one_is_computed_there_the_others_leave() -> None:
-    made = apart("q")
+    made = incompatible_with_p("q")
     assert [sent(made, name, OVER) for name in ("tries", "b", "c")] == [True, False, False]
     assert places(made.handle([done("tries", OVER + 1.0)], OVER + 1.0)) == [("tries", "d0")]
     assert not sent(made, "e", OVER + 1.1), "its KV is on its way"
 
 
 def test_who_leaves_a_trial_is_sent_elsewhere_and_not_counted() -> None:
-    made = apart("q")
+    made = incompatible_with_p("q")
     sent(made, "tries", OVER)
     (again,) = of(made.handle([ev.PrefillSent(request("b"), "p")], OVER), ev.PrefillAgain)
     assert (again.avoid, again.decision.reason, again.counts) == ({"p"}, "other_model", False)
 
 
 def test_once_its_kv_was_read_all_are_computed_there() -> None:
-    made = apart("q")
+    made = incompatible_with_p("q")
     sent(made, "tries", OVER)
     made.handle([done("tries", OVER)], OVER)
     made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0")], OVER + 0.1)
@@ -45,7 +45,7 @@ def test_once_its_kv_was_read_all_are_computed_there() -> None:
 
 def test_a_landing_that_was_assumed_counts_when_the_answer_is_there() -> None:
     """Until then the next one tries it too."""
-    made = apart("q")
+    made = incompatible_with_p("q")
     sent(made, "tries", OVER)
     made.handle([done("tries", OVER)], OVER)
     made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0", assumed=True)], OVER)
@@ -55,10 +55,10 @@ def test_a_landing_that_was_assumed_counts_when_the_answer_is_there() -> None:
 
 
 def test_once_it_was_refused_the_pair_is_held_apart_for_as_long_again() -> None:
-    made = apart("q")
+    made = incompatible_with_p("q")
     sent(made, "tries", OVER)
     made.handle([done("tries", OVER)], OVER)
-    stranger(made, "tries", "d0", OVER + 1.0)
+    not_readable(made, "tries", "d0", OVER + 1.0)
     later = OVER + 1.0 + made.config.incompatible_s
     assert [sent(made, name, later - 0.1) for name in ("b", "c")] == [False, False]
     assert [sent(made, name, later) for name in ("e", "f")] == [True, False]
@@ -66,31 +66,31 @@ def test_once_it_was_refused_the_pair_is_held_apart_for_as_long_again() -> None:
 
 @pytest.mark.parametrize("ends", [ev.Cancelled("tries"), ev.Failed("tries", True, "cut")])
 def test_one_that_vanishes_leaves_the_trial_to_the_next(ends: ev.Event) -> None:
-    made = apart("q")
+    made = incompatible_with_p("q")
     sent(made, "tries", OVER)
     made.handle([ends], OVER + 0.1)
     assert [sent(made, name, OVER + 0.2) for name in ("b", "c")] == [True, False]
 
 
 def test_where_no_one_else_prefills_all_are_computed_there() -> None:
-    made = apart()
+    made = incompatible_with_p()
     assert [sent(made, name, OVER) for name in ("a", "b", "c")] == [True, True, True]
 
 
 def test_beside_one_that_reads_it_there_is_nothing_to_find_out() -> None:
     """At the price of a transfer, not of a prefill."""
-    made = apart("q")
+    made = incompatible_with_p("q")
     made.handle([up("d1")], 1.0)
     assert [sent(made, name, OVER) for name in ("a", "b", "c")] == [True, True, True]
 
 
 def test_a_source_where_one_tries_is_a_way_for_what_is_computed_elsewhere() -> None:
     """Of q the word is old, and one is being computed there for a long time; that of p is believed."""
-    made = apart("q")
+    made = incompatible_with_p("q")
     made.handle([done("second", 0.2, source="q")], 0.2)
-    stranger(made, "second", "d0", 0.3)
+    not_readable(made, "second", "d0", 0.3)
     made.handle([ev.Cancelled("second"), done("third", 70.0)], 70.0)
-    stranger(made, "third", "d0", 70.1)
+    not_readable(made, "third", "d0", 70.1)
     assert sent(made, "tries", OVER, "q")
     (again,) = of(made.handle([ev.PrefillSent(asked := request("b"), "p")], OVER), ev.PrefillAgain)
     assert again.avoid == {"p"}
@@ -99,12 +99,12 @@ def test_a_source_where_one_tries_is_a_way_for_what_is_computed_elsewhere() -> N
 
 def test_what_is_computed_waits_for_no_trial() -> None:
     """However long that lasts: who waits for room beside it would be given up before anybody knows."""
-    made = apart()
+    made = incompatible_with_p()
     spec = up("d0").spec
     spec.kv_capacity_tokens = 1000
     made.handle([ev.InstanceDown("d0"), ev.InstanceUp(spec)], 0.5)
     made.handle([done("again", 0.5)], 0.5)
-    stranger(made, "again", "d0", 0.6)
+    not_readable(made, "again", "d0", 0.6)
     made.handle([ev.Cancelled("again"), ev.KvReleased("again", "p")], 0.6)
     made.handle([done("fills", OVER, prompt=900)], OVER)
     made.handle([ev.TransferStarted("fills", "d0")], OVER)
@@ -120,7 +120,7 @@ def test_a_word_is_not_taken_back_by_what_was_sent_before_it() -> None:
     made = fleet("q", decoders=1)
     made.handle([done("old"), done("new")], 0.0)
     made.handle([ev.TransferStarted("old", "d0")], 0.0)
-    stranger(made, "new", "d0", 0.1)
+    not_readable(made, "new", "d0", 0.1)
     made.handle([ev.TransferDone("old", "d0")], 0.2)
     assert not sent(made, "b", 0.3)
 
@@ -138,5 +138,5 @@ def test_dead_ends_are_of_the_engines_of_one_backend() -> None:
         ],
         0.0,
     )
-    (again,) = of(stranger(made, "a", "d0", 0.1), ev.PrefillAgain)
+    (again,) = of(not_readable(made, "a", "d0", 0.1), ev.PrefillAgain)
     assert again.avoid == {"p", "r"}

@@ -104,7 +104,7 @@ def test_one_that_went_before_and_fails_during_the_trial_says_nothing_of_it() ->
         lambda name: ev.TransferFailed(name, "d0", "kv_lost"),
         lambda name: ev.TransferFailed(name, "d0", "other_model"),
     ],
-    ids=["cancelled", "begins_anew", "refused", "kv_lost", "other_model"],
+    ids=["cancelled", "starts_over", "refused", "kv_lost", "other_model"],
 )
 def test_one_that_vanishes_says_nothing_and_the_next_may_try(end: Callable[[str], ev.Event]) -> None:
     made, trial = tried()

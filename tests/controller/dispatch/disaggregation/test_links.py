@@ -89,7 +89,7 @@ def test_a_trial_that_arrives_opens_it_whatever_failed_beside_it():
     book.failed(pair, "straggler", 2.1)
     book.moved(pair, None)
     book.failed(pair, "another", 2.2)
-    assert book.usable(pair, 2.2), "failures in a row are counted anew"
+    assert book.usable(pair, 2.2), "failures in a row are counted from zero"
 
 
 def test_what_its_engine_says_and_what_transfers_say_both_count():

@@ -15,7 +15,7 @@ from tests.controller.dispatch.disaggregation.test_links import fleet
 from tests.controller.dispatch.fleet import request
 
 
-def stranger(made: Migrator, name: str, target: str, now: float) -> ev.Reply:
+def not_readable(made: Migrator, name: str, target: str, now: float) -> ev.Reply:
     """`target` says that the KV of this request is of another model."""
     made.handle([ev.TransferStarted(name, target)], now)
     return made.handle([ev.TransferFailed(name, target, "other_model")], now)
@@ -24,7 +24,7 @@ def stranger(made: Migrator, name: str, target: str, now: float) -> ev.Reply:
 def test_it_is_decoded_where_the_model_is_the_same() -> None:
     made = fleet(migrator={"link_failures": 1})
     assert places(made.handle([done("a")], 0.0)) == [("a", "d0")]
-    reply = stranger(made, "a", "d0", 0.1)
+    reply = not_readable(made, "a", "d0", 0.1)
     assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([("a", "d1")], [], [])
     assert made.links.usable(("p", "d0"), 0.1), "the way was good"
     made.handle([ev.TransferStarted("a", "d1"), ev.TransferDone("a", "d1")], 0.2)
@@ -35,19 +35,19 @@ def test_it_is_decoded_where_the_model_is_the_same() -> None:
 def test_with_no_one_left_to_read_it_the_prompt_is_prefilled_elsewhere() -> None:
     made = fleet("q")
     made.handle([done("a")], 0.0)
-    stranger(made, "a", "d0", 0.1)
-    reply = stranger(made, "a", "d1", 0.2)
+    not_readable(made, "a", "d0", 0.1)
+    reply = not_readable(made, "a", "d1", 0.2)
     (again,) = of(reply, ev.PrefillAgain)
     assert (again.request.id, again.avoid, again.decision.reason) == ("a", {"p"}, "other_model")
     assert of(reply, ev.FreeKv) == [ev.FreeKv("a", "p")]
     assert made.state_of("a") is None
-    assert places(made.handle([done("a", 0.3, source="q")], 0.3)) != [], "what q computes is asked about anew"
+    assert places(made.handle([done("a", 0.3, source="q")], 0.3)) != [], "what q computes is asked about again"
 
 
 def test_a_collocated_instance_may_take_it_too() -> None:
     made = fleet(decoders=1)
     made.handle([up("c", Role.COLLOCATED), done("a")], 0.0)
-    assert [again.avoid for again in of(stranger(made, "a", "d0", 0.1), ev.PrefillAgain)] == [{"p"}]
+    assert [again.avoid for again in of(not_readable(made, "a", "d0", 0.1), ev.PrefillAgain)] == [{"p"}]
 
 
 def test_the_others_may_be_as_many_as_they_like() -> None:
@@ -58,7 +58,7 @@ def test_the_others_may_be_as_many_as_they_like() -> None:
     for step in range(8):
         ((_, target),) = places(reply)
         asked.append(target)
-        reply = stranger(made, "a", target, 0.1 * step)
+        reply = not_readable(made, "a", target, 0.1 * step)
         assert of(reply, ev.GiveUp) == []
     assert len(set(asked)) == 8
     assert len(places(reply)) == 1
@@ -72,7 +72,7 @@ def test_one_without_room_is_waited_for_rather_than_an_incompatible_peer_asked_a
     made.handle([ev.TransferStarted("fills", "d1"), ev.TransferDone("fills", "d1")], 0.0)
     made.handle([up("d0")], 0.0)
     assert places(made.handle([done("a", prompt=300)], 0.1)) == [("a", "d0")]
-    reply = stranger(made, "a", "d0", 0.2)
+    reply = not_readable(made, "a", "d0", 0.2)
     assert (places(reply), of(reply, ev.PrefillAgain), made.state_of("a")) == ([], [], State.WAITING)
     assert places(made.handle([ev.Finished("fills", 10)], 0.3)) == [("a", "d1")]
 
@@ -80,7 +80,7 @@ def test_one_without_room_is_waited_for_rather_than_an_incompatible_peer_asked_a
 def test_with_nowhere_to_go_it_waits_for_somebody_and_is_then_given_up() -> None:
     made = fleet(decoders=1)
     made.handle([done("a")], 0.0)
-    reply = stranger(made, "a", "d0", 1.0)
+    reply = not_readable(made, "a", "d0", 1.0)
     assert (places(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([], [], [])
     assert reply.wake_at == 1.0 + made.config.incompatible_hold_s
     over = made.handle([ev.Woke()], reply.wake_at)
@@ -91,7 +91,7 @@ def test_with_nowhere_to_go_it_waits_for_somebody_and_is_then_given_up() -> None
 def test_no_setting_makes_it_wait_for_longer_than_others() -> None:
     made = fleet(decoders=1, migrator={"hold_s": 2.0})
     made.handle([done("a")], 0.0)
-    assert stranger(made, "a", "d0", 1.0).wake_at == 3.0
+    assert not_readable(made, "a", "d0", 1.0).wake_at == 3.0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_no_setting_makes_it_wait_for_longer_than_others() -> None:
 def test_somebody_who_comes_meanwhile_is_asked(comes: list[ev.Event], follows: Callable[[ev.Reply], bool]) -> None:
     made = fleet(decoders=1)
     made.handle([done("a")], 0.0)
-    stranger(made, "a", "d0", 0.1)
+    not_readable(made, "a", "d0", 0.1)
     assert follows(made.handle(comes, 1.0))
 
 
@@ -122,7 +122,7 @@ def test_a_landing_that_was_assumed_is_taken_back_and_its_kv_is_still_there() ->
 def test_what_is_still_being_computed_starts_over_too() -> None:
     made = fleet("q", decoders=1)
     made.handle([ev.PrefillSent(request("a"), "p", prefill_s=1.0), ev.PrefillEnding("a", "p")], 0.0)
-    (again,) = of(stranger(made, "a", "d0", 0.1), ev.PrefillAgain)
+    (again,) = of(not_readable(made, "a", "d0", 0.1), ev.PrefillAgain)
     assert (again.avoid, again.decision.reason, made.state_of("a")) == ({"p"}, "other_model", None)
 
 
@@ -130,5 +130,5 @@ def test_a_choice_made_when_the_prompt_was_sent_does_not_bind_it_to_an_incompati
     made = fleet(migration={"name": "one_shot"})
     made.handle([ev.PrefillSent(request("a"), "p")], 0.0)
     ((_, first),) = places(made.handle([done("a", 0.1)], 0.1))
-    ((_, second),) = places(stranger(made, "a", first, 0.2))
+    ((_, second),) = places(not_readable(made, "a", first, 0.2))
     assert {first, second} == {"d0", "d1"}

@@ -12,7 +12,7 @@ from controller.dispatch import Migrator
 from controller.dispatch.disaggregation.reach import Reach
 from tests.controller.dispatch.disaggregation.decoders import STEP, done, of, places, up
 from tests.controller.dispatch.disaggregation.test_links import fleet, seen
-from tests.controller.dispatch.disaggregation.test_other_model import stranger
+from tests.controller.dispatch.disaggregation.test_other_model import not_readable
 from tests.controller.dispatch.fleet import request
 
 MANY = 40  # more than a pass looks at
@@ -36,7 +36,7 @@ def names() -> list[str]:
 def incompatible() -> Migrator:
     made = fleet(decoders=1)
     made.handle([done("first")], 0.0)
-    stranger(made, "first", "d0", 0.1)
+    not_readable(made, "first", "d0", 0.1)
     return made
 
 
@@ -129,7 +129,7 @@ def test_a_shorter_one_is_not_taken_for_one_of_their_kind() -> None:
         0.0,
     )
     assert places(made.handle([done("long", prompt=4000)], 0.0)) == [("long", "wide")]
-    assert places(stranger(made, "long", "wide", 0.1)) == []
+    assert places(not_readable(made, "long", "wide", 0.1)) == []
     assert places(made.handle([done("a", 0.2, prompt=100)], 0.2)) == [("a", "short")]
 
 

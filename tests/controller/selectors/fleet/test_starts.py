@@ -1,4 +1,4 @@
-"""From wish to service, told apart by how an instance began and where its weights came from."""
+"""From the request to start to service, told apart by how an instance began and where its weights came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices are held by whatever runs on them: from the wish until it is gone, by one instance at a time."""
+"""Devices are held by whatever runs on them: from its creation until it is gone, by one instance at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def machine(devices: int, name: str = "box", kind: str = "a100"):
     return host
 
 
-def wish(host, model=None, **fields):
+def new_instance(host, model=None, **fields):
     return instance_create(actor=ACTOR, model=model or factories.served_model(), host=host, **fields)
 
 
@@ -52,11 +52,11 @@ def test_every_provisioners_instance_holds_its_devices_until_it_is_gone(provisio
     if provisioner == "static":
         row = instance_register(actor=ACTOR, id="e1", model=model, url="http://e1:1", host=host, tp=2)
     else:
-        row = wish(host, model, provisioner=provisioner, tp=2)
+        row = new_instance(host, model, provisioner=provisioner, tp=2)
     assert held(row) == [0, 1]
     assert (free(host), room_for(row)) == (0, 0)
     with pytest.raises(ValidationError, match="0 of 2 devices free; 1 required"):
-        wish(host, model, id="second")
+        new_instance(host, model, id="second")
     assert not Instance.objects.filter(pk="second").exists()
 
     instance_stop(actor=ACTOR, instance_id=row.pk)
@@ -67,20 +67,20 @@ def test_every_provisioners_instance_holds_its_devices_until_it_is_gone(provisio
 
 def test_devices_of_another_kind_neither_serve_nor_bound():
     host = machine(1)
-    assert held(wish(host, device_kind="a100")) == [0]
-    other = wish(host, device_kind="not listed")
+    assert held(new_instance(host, device_kind="a100")) == [0]
+    other = new_instance(host, device_kind="not listed")
     assert (held(other), room_for(other)) == ([], None)
 
 
 def test_without_a_host_or_devices_there_is_nothing_to_hold():
     bare = factories.host()
-    for row in (wish(None), wish(bare)):
+    for row in (new_instance(None), new_instance(bare)):
         assert (held(row), room_for(row)) == ([], None)
 
 
 def test_what_is_made_like_another_gets_devices_of_its_own():
     host, model = machine(2), factories.served_model()
-    first = wish(host, model)
+    first = new_instance(host, model)
     second = instance_create(actor=ACTOR, model=model, **like(first))
     assert (held(first), held(second)) == ([0], [1])
     with pytest.raises(ValidationError, match="0 of 2"):
@@ -89,7 +89,7 @@ def test_what_is_made_like_another_gets_devices_of_its_own():
 
 def test_a_replacement_takes_the_device_of_what_failed():
     host = machine(1)
-    row = wish(host, device_kind="a100")
+    row = new_instance(host, device_kind="a100")
     decision = instance_replace(step=Replace(row.pk, "exited", "gone"))
     new = Instance.objects.get(pk=decision.outcome["replacement"])
     assert (held(row), held(new), free(host)) == ([], [0], 0)
@@ -98,7 +98,7 @@ def test_a_replacement_takes_the_device_of_what_failed():
 def test_what_held_none_is_not_replaced_where_all_are_held():
     host, model = machine(1), factories.served_model()
     older = factories.instance(model, host=host, provisioner="process")
-    wish(host, model)
+    new_instance(host, model)
     decision = instance_replace(step=Replace(older.pk, "exited", "gone"))
     assert decision.outcome == {"held": "no_device"}
     assert Instance.objects.live().count() == 1
@@ -106,9 +106,9 @@ def test_what_held_none_is_not_replaced_where_all_are_held():
 
 
 def test_what_held_more_than_there_is_for_another_is_not_replaced():
-    """The kind of one of its devices was described anew since."""
+    """The kind of one of its devices was described again since."""
     host = machine(2)
-    row = wish(host, device_kind="a100", tp=2)
+    row = new_instance(host, device_kind="a100", tp=2)
     Device.objects.filter(host=host, index=1).update(kind="h100")
     decision = instance_replace(step=Replace(row.pk, "exited", "gone"))
     assert decision.outcome == {"held": "no_device"}
@@ -117,26 +117,26 @@ def test_what_held_more_than_there_is_for_another_is_not_replaced():
 
 def test_moved_to_another_host_it_holds_there():
     here, there = machine(2), machine(1, "other")
-    row = wish(here)
+    row = new_instance(here)
     same = instance_update(actor=ACTOR, instance_id=row.pk, version=row.version, changes={"host": here})
     assert (same.version, held(row)) == (row.version, [0])
     row = instance_update(actor=ACTOR, instance_id=row.pk, version=row.version, changes={"host": there})
     assert (free(here), free(there)) == (2, 0)
     with pytest.raises(ValidationError, match="1 of 1"):
         instance_update(actor=ACTOR, instance_id=row.pk, version=row.version, changes={"tp": 2})
-    assert free(there) == 0, "nothing was let go"
+    assert free(there) == 0, "nothing was freed"
 
 
 def test_an_engine_on_cuda_is_started_on_the_devices_that_it_holds():
     host, model = machine(4), factories.served_model()
     spec = {"executor": "torch", "folder": "/models/m", "device": "cuda"}
-    pair = wish(host, model, id="pair", tp=2, spec=spec)
-    single = wish(host, model, id="single", spec=spec)
+    pair = new_instance(host, model, id="pair", tp=2, spec=spec)
+    single = new_instance(host, model, id="single", spec=spec)
     assert [instance_start(instance_id=row.pk)[1]["device_indexes"] for row in (pair, single)] == [[0, 1], [2]]
     instance_observe(instance_id="pair", observed_state=GONE)
-    assert instance_start(instance_id=wish(host, model, id="next", spec=spec).pk)[1]["device_indexes"] == [0]
+    assert instance_start(instance_id=new_instance(host, model, id="next", spec=spec).pk)[1]["device_indexes"] == [0]
 
 
 def test_an_engine_on_the_processor_is_told_of_no_device():
-    row = wish(machine(2), id="plain")
+    row = new_instance(machine(2), id="plain")
     assert "device_indexes" not in instance_start(instance_id=row.pk)[1]

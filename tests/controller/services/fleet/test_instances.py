@@ -1,4 +1,4 @@
-"""Instances: wishes are audited, observations are not; both reach the gateways; cost runs while it is provisioned."""
+"""Instances: changes are audited, observations are not; both reach the gateways; cost runs while it is provisioned."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_created_instance_serves_once_it_was_seen_ready():
     assert row.ready_at is not None
     assert [spec.id for spec in gateway_snapshot().instances] == [row.id]
     assert config_version() == before + 1
-    assert Decision.objects.count() == 1  # the wish
+    assert Decision.objects.count() == 1  # of the desired state
 
 
 def test_a_static_instance_needs_its_url():

@@ -312,11 +312,11 @@ def test_collocated_instances_may_stand_beside_them():
 def test_where_an_engine_computes_kv_that_no_one_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):
     reserve = SimulatedTransfers._reserve
 
-    def picky(handoff, place):
+    def picky(stages, place):
         if place.source == "engine-0":
-            handoff._failed(place.request.id, place.target, "other_model")
+            stages._failed(place.request.id, place.target, "other_model")
         else:
-            reserve(handoff, place)
+            reserve(stages, place)
 
     monkeypatch.setattr(SimulatedTransfers, "_reserve", picky)
     demands = some_demands(150, rate=10.0)

@@ -53,7 +53,7 @@ async def test_a_peer_that_dies_ends_the_transfer_and_not_the_process(monkeypatc
 
 
 class Group:
-    """One that breaks, and says in which thread it was let go."""
+    """One that breaks, and says in which thread it was dropped."""
 
     def __init__(self, left: list[str]) -> None:
         self._left = left

@@ -16,13 +16,13 @@ SUMS = (2, 4)  # operators of a layer of five that end in a sum: o_proj, down_pr
 class Rank:
     """Runs steps of `lengths` operators one after the other; stopped, it goes on at once, as all do."""
 
-    def __init__(self, counter, lengths, wishes):
-        self.counter, self.lengths, self.wishes = counter, list(lengths), wishes
+    def __init__(self, counter, lengths, chances):
+        self.counter, self.lengths, self.chances = counter, list(lengths), chances
         self.entered = 0  # operators begun, of all steps
         self.step = self.done = 0
         self.wants = False
         self.stops = []
-        self.stopped_in, self.wished_in = set(), set()  # steps
+        self.stopped_in, self.wanted_in = set(), set()  # steps
 
     @property
     def over(self):
@@ -37,10 +37,10 @@ class Rank:
             return False
         self.done += 1
         over = self.done == self.lengths[self.step]
-        self.wants = self.wants or rng.random() < self.wishes
+        self.wants = self.wants or rng.random() < self.chances
         stopped = self.counter.stops(self.wants, over)
         if self.wants:
-            self.wished_in.add(self.step)
+            self.wanted_in.add(self.step)
         if over:
             self.step, self.done, self.wants = self.step + 1, 0, False
         elif stopped:
@@ -50,28 +50,28 @@ class Rank:
         return True
 
 
-def run(lengths, world, wishes, seed):
+def run(lengths, world, chances, seed):
     rng, memory = random.Random(seed), shared_memory(world)
-    ranks = [Rank(RankCounter(memory, rank, world), lengths, wishes[rank]) for rank in range(world)]
+    ranks = [Rank(RankCounter(memory, rank, world), lengths, chances[rank]) for rank in range(world)]
     while not all(rank.over for rank in ranks):
         ready = [rank for rank in ranks if not rank.over]
         rng.shuffle(ready)
         assert any(rank.move([other for other in ranks if other is not rank], rng) for rank in ready), "they all wait"
     os.close(memory)
-    assert ranks[0].stopped_in <= set().union(*(rank.wished_in for rank in ranks)), "stopped, and nobody wanted it"
+    assert ranks[0].stopped_in <= set().union(*(rank.wanted_in for rank in ranks)), "stopped, and nobody wanted it"
     return [rank.stops for rank in ranks]
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     lengths=st.lists(st.integers(1, 22), min_size=1, max_size=8),
-    wishes=st.lists(st.sampled_from([0.0, 0.05, 0.5, 1.0]), min_size=2, max_size=4),
+    chances=st.lists(st.sampled_from([0.0, 0.05, 0.5, 1.0]), min_size=2, max_size=4),
     seed=st.integers(0, 10_000),
 )
-def test_all_stop_at_the_same_boundaries(lengths, wishes, seed):
-    first, *others = run(lengths, len(wishes), wishes, seed)
+def test_all_stop_at_the_same_boundaries(lengths, chances, seed):
+    first, *others = run(lengths, len(chances), chances, seed)
     assert all(stops == first for stops in others)
-    if not any(wishes):
+    if not any(chances):
         assert first == []
 
 

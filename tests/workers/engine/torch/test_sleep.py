@@ -34,11 +34,11 @@ class Whole:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.app, self.engine, self.handover = build(config, asyncio.get_running_loop())
+        self.app, self.engine, self.stages = build(config, asyncio.get_running_loop())
 
     def close(self) -> None:
         self.engine.close()
-        self.handover.close()
+        self.stages.close()
 
     async def post(self, path: str, query: str = "", token: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
         raw, headers = orjson.dumps(body), dict[str, str]()
@@ -191,10 +191,10 @@ async def test_kv_that_another_engine_is_to_take_is_kept_so_long(elsewhere, look
     if weights == "absent":  # then they come after its start
         await engine.post("/weights/load", **FLEET, sources=[{"kind": "disk"}])
     offer = await offered(engine)
-    cache, (seq, _) = engine.config.program.cache, engine.handover._kept[offer.request]
+    cache, (seq, _) = engine.config.program.cache, engine.stages._kept[offer.request]
     before, wanted = cache.memory.clone(), entries(TorchKv(cache), seq)
     await engine.post("/sleep", f"level={level}", **FLEET)
-    assert (engine.held, engine.handover.kept) == ((True, False), 1)
+    assert (engine.held, engine.stages.kept) == ((True, False), 1)
     assert torch.equal(cache.memory, before)
     assert await elsewhere.pull(offer) == (offer.first_token, wanted)
     await until(lambda: engine.held == (False, False))
@@ -205,7 +205,7 @@ async def test_kv_that_no_one_takes_is_kept_until_it_is_given_up(awake, looks_of
     await offered(awake)
     await awake.post("/sleep", "level=2", **FLEET)
     assert awake.held == (True, False)
-    assert awake.handover.free(["cmpl-r"]) == 1
+    assert awake.stages.free(["cmpl-r"]) == 1
     await until(lambda: awake.held == (False, False))
 
 
@@ -213,10 +213,10 @@ async def offered(engine: Whole) -> Offer:
     """A prefill for somebody else."""
     asked = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 1, "request_id": "r", "ignore_eos": True}
     status, said = await engine.post("/v1/completions", **asked, kv_transfer_params={"do_remote_decode": True})
-    assert (status, engine.handover.kept) == (200, 1)
-    await engine.handover.start(0)
+    assert (status, engine.stages.kept) == (200, 1)
+    await engine.stages.start(0)
     told = said["kv_transfer_params"]
-    at = ("127.0.0.1", engine.handover.server.port)
+    at = ("127.0.0.1", engine.stages.server.port)
     return fleet_offer(*at, told["remote_request_id"], 40, told["first_token"], token=FLEET["token"])
 
 
@@ -224,12 +224,12 @@ async def test_a_decode_engine_takes_in_its_sleep_what_it_has_reserved_blocks_fo
     """In a sleep that keeps what waits: its blocks are written by the engine that sends, whenever it sends."""
     source = Whole(configured())
     offer = await offered(source)
-    wanted = entries(TorchKv(source.config.program.cache), source.handover._kept[offer.request][0])
+    wanted = entries(TorchKv(source.config.program.cache), source.stages._kept[offer.request][0])
     seq = Seq("t", 0.0, 40, 4, token_ids=[*range(40), 0])
     awake.engine.handle(Reserve(seq))
     await awake.post("/sleep", "level=2&mode=keep", **FLEET)
     assert awake.held == (True, False)
-    _, token = await awake.handover.links.pull(offer, seq)
+    _, token = await awake.stages.links.pull(offer, seq)
     assert (token, entries(TorchKv(awake.config.program.cache), seq)) == (offer.first_token, wanted)
     await awake.post("/wake_up", **FLEET)
     assert awake.held == (True, True)

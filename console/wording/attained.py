@@ -13,7 +13,7 @@ from controller.models import RequestRecord
 COUNTED_SEPARATELY = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
 
 
-class Verdict(NamedTuple):
+class Attained(NamedTuple):
     """`badge`: its colour; `more`: what the word leaves open, "" where it says all."""
 
     badge: str
@@ -21,11 +21,11 @@ class Verdict(NamedTuple):
     more: str = ""
 
 
-def verdict(row: RequestRecord) -> Verdict:
+def attained(row: RequestRecord) -> Attained:
     if row.attained:
-        return Verdict("ok", "attained")
+        return Attained("ok", "attained")
     if row.outcome == Outcome.CANCELLED.value:
-        return Verdict("", "cancelled")
+        return Attained("", "cancelled")
     if row.error_code == ENGINE_REJECTED:
-        return Verdict("", "refused, not counted", f"by the engine, HTTP {row.http_status}")
-    return Verdict("bad", "missed", "" if row.outcome == Outcome.OK.value else f"{row.outcome} {row.error_code}")
+        return Attained("", "refused, not counted", f"by the engine, HTTP {row.http_status}")
+    return Attained("bad", "missed", "" if row.outcome == Outcome.OK.value else f"{row.outcome} {row.error_code}")
