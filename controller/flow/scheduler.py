@@ -17,6 +17,7 @@ from controller.flow.flows import MsFlow, Stage
 from controller.flow.policies import LATE_RANK, DeferAndPromote, FlowPolicy, FlowState, Turn
 
 SCAVENGER = Turn((math.inf,), wire_class=7)
+PRESSED = Turn((-1.0,), wire_class=0)
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -82,7 +83,13 @@ class OrderSent(NamedTuple):
     expires_at: float
 
 
-FlowEvent = PortSeen | Submitted | Sent | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent
+class Pressed(NamedTuple):
+    """An end of the flow is short of memory that the flow holds: it goes before all others, under any policy."""
+
+    flow_id: str
+
+
+FlowEvent = PortSeen | Submitted | Sent | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent | Pressed
 
 
 # ---- actions --------------------------------------------------------------------------------------------------------
@@ -151,6 +158,7 @@ class FlowScheduler:
         self._units: dict[str, _Unit] = {}
         self._order: OrderSent | None = None
         self._ranks: dict[str, float] = {}
+        self._pressed: set[str] = set()
         self._number = 0
         self._period_at = -math.inf
 
@@ -190,6 +198,10 @@ class FlowScheduler:
                     touched.setdefault(flow_id, False)
             case Ended(flow_id):
                 self._end(flow_id)
+            case Pressed(flow_id):
+                if flow_id in self._flows:
+                    self._pressed.add(flow_id)
+                    touched.setdefault(flow_id, False)
             case PortSeen():
                 if not event.bandwidth > 0:
                     raise ConfigError(f"port {event.port!r}: bandwidth must be positive bytes/s", field="bandwidth")
@@ -225,6 +237,7 @@ class FlowScheduler:
         state = self._flows.pop(flow_id, None)
         if state is None:
             return
+        self._pressed.discard(flow_id)
         flow = state.flow
         _discard(self._of_unit, flow.unit, flow_id)
         key = (flow.requests, flow.egress)
@@ -268,6 +281,8 @@ class FlowScheduler:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def _turn(self, state: FlowState, now: float, boundary: bool) -> Turn:
+        if state.flow.id in self._pressed:
+            return PRESSED
         turn = self.policy.turn(state, self, now, boundary)
         return SCAVENGER if self._pruned(state.flow) else turn
 
