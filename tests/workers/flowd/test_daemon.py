@@ -1,0 +1,270 @@
+"""The transfer daemon as clients meet it: a real process or a real socket, and what becomes of transfers without it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from controller.core.errors import ConfigError
+from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns, until
+from workers.flowd import client as flow_client
+from workers.flowd.client import SCHEDULED, Flow, FlowClient
+from workers.flowd.settings import FlowSettings, settings_from
+
+
+class Raw:
+    """A client that says what the test says."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, path: str) -> Raw:
+        return cls(*await asyncio.open_unix_connection(path))
+
+    def say(self, **message: Any) -> None:
+        self.writer.write(orjson.dumps(message) + b"\n")
+
+    async def hear(self) -> dict[str, Any]:
+        """The next message, apart from signs of life."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                said: dict[str, Any] = orjson.loads(await self.reader.readline())
+                if said["event"] != "alive":
+                    return said
+
+    async def asked(self, **message: Any) -> dict[str, Any]:
+        self.say(**message)
+        return await self.hear()
+
+
+def submitted(**changed: Any) -> dict[str, Any]:
+    given = {"op": "submit", "id": "a", "stage": 3, "size_bytes": MB, "to": "host", "due_in_s": 5.0}
+    return {name: value for name, value in (given | changed).items() if value is not None}
+
+
+WRONG = {
+    "size_bytes": [{"size_bytes": 0}, {"size_bytes": -1}, {"size_bytes": "1"}, {"size_bytes": None}],
+    "stage": [{"stage": 0}, {"stage": 5}, {"stage": True}, {"stage": "kv"}],
+    "due_in_s": [{"due_in_s": 0}, {"due_in_s": -2.5}, {"due_in_s": None}, {"due_in_s": "soon"}],
+    "id": [{"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 501}],
+    "to": [{"to": ""}, {"to": None}],
+    "later_bytes": [{"later_bytes": -1}],
+    "layer": [{"layer": -1}, {"layer": 1.5}],
+    "requests": [{"requests": "r"}, {"requests": [1]}],
+    "unit": [{"stage": 1}],
+    "op": [{"op": "sbmit"}, {"op": None}],
+}
+
+
+@pytest.mark.parametrize(("field", "changed"), [(field, each) for field, all_ in WRONG.items() for each in all_])
+async def test_wrong_submits_get_an_error_that_names_the_field(path, field, changed):
+    async with serving(path):
+        raw = await Raw.open(path)
+        said = await raw.asked(**submitted(**changed))
+        assert (said["event"], said["field"]) == ("error", field), said
+        assert said["message"]
+        assert (await raw.asked(**submitted()))["event"] == "permit", "the connection goes on"
+
+
+async def test_duplicates_and_flows_of_others_are_refused(path):
+    async with serving(path):
+        one, two = await Raw.open(path), await Raw.open(path)
+        assert (await one.asked(**submitted()))["go"] is True
+        for raw in (one, two):
+            assert (await raw.asked(**submitted()))["field"] == "id"
+        for op in ("progress", "urgent", "completion"):
+            assert (await two.asked(op=op, id="a", left=1))["field"] == "id"
+        assert (await one.asked(op="progress", id="a", left="x"))["field"] == "left"
+        one.writer.write(b"no json\n")
+        assert "not JSON" in (await one.hear())["message"]
+        assert [flow["id"] for flow in (await two.asked(op="status"))["flows"]] == ["a"]
+
+
+async def test_permits_are_pushed_in_order_of_deadlines(path):
+    async with serving(path, "earliest_deadline"):
+        raw = await Raw.open(path)
+        assert await raw.asked(**submitted(id="late", due_in_s=60.0)) == {
+            "event": "permit", "id": "late", "go": True, "level": 1, "class": 0,
+        }  # fmt: skip
+        raw.say(**submitted(id="early", due_in_s=1.0))
+        told = {said["id"]: said["go"] for said in (await raw.hear(), await raw.hear())}
+        assert told == {"late": False, "early": True}
+        said = await raw.asked(op="completion", id="early")
+        assert (said["id"], said["go"]) == ("late", True)
+
+
+async def test_a_transfer_is_promoted_in_time_and_told_so(path):
+    async with serving(path), connected(path) as client:
+        flow = client.submit(3, 10 * MB, "host", 3.0)
+        await until(lambda: flow.level)
+        first = flow.level
+        assert first > 1, "10 MiB over 100 MiB/s in 3 s are no hurry"
+        while flow.level > 1:
+            flow.waits(True)
+            await asyncio.sleep(0.05)
+        assert flow.promotions == first - 1
+
+
+async def test_a_client_that_never_completes_loses_its_permit(path, monkeypatch):
+    monkeypatch.setattr(flow_client, "STILL_S", 0.1)  # the other one says that it is there
+    async with serving(path, "earliest_deadline", lease_s=1.0), connected(path) as client:
+        raw = await Raw.open(path)
+        assert (await raw.asked(**submitted(due_in_s=1.0)))["go"] is True
+        flow = client.submit(3, MB, "host", 30.0)
+        await flow.turn(nothing)
+        assert flow.scheduled
+        assert flow.held_s > 0.2
+        assert (await raw.hear())["event"] == "expired"
+
+
+async def test_a_client_that_goes_away_ends_its_transfers(path):
+    async with serving(path, "earliest_deadline"), connected(path) as client:
+        raw = await Raw.open(path)
+        await raw.asked(**submitted(due_in_s=1.0))
+        raw.writer.close()
+        flow = client.submit(3, MB, "host", 30.0)
+        await flow.turn(nothing)
+        assert flow.reason == SCHEDULED
+
+
+async def test_a_held_transfer_says_so_and_short_memory_promotes_it(path, monkeypatch):
+    monkeypatch.setattr(flow_client, "STILL_S", 0.05)
+    async with serving(path, "earliest_deadline"), connected(path) as client, sending(client) as first:
+        second = client.submit(3, MB, "host", 30.0)
+        said = 0
+
+        async def still() -> None:
+            nonlocal said
+            said += 1
+
+        await second.turn(still, pressed=lambda: said >= 2)
+        assert said >= 2
+        assert second.scheduled
+        waiting = asyncio.ensure_future(first.turn(nothing))
+        await turns()
+        assert not waiting.done(), "the promotion of the one holds the other"
+        second.end()
+        await waiting
+        assert first.scheduled
+
+
+async def test_holding_has_an_end(path, monkeypatch):
+    monkeypatch.setattr(flow_client, "MOST_HELD_S", 0.5)
+    async with serving(path, "earliest_deadline"), connected(path) as client, sending(client):
+        second = client.submit(3, MB, "host", 30.0)
+        await second.turn(nothing)
+        assert second.reason == "held_too_long"
+        assert 0.5 <= second.held_s < 2.0
+
+
+# ---- without a daemon -----------------------------------------------------------------------------------------------
+
+
+class Process:
+    """`python -m workers.flowd`, in a process that the test may kill, stop and start again."""
+
+    def __init__(self, path: str) -> None:
+        env = {**os.environ, "FLOW_POLICY": "earliest_deadline", "FLOW_SOCKET": path, "FLOW_LINK_GBPS": "1"}
+        self.process = subprocess.Popen([sys.executable, "-m", "workers.flowd"], env=env)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+
+async def held(client: FlowClient) -> tuple[Flow, asyncio.Task[None]]:
+    """A transfer that is held because another one goes."""
+    first, second = client.submit(3, MB, "host", 1.0), client.submit(3, MB, "host", 30.0)
+    await first.turn(nothing)
+    waiting = asyncio.ensure_future(second.turn(nothing))
+    await until(lambda: second.level)
+    assert not waiting.done()
+    return second, waiting
+
+
+async def test_without_a_daemon_a_transfer_goes_at_once(path):
+    client = FlowClient(path)
+    client.start()
+    flow = client.submit(3, MB, "host", 1.0)
+    async with asyncio.timeout(0.2):
+        await flow.turn(nothing)
+    assert (flow.reason, flow.held_s) == ("unavailable", 0.0)
+    flow.end()
+    client.close()
+
+
+async def test_a_killed_daemon_lets_transfers_go_and_the_next_one_schedules_again(path):
+    with Process(path) as daemon:
+        async with connected(path) as client:
+            flow, waiting = await held(client)
+            daemon.signal(signal.SIGKILL)
+            async with asyncio.timeout(2.0):
+                await waiting
+            assert flow.reason == "lost"
+            with Process(path):  # over the socket that the killed one left
+                await until(lambda: client.connected)
+                again = client.submit(3, MB, "host", 1.0)
+                await again.turn(nothing)
+                assert again.reason == SCHEDULED
+
+
+async def test_a_daemon_that_hangs_holds_nobody_for_long(path, monkeypatch):
+    with Process(path) as daemon:
+        async with connected(path) as client:
+            flow, waiting = await held(client)
+            daemon.signal(signal.SIGSTOP)
+            late = client.submit(3, MB, "host", 1.0)
+            async with asyncio.timeout(2.0):
+                await late.turn(nothing)
+            async with asyncio.timeout(flow_client.SILENCE_S + 2.0):
+                await waiting
+            assert (late.reason, flow.reason) == ("no_answer", "silent")
+            daemon.signal(signal.SIGCONT)
+
+
+async def test_a_daemon_that_is_stopped_removes_its_socket_and_a_second_one_is_refused(path):
+    with Process(path) as daemon:
+        await until(lambda: Path(path).exists())
+        async with connected(path):
+            assert oct(Path(path).stat().st_mode & 0o777) == "0o600"
+            with Process(path) as second:
+                assert await asyncio.to_thread(second.process.wait, WAIT_S) == 1
+        daemon.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(daemon.process.wait, WAIT_S) == 0
+        assert not Path(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"FLOW_POLICY": "karuna"}, "FLOW_POLICY"),
+        ({"FLOW_POLICY": "mfs"}, "FLOW_SOCKET"),
+        ({"FLOW_POLICY": "mfs", "FLOW_SOCKET": "/" + "x" * 120}, "FLOW_SOCKET"),
+        ({"FLOW_LINK_GBPS": "fast"}, "FLOW_LINK_GBPS"),
+        ({"FLOW_LINK_GBPS": "0"}, "FLOW_LINK_GBPS"),
+    ],
+)
+def test_wrong_settings_name_their_variable(given, field):
+    with pytest.raises(ConfigError) as raised:
+        settings_from(given)
+    assert raised.value.field == field
+    assert field in str(raised.value)
+
+
+def test_scheduling_is_off_by_default():
+    assert settings_from({}) == FlowSettings("off", 1.25e9, "")

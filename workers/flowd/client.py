@@ -1,0 +1,217 @@
+"""Asks the transfer daemon of this host whether a transfer may send now, and never waits for it for ever.
+
+Every doubt ends a transfer's schedule, and it goes on unscheduled: no daemon, no answer, a daemon that fell silent, an
+expired lease, or more than `MOST_HELD_S` of holding in total. `Flow.reason` then says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+ANSWER_S = 0.5  # until a submit is answered
+SILENCE_S = 3.0  # the daemon says something each second
+MOST_HELD_S = 20.0  # of one transfer; below the gateway's time-out of a transfer that moves (30 s)
+STILL_S = 1.0  # how often a held transfer says so
+REPORT_S = 0.05  # between two reports of progress
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+LATE_S = (
+    1.0  # a transfer that is late already counts as due so soon, so that it ends and delays nobody who may be early
+)
+NO_TARGET_S = 30.0  # the same, for a transfer of a request without a deadline
+MAX_LINE = 4 << 20
+SCHEDULED = "scheduled"
+log = logging.getLogger(__name__)
+
+
+class Flow:
+    """One transfer. `reason`: SCHEDULED, or why it is not: `unavailable`, `no_answer`, `silent`, `lost`, `expired`,
+    `refused`, `held_too_long`. `level`: 1 (most urgent) to 8, 0 if unknown. `promotions`: levels it rose by."""
+
+    def __init__(self, client: FlowClient, flow_id: str, size: float) -> None:
+        self.id = flow_id
+        self.level = self.promotions = 0
+        self.wire_class: int | None = None
+        self.held_s = 0.0
+        self.reason = SCHEDULED
+        self._client = client
+        self._left = size
+        self._go: bool | None = None
+        self._changed = asyncio.Event()
+        self._waiting = self._pressed = self._over = False
+        self._reported_at = 0.0
+
+    @property
+    def scheduled(self) -> bool:
+        return self.reason == SCHEDULED
+
+    async def turn(self, still: Callable[[], Awaitable[None]], pressed: Callable[[], bool] = lambda: False) -> None:
+        """Return once it may send. While it is held, `still` is called each second; `pressed`: whether memory is short
+        here, which makes the transfer the most urgent one. Raises what `still` raises."""
+        self.waits(False)
+        began = now = self._now()
+        said_at, before = began, self.held_s
+        while self.scheduled and not self._go:
+            if self._go is None and now - began >= ANSWER_S:
+                self.unscheduled("no_answer")
+                break
+            if self.held_s >= MOST_HELD_S:
+                self.unscheduled("held_too_long")
+                break
+            if not self._pressed and pressed():
+                self._pressed = True
+                self._client.say({"op": "urgent", "id": self.id})
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S / 2):
+                    await self._changed.wait()
+            now = self._now()
+            self.held_s = before + now - began
+            if now - said_at >= STILL_S:
+                said_at = now
+                self._report()
+                await still()
+
+    def sent(self, size: int) -> None:
+        """So many more bytes were sent."""
+        self._left = max(0.0, self._left - size)
+        if self._now() - self._reported_at >= REPORT_S:
+            self._report()
+
+    def waits(self, waiting: bool) -> None:
+        """Whether there is nothing to send now. Call it again each second: it also renews the lease."""
+        if waiting != self._waiting or (waiting and self._now() - self._reported_at >= STILL_S):
+            self._waiting = waiting
+            self._report()
+
+    def end(self) -> None:
+        """It was sent or given up. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._client.ended(self)
+
+    # ---- for the client ---------------------------------------------------------------------------------------------
+
+    def permitted(self, go: bool, level: int, wire_class: int) -> None:
+        if self.level and level < self.level:
+            self.promotions += self.level - level
+        self.level, self.wire_class, self._go = level, wire_class, go
+        self._changed.set()
+
+    def unscheduled(self, reason: str) -> None:
+        if self.scheduled:
+            self.reason = reason
+            self._changed.set()
+            self._client.ended(self)
+
+    def _report(self) -> None:
+        if self.scheduled and not self._over:
+            self._reported_at = self._now()
+            self._client.say({"op": "progress", "id": self.id, "left": self._left, "waiting": self._waiting})
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class FlowClient:
+    """One connection to the daemon, which is made again when it breaks. `name`: what the
+    ids of its flows begin with, unlike those of other clients."""
+
+    def __init__(self, path: str, name: str = "") -> None:
+        self._path = path
+        self._name = name or secrets.token_hex(6)  # no process id: containers of one host may share theirs
+        self._writer: asyncio.StreamWriter | None = None
+        self._flows: dict[str, Flow] = {}
+        self._numbers = itertools.count(1)
+        self._keeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._lost("lost")
+
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    def submit(self, stage: int, size: int, to: str, due_in_s: float | None, request: str = "", unit: str = "") -> Flow:
+        """Announce a transfer of `size` bytes to the host `to`. `due_in_s`: until its last byte is due, None without a
+        deadline. It is scheduled at once or not at all; `end` must follow in any case."""
+        flow = Flow(self, f"{self._name}:{next(self._numbers)}", size)
+        if self._writer is None:
+            flow.reason = "unavailable"
+            return flow
+        self._flows[flow.id] = flow
+        due = NO_TARGET_S if due_in_s is None else max(due_in_s, LATE_S)
+        about = {"stage": stage, "size_bytes": size, "to": to, "due_in_s": due, "unit": unit}
+        self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
+        return flow
+
+    def say(self, message: dict[str, Any]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(orjson.dumps(message) + b"\n")
+
+    def ended(self, flow: Flow) -> None:
+        if self._flows.pop(flow.id, None) is not None:
+            self.say({"op": "completion", "id": flow.id})
+
+    # ---- the connection ---------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        pause_s, told = SHORTEST_PAUSE_S, False
+        while True:
+            why = "lost"
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_LINE)
+                self._writer, pause_s, told = writer, SHORTEST_PAUSE_S, False
+                log.info("transfers are scheduled by the daemon at %s", self._path)
+                why = await self._listen(reader)
+            except (OSError, ValueError, KeyError, TypeError) as error:  # a TimeoutError too, or not a daemon's words
+                why = "silent" if isinstance(error, TimeoutError) and self._writer is not None else "lost"
+                if not told:
+                    told = True
+                    log.warning("no transfer daemon at %s (%s): transfers go unscheduled", self._path, error or why)
+            finally:
+                self._lost(why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> str:
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                line = await reader.readline()
+            if not line:
+                return "lost"
+            self._heard(orjson.loads(line))
+
+    def _heard(self, said: Any) -> None:
+        flow = self._flows.get(str(said.get("id", ""))) if isinstance(said, dict) else None
+        if flow is None:
+            return
+        match said.get("event"):
+            case "permit":
+                flow.permitted(bool(said["go"]), int(said["level"]), int(said["class"]))
+            case "expired":
+                flow.unscheduled("expired")
+            case "error":
+                log.warning("the transfer daemon refused %s: %s", flow.id, said.get("message"))
+                flow.unscheduled("refused")
+
+    def _lost(self, why: str) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
+        for flow in list(self._flows.values()):
+            flow.unscheduled(why)
+        self._flows.clear()

@@ -1,0 +1,315 @@
+"""The transfer daemon: one for each host, on a Unix socket. Its decisions are `controller.flow.gate`'s.
+
+Messages are JSON, one a line. A client submits each transfer once and then reports how far it is:
+
+- `submit`: `id`, `stage` (1 to 4), `size_bytes`, `to` (where it goes), `due_in_s` (KV transfers: seconds until the last
+  byte is due), and optionally `unit`, `batch`, `requests`, `layer`, `later_bytes`.
+- `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
+- `urgent`: `id`: an end of it is short of memory. `completion`: `id`: it was sent or given up. `status`.
+
+The daemon answers a `submit` with a `permit` or an `error`, and pushes further permits as things change: `id`, `go`
+(false: hold it), `level` (1 to 8), `class` (of its packets, 0 first). An `error` names the `field`. `expired`: `id` is
+no longer scheduled. `alive` comes every second, so that a client sees a daemon that hangs. A client that goes away ends
+its transfers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from controller.core.errors import ConfigError, SlacklineError
+from controller.flow.flows import MsFlow, Stage
+from controller.flow.gate import Expired, Gate, GateAction, GateConfig, Go
+from controller.flow.policies import FLOW_POLICIES
+from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
+from workers.flowd.settings import OFF, FlowSettings
+
+EGRESS = "out"  # the one port through which everything leaves this host
+PERIOD_S = 0.02  # how often transfers may be promoted
+ALIVE_S = 1.0
+MAX_LINE = 16 << 10
+MOST_FLOWS = 20_000
+MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
+SHORTEST_PAUSE_S = 0.001
+# What a client calls a field, where it differs.
+SAID = {"ingress": "to", "deadline": "due_in_s"}
+log = logging.getLogger("workers.flowd")
+
+
+class Refused(SlacklineError):
+    """What a client sent is wrong. `field`: in what."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class FlowDaemon:
+    """Serves clients on a Unix socket, with one gate over all of their transfers."""
+
+    def __init__(self, settings: FlowSettings, config: GateConfig | None = None) -> None:
+        self._path = settings.socket
+        self._policy = settings.policy
+        scheduler = FlowScheduler(FLOW_POLICIES[settings.policy](), FlowSchedulerConfig(PERIOD_S))
+        self._gate = Gate(scheduler, settings.bandwidth, config)
+        self._owners: dict[str, asyncio.StreamWriter] = {}
+        self._server: asyncio.Server | None = None
+        self._clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._next: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    # ---- serving ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if another daemon serves the socket or it cannot be made."""
+        _remove_stale(self._path)
+        before = os.umask(0o177)  # only this user may connect
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._path, limit=MAX_LINE)
+        except OSError as error:
+            raise ConfigError(f"FLOW_SOCKET {self._path}: {error}", "FLOW_SOCKET") from error
+        finally:
+            os.umask(before)
+        self._ticker = asyncio.get_running_loop().create_task(self._say_alive())
+        log.info("%s on %s", self._policy, self._path)
+
+    async def close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._next is not None:
+            self._next.cancel()
+        if self._server is not None:
+            self._server.close()
+            Path(self._path).unlink(missing_ok=True)
+        for writer in self._clients:
+            writer.close()
+        await asyncio.gather(*filter(None, self._clients.values()), return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients[writer] = asyncio.current_task()
+        try:
+            while line := await reader.readline():
+                self._heard(line, writer)
+        except (ValueError, OSError) as error:  # ValueError: a line beyond the limit
+            log.warning("a client was disconnected: %s", error)
+        finally:
+            self._clients.pop(writer, None)
+            for flow_id in [flow_id for flow_id, owner in self._owners.items() if owner is writer]:
+                self._forget(flow_id)
+            writer.close()
+            self._step()
+
+    async def _say_alive(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            for writer in list(self._clients):
+                _say(writer, {"event": "alive"})
+
+    # ---- what clients say -------------------------------------------------------------------------------------------
+
+    def _heard(self, line: bytes, writer: asyncio.StreamWriter) -> None:
+        said: Any = None
+        try:
+            said = orjson.loads(line)
+            if not isinstance(said, dict):
+                raise Refused("op", "a message is a JSON object")
+            if self._take(said, writer):
+                self._step()
+        except orjson.JSONDecodeError as error:
+            _say(writer, {"event": "error", "id": "", "field": "", "message": f"not JSON: {error}"})
+        except (Refused, ConfigError) as error:
+            name = error.field or ""
+            flow_id = said.get("id") if isinstance(said, dict) else ""
+            about = {"id": flow_id if isinstance(flow_id, str) else "", "field": SAID.get(name, name)}
+            _say(writer, {"event": "error", **about, "message": str(error)})
+
+    def _take(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """Returns whether it may change who sends. Raises Refused and ConfigError."""
+        op = said.get("op")
+        if op == "status":
+            _say(writer, self._status())
+            return False
+        flow_id = _text(said, "id")
+        if op == "submit":
+            self._submit(said, writer)
+            return True
+        if op not in ("progress", "urgent", "completion"):
+            raise Refused("op", f"unknown op {op!r}; valid: submit, progress, urgent, completion, status")
+        if self._owners.get(flow_id) is not writer:
+            raise Refused("id", f"flow {flow_id!r} is not one of yours")
+        if op == "progress":
+            return self._gate.progress(flow_id, _number(said, "left"), _flag(said, "waiting"), self._now())
+        if op == "urgent":
+            self._gate.press(flow_id)
+        else:
+            self._forget(flow_id)
+        return True
+
+    def _submit(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        now = self._now()
+        flow = _flow(said, now)
+        if len(self._gate) >= MOST_FLOWS:
+            raise Refused("id", f"there are {MOST_FLOWS} flows already")
+        if (wrong := self._gate.submit(flow, now)) is not None:
+            raise Refused(wrong.field, wrong.message)
+        self._owners[flow.id] = writer
+
+    def _forget(self, flow_id: str) -> None:
+        self._owners.pop(flow_id, None)
+        self._gate.end(flow_id)
+
+    # ---- what they are told -----------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Say what has changed, and come back when the gate asks for it."""
+        now = self._now()
+        actions, wake_at = self._gate.step(now)
+        for action in actions:
+            self._tell(action)
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if math.isfinite(wake_at):
+            loop = asyncio.get_running_loop()
+            self._next = loop.call_later(max(wake_at - now, SHORTEST_PAUSE_S), self._step)
+
+    def _tell(self, action: GateAction) -> None:
+        writer = self._owners.get(action.flow_id)
+        if not isinstance(action, Go):
+            self._owners.pop(action.flow_id, None)
+        if writer is None:
+            return
+        match action:
+            case Go(flow_id, go, turn):
+                level = {"level": turn.wire_class + 1, "class": turn.wire_class}
+                _say(writer, {"event": "permit", "id": flow_id, "go": go, **level})
+            case Expired(flow_id):
+                _say(writer, {"event": "expired", "id": flow_id})
+            case NotTaken(flow_id, field, message):
+                _say(writer, {"event": "error", "id": flow_id, "field": SAID.get(field, field), "message": message})
+
+    def _status(self) -> dict[str, Any]:
+        flows = self._gate.view(self._now())
+        return {"event": "status", "policy": self._policy, "bandwidth": self._gate.bandwidth, "flows": flows}
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a daemon that was killed. Raises ConfigError if one still serves it, or if it is a file."""
+    if not Path(path).exists():
+        return
+    if not Path(path).is_socket():
+        raise ConfigError(f"FLOW_SOCKET {path} is a file that is not a socket", "FLOW_SOCKET")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            return
+    raise ConfigError(f"FLOW_SOCKET {path}: another transfer daemon serves it", "FLOW_SOCKET")
+
+
+def _say(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    if writer.is_closing():
+        return
+    if writer.transport.get_write_buffer_size() > MOST_UNREAD:
+        writer.transport.abort()
+        return
+    writer.write(orjson.dumps(message) + b"\n")
+
+
+# ---- reading a submit -----------------------------------------------------------------------------------------------
+
+
+def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
+    """Raises Refused or ConfigError with the field that is wrong."""
+    stage = said.get("stage")
+    if isinstance(stage, bool) or stage not in [int(each) for each in Stage]:
+        valid = ", ".join(f"{int(each)} ({each.name.lower()})" for each in Stage)
+        raise Refused("stage", f"unknown stage {stage!r}; valid: {valid}")
+    due_in_s = None if said.get("due_in_s") is None else _number(said, "due_in_s")
+    if due_in_s is not None and due_in_s <= 0:
+        raise Refused("due_in_s", f"the deadline has passed: due_in_s is {due_in_s:g}")
+    requests = said.get("requests", [])
+    if not isinstance(requests, list) or not all(isinstance(each, str) for each in requests):
+        raise Refused("requests", "requests is a list of ids")
+    layer = said.get("layer", 0)
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise Refused("layer", "layer is a whole number")
+    return MsFlow(
+        id=_text(said, "id"),
+        stage=Stage(stage),
+        size_bytes=_number(said, "size_bytes"),
+        egress=EGRESS,
+        ingress=f"in:{_text(said, 'to')}",
+        unit=_text(said, "unit", ""),
+        batch=_text(said, "batch", ""),
+        requests=tuple(requests),
+        layer=layer,
+        deadline=None if due_in_s is None else now + due_in_s,
+        later_bytes=_number(said, "later_bytes", 0.0),
+    )
+
+
+def _text(said: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = said.get(name, default)
+    if not isinstance(value, str) or (default is None and not value) or len(value) > 500:
+        raise Refused(name, f"{name} is a text of at most 500 characters")
+    return value
+
+
+def _number(said: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = said.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Refused(name, f"{name} is a number, not {value!r}")
+    return float(value)
+
+
+def _flag(said: Mapping[str, Any], name: str) -> bool:
+    value = said.get(name, False)
+    if not isinstance(value, bool):
+        raise Refused(name, f"{name} is true or false")
+    return value
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+def run(settings: FlowSettings) -> int:
+    """Serve until stopped. Returns the exit status."""
+    if settings.policy == OFF:
+        log.error("FLOW_POLICY is off: there is nothing to schedule")
+        return 1
+    try:
+        asyncio.run(_until_stopped(settings))
+    except ConfigError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+async def _until_stopped(settings: FlowSettings) -> None:
+    daemon = FlowDaemon(settings)
+    await daemon.start()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        await stopped.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            await daemon.close()
