@@ -52,6 +52,8 @@ class KvMoved(NamedTuple):
     - `seconds`: the whole transfer. `busy_s`: of these, while the engine computed for other requests. `waited_s`: of
       these, while KV was not computed yet.
     - `bytes`: all that was received. `early_bytes`: of these, sent while the prompt was still being computed.
+    - With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`,
+      while the source might not send. `level`: its last one, 1 the most urgent. `promotions`: levels that it rose by.
     """
 
     bytes: int = 0
@@ -64,6 +66,15 @@ class KvMoved(NamedTuple):
     reason: str = ""  # why it ended early: unreachable, refused, other_model, kv_lost, cut, corrupt, timeout
     early_bytes: int = 0
     waited_s: float = 0.0
+    held_s: float = 0.0
+    promotions: int = 0
+    level: int = 0
+    flow: str = ""
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds without those in which it was held: what says how fast the link is."""
+        return max(0.0, self.seconds - self.held_s)
 
 
 def moved_from_json(raw: Any) -> KvMoved | None:

@@ -37,7 +37,8 @@ PORT_MAX = 65_535
 @dataclass(frozen=True, slots=True)
 class KvConfig:
     """Settings of KV transfers. `port`: 0 takes a free one; `token`: the fleet's secret (FLEET_TOKEN); `reached_at`:
-    the host name or address under which other engines reach this one; `token_bytes`: of one token in one layer."""
+    the host name or address under which other engines reach this one; `token_bytes`: of one token in one layer;
+    `flow_socket`: of the transfer daemon (FLOW_SOCKET), "" without flow scheduling."""
 
     token: str
     reached_at: str
@@ -46,6 +47,7 @@ class KvConfig:
     token_bytes: int
     lease_s: float
     timeout_s: float
+    flow_socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,8 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
     return KvConfig(
-        token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout
+        *(token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout),
+        flow_socket=read_variable(os.environ, "FLOW_SOCKET"),
     )
 
 

@@ -34,6 +34,7 @@ from workers.engine.scheduler_choice import build_scheduler, deadlines_missing
 from workers.engine.text.model_tokenizer import model_tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
+from workers.flowd.client import FlowClient
 from workers.http.limits import raise_file_limit, read_limits
 from workers.http.protocol import bounded
 
@@ -68,7 +69,10 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     if kv.token and config.group is None:  # each of several ranks has only the KV of its own heads
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
-        disaggregation = Disaggregation(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
+        flows = FlowClient(kv.flow_socket) if kv.flow_socket else None
+        disaggregation = Disaggregation(
+            engine, store, kv.token, config.host, reached_at=kv.reached_at, flows=flows, **times
+        )
         disaggregation.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, disaggregation)
     weights = WeightManager(_weight_store(config, engine, store))

@@ -120,7 +120,7 @@ class LinkBook:
         link.opens_to_all()
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
             if not moved.early_bytes:  # else they waited for the prefill too
-                link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
+                link.s_a_token = _mean(link.s_a_token, moved.moving_s / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
         return was_closed
 

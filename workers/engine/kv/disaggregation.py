@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -29,18 +29,21 @@ from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import NOBODY, KvTraffic, Listener, Offer
+from workers.engine.kv.turns import TurnsConfig
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
+from workers.flowd.client import FlowClient
 from workers.http.fleet_proof import address
 
 FIELD = "kv_transfer_params"
+SHORT_OF_MEMORY = 0.9  # share of the KV blocks in use, from which on transfers are not held
 UNKNOWN = 0  # placeholder of a first token that has not been sampled yet
 log = logging.getLogger(__name__)
 
 
 class Disaggregation:
     """KV transfers of one engine. It listens on `host` and offers the address `reached_at`. `lease_s`: how long KV is
-    kept for another engine to pull it; `timeout_s`: of one pull."""
+    kept for another engine to pull it; `timeout_s`: of one pull; `flows`: whom to ask before sending (None: nobody)."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Disaggregation:
         reached_at: str = "",
         lease_s: float = 30.0,
         timeout_s: float = 30.0,
+        flows: FlowClient | None = None,
     ) -> None:
         self._engine = engine
         self._host = host
@@ -64,19 +68,29 @@ class Disaggregation:
         self._endings = PrefillEndings(engine, store.layers)
         engine.on_start = self._step_began
         self.expired = self.freed = 0
-        self.server = KvServer(store, token, self._find, self.release, self._progress)
-        self.links = Links(store, token, self.traffic, timeout_s)
+        self._flows = flows
+        turns = TurnsConfig(flows, self._short_of_memory, self._renew)
+        self.server = KvServer(store, token, self._find, self.release, self._progress, turns)
+        self.links = Links(store, token, self.traffic, timeout_s, self._about)
 
     def expose(self, registry: CollectorRegistry) -> None:
         """Add the metrics of KV transfers, under Slackline's names, since vLLM has none."""
+        held = self.server.turns.traffic
         for name, text, read in (
             ("kv_sent_bytes", "KV bytes other engines pulled from here.", lambda: self.traffic.sent_bytes),
             ("kv_received_bytes", "KV bytes pulled from other engines.", lambda: self.traffic.received_bytes),
             ("kv_early_bytes", "Of them, sent while their prompt was computed.", lambda: self.traffic.early_bytes),
-            ("kv_receiving_seconds", "Time of the pulls that ended well.", lambda: self.traffic.receiving_s),
+            (
+                "kv_receiving_seconds",
+                "Time of the pulls that ended well, without holding.",
+                lambda: self.traffic.receiving_s,
+            ),
             ("kv_sent", "Prompts whose KV another engine has taken.", lambda: self.traffic.sent),
             ("kv_received", "Prompts taken over.", lambda: self.traffic.received),
             ("kv_failed", "Transfers that ended early.", lambda: self.traffic.failed),
+            ("kv_held_seconds", "Time in which transfers from here were held.", lambda: held.held_s),
+            ("kv_promotions", "Levels by which transfers from here rose.", lambda: held.promotions),
+            ("kv_unscheduled", "Transfers from here that the daemon did not schedule.", lambda: held.unscheduled),
             ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
             ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
             ("kv_freed", "Prompts whose KV was given up because somebody said so.", lambda: self.freed),
@@ -86,17 +100,24 @@ class Disaggregation:
     async def start(self, port: int) -> None:
         await self.server.start(self._host, port)
         self.server.names.add(address(*self.at))
+        if self._flows is not None:
+            self._flows.start()
         log.info("KV on %s:%d", self._host, self.server.port)
 
     def close(self) -> None:
         self._endings.close()
         self.links.close()
         self.server.close()
+        if self._flows is not None:
+            self._flows.close()
 
     @property
     def at(self) -> tuple[str, int]:
         """Host and port at which other engines reach this one."""
         return self._reached_at, self.server.port
+
+    def _short_of_memory(self) -> bool:
+        return self._engine.scheduler.blocks.usage >= SHORT_OF_MEMORY
 
     @property
     def kept(self) -> int:
@@ -180,11 +201,23 @@ class Disaggregation:
         log.warning("no engine pulled the KV of %s within %g s", seq.id, self._lease_s)
         self.release(seq)
 
+    def _renew(self, seq: Seq) -> None:
+        """Its transfer is held: its lease begins again."""
+        if (kept := self._kept.get(seq.id)) is not None:
+            kept[1].cancel()
+            self._kept[seq.id] = (seq, asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq))
+
     def _find(self, name: str) -> Seq | None:
         kept = self._kept.get(name)
         return kept[0] if kept is not None else self._begun.get(name)
 
     # ---- decode side -----------------------------------------------------------------------------------------------
+
+    def _about(self, seq: Seq) -> dict[str, Any]:
+        """What the source is told: the first token's deadline, which the gateway sent, and whether memory is short."""
+        due_in_s = seq.due - self._engine.now()
+        due = {"due_in_s": due_in_s} if isfinite(due_in_s) else {}
+        return due | ({"pressed": True} if self._short_of_memory() else {})
 
     def reserve(self, stream: Stream, offer: Offer) -> None:
         """Reserve blocks for its KV. Raises HttpError; then nothing is reserved."""

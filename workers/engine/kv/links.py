@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from controller.core.kv_links import OTHER_MODEL, KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
@@ -151,7 +152,16 @@ class KvLink:
 class Links:
     """All links of one engine. `me`: its instance id, once announced."""
 
-    def __init__(self, store: KvStore, token: str, traffic: KvTraffic, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: KvStore,
+        token: str,
+        traffic: KvTraffic,
+        timeout_s: float,
+        about: Callable[[Seq], Mapping[str, Any]] = lambda seq: {},
+    ) -> None:
+        """`about`: what a source is told of a transfer besides (`KvConnection.pull`)."""
+        self._about = about
         self.me = ""
         self._store = store
         self._token = token
@@ -198,7 +208,7 @@ class Links:
         if link is None:
             link = self._make(Peer(offer.engine, offer.host, offer.port), announced=False)
         began = time.monotonic()
-        transfer = _Transfer(link, offer, seq)
+        transfer = _Transfer(link, offer, seq, self._about(seq))
         try:
             with as_transfer_errors(f"KV of {offer.request}", "unreachable"):
                 async with asyncio.timeout(self._timeout_s) as limit:
@@ -217,11 +227,11 @@ class Links:
                 link.health.failed(str(error), time.monotonic(), error.moved.bytes)
             raise
         early, waited_s = pulled.early_bytes, pulled.waited_s
-        moved = self._moved(transfer, seq, began)._replace(early_bytes=early, waited_s=waited_s)
-        # A transfer at the pace of its prefill does not measure the bandwidth.
-        link.health.moved(moved.bytes, 0.0 if early else moved.seconds)
+        moved = self._moved(transfer, seq, began)._replace(early_bytes=early, waited_s=waited_s, **pulled.held)
+        # A transfer at the pace of its prefill does not measure the bandwidth, nor does the time in which it is held.
+        link.health.moved(moved.bytes, 0.0 if early else moved.moving_s)
         self._traffic.received += 1
-        self._traffic.receiving_s += moved.seconds
+        self._traffic.receiving_s += moved.moving_s
         return moved, pulled.first_token
 
     def _moved(self, transfer: _Transfer, seq: Seq, began: float, reason: str = "") -> KvMoved:
@@ -260,8 +270,9 @@ class Links:
 class _Transfer:
     """One pull: over an idle connection if there is one, and again over a new one if that connection was broken."""
 
-    def __init__(self, link: KvLink, offer: Offer, seq: Seq) -> None:
+    def __init__(self, link: KvLink, offer: Offer, seq: Seq, about: Mapping[str, Any]) -> None:
         self._link = link
+        self._about = about
         self.offer = offer
         self._seq = seq
         self._connection: KvConnection | None = None
@@ -284,7 +295,7 @@ class _Transfer:
 
     async def _over(self, connection: KvConnection, store: KvStore, traffic: KvTraffic, listener: Listener) -> Pulled:
         try:
-            return await connection.pull(self.offer, self._seq, store, traffic, listener)
+            return await connection.pull(self.offer, self._seq, store, traffic, listener, self._about)
         except BaseException:
             connection.close()
             raise

@@ -18,12 +18,15 @@ from controller.core.steps import FinishReason, Seq, SeqState
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.store import KvMismatch, KvStore
 from workers.engine.kv.transfer import KvTraffic
+from workers.engine.kv.turns import Turns, TurnsConfig
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
     GOT_IT,
     PIECE_BYTES,
+    TAKEN_S,
     KvTransferError,
     be_greeted,
+    drained,
     keep_alive,
     read_frame,
     write,
@@ -31,7 +34,6 @@ from workers.engine.kv.wire import (
 )
 from workers.http.fleet_proof import address
 
-TAKEN_S = 30.0  # a receiver that reads nothing for this long counts as gone
 STILL_S = 1.0  # how often a source reports that it still computes
 LOOK_S = 0.002  # how often a running step is polled for passed layers, which nothing reports
 MAX_PROBE_BYTES = 64 << 20
@@ -49,6 +51,7 @@ class KvServer:
         held: Callable[[str], Seq | None],
         taken: Callable[[Seq], None],
         progress: KvProgress | None = None,
+        turns: TurnsConfig | None = None,
     ) -> None:
         self.traffic = KvTraffic()
         self.port = 0
@@ -58,6 +61,7 @@ class KvServer:
         self._held = held
         self._taken = taken
         self._progress = progress or KvProgress()
+        self.turns = turns or TurnsConfig()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -112,7 +116,7 @@ class KvServer:
                 await self._give(asked, reader, writer)
             case other:
                 write_frame(writer, {"error": f"unknown op {other!r}"})
-        await _drained(writer)
+        await drained(writer)
 
     async def _probe(self, size: Any, writer: asyncio.StreamWriter) -> None:
         if not isinstance(size, int) or not 0 < size <= MAX_PROBE_BYTES:
@@ -122,7 +126,7 @@ class KvServer:
         piece = bytes(PIECE_BYTES)
         for at in range(0, size, PIECE_BYTES):
             write(writer, piece[: size - at])
-            await _drained(writer)
+            await drained(writer)
 
     async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name, start = asked.get("request"), asked.get("start")
@@ -135,9 +139,14 @@ class KvServer:
             write_frame(writer, {"error": f"start must be between 0 and {tokens}"})
             return
         write_frame(writer, {**self._store.layout.as_json(asked.get("layout")), "tokens": tokens})
-        sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic)
-        if not await sending.run(reader.at_eof):
-            return
+        size = (tokens - start) * self._store.layers * self._store.token_bytes
+        turns = self.turns.begin(seq, size, asked, writer)
+        sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic, turns)
+        try:
+            if not await sending.run(reader.at_eof):
+                return
+        finally:
+            turns.end()
         try:
             async with asyncio.timeout(TAKEN_S):
                 confirmed = await reader.readexactly(1)
@@ -152,8 +161,16 @@ class _Sending:
     """Sends the entries of one sequence from token `at` on, as they become available, then its first token."""
 
     def __init__(
-        self, seq: Seq, at: int, writer: asyncio.StreamWriter, store: KvStore, progress: KvProgress, traffic: KvTraffic
+        self,
+        seq: Seq,
+        at: int,
+        writer: asyncio.StreamWriter,
+        store: KvStore,
+        progress: KvProgress,
+        traffic: KvTraffic,
+        turns: Turns,
     ) -> None:
+        self._turns = turns
         self._seq, self._at = seq, at
         self._writer, self._store, self._progress, self._traffic = writer, store, progress, traffic
         self._gone: Callable[[], bool] = lambda: False
@@ -172,34 +189,36 @@ class _Sending:
             for layer in range(self._store.layers):
                 if not await self._until(partial(self._progress.is_written, seq, layer, stop)):
                     return False
-                await self._layer(layer, stop)
+                await self._layer(layer, stop, await self._turns.next(gone))
             self._at = stop
         if not await self._until(lambda: seq.state is SeqState.FINISHED):
             return False
         if seq.finish is not FinishReason.LENGTH or not seq.token_ids or not seq.output_tokens:
             write_frame(self._writer, {"error": f"nothing of {seq.id} is left to decode"})
             return False
-        write_frame(self._writer, {"first_token": int(seq.token_ids[-1]), "early_bytes": self._early})
-        await _drained(self._writer)
+        told = {"first_token": int(seq.token_ids[-1]), "early_bytes": self._early, **self._turns.figures()}
+        write_frame(self._writer, told)
+        await drained(self._writer)
         return True
 
     async def _until(self, ready: Callable[[], bool]) -> bool:
         """Wait until the entries are computed. False if they never will be."""
         while not ready():
+            self._turns.waits()
             if self._seq.state is SeqState.FINISHED:
                 write_frame(self._writer, {"error": f"the KV of {self._seq.id} is gone", "lost": True})
                 return False
             if self._clock() >= self._said_at + STILL_S:  # by the clock, since a busy event loop polls less often
                 self._said_at = self._clock()
                 write_frame(self._writer, {"computing": True})
-                await _drained(self._writer)
+                await drained(self._writer)
             if self._gone() or self._writer.is_closing():
                 raise KvTransferError(f"the receiver of {self._seq.id} went away", "cut")
             await asyncio.sleep(LOOK_S)
         return True
 
-    async def _layer(self, layer: int, stop: int) -> None:
-        write_frame(self._writer, {"layer": layer, "start": self._at, "stop": stop})
+    async def _layer(self, layer: int, stop: int, about: dict[str, int]) -> None:
+        write_frame(self._writer, {"layer": layer, "start": self._at, "stop": stop, **about})
         step = max(1, PIECE_BYTES // self._store.token_bytes)
         check = 0
         for at in range(self._at, stop, step):
@@ -212,11 +231,6 @@ class _Sending:
             self._traffic.sent_bytes += len(piece)
             if self._seq.state is not SeqState.FINISHED:
                 self._early += len(piece)
-            await _drained(self._writer)
+            await drained(self._writer)
+            self._turns.sent(len(piece))
         write(self._writer, check.to_bytes(4, "big"))
-
-
-async def _drained(writer: asyncio.StreamWriter) -> None:
-    """Wait while too much data is unsent. Raises TimeoutError if the other side reads nothing."""
-    async with asyncio.timeout(TAKEN_S):
-        await writer.drain()

@@ -4,28 +4,32 @@ After the greeting a connection serves any number of operations: `ping`, `probe`
 bandwidth) and `take`. The answer to a `take` begins with the fields of the layout that it asked for; engines of older
 versions know fewer of them, and the fields that both know are compared. Runs of tokens follow, each of them layer by
 layer: a frame that names layer and tokens, their entries in pieces (so that the event loop stays responsive), and their
-CRC-32. A prompt that is still being computed is sent as far as it exists; while there is nothing new, a frame each
-second reports that. The last frame has the first token, and the receiver confirms it with one byte. If the connection
-breaks, the source keeps its KV, which can be pulled again.
+CRC-32. A prompt that is still being computed is sent as far as it exists; while there is nothing new, or while the
+source may not send (`turns`), a frame each second says so. The last frame has the first token, and the receiver
+confirms it with one byte. If the connection breaks, the source keeps its KV, which can be pulled again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from controller.core.kv_links import INT64, OTHER_MODEL
+from controller.core.kv_links import INT64, OTHER_MODEL, moved_from_json
 from controller.core.steps import Seq
 from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
+    CLASSES,
     GOT_IT,
     PIECE_BYTES,
     KvTransferError,
+    as_class,
     greet,
     keep_alive,
     read_frame,
@@ -92,11 +96,12 @@ NOBODY = Listener()
 
 class Pulled(NamedTuple):
     """The result of a pull: the token that the prefill sampled, the bytes sent before the prefill had ended, and the
-    seconds of waiting for them."""
+    seconds of waiting for them. `held`: what the source says of its turns, as fields of KvMoved."""
 
     first_token: int
     early_bytes: int
     waited_s: float
+    held: Mapping[str, Any] = MappingProxyType({})
 
 
 class KvConnection:
@@ -145,14 +150,21 @@ class KvConnection:
         return time.monotonic() - began
 
     async def pull(
-        self, offer: Offer, seq: Seq, store: KvStore, traffic: KvTraffic, listener: Listener = NOBODY
+        self,
+        offer: Offer,
+        seq: Seq,
+        store: KvStore,
+        traffic: KvTraffic,
+        listener: Listener = NOBODY,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> Pulled:
-        """Pull the KV of the prompt into the blocks of `seq`, from the first token that is not cached here.
+        """Pull the KV of the prompt into the blocks of `seq`, from the first token that is not cached here. `about`:
+        what the source is told besides, for its turn on the link: `due_in_s`, `pressed`.
 
         Raises KvTransferError; then the content of the blocks is invalid.
         """
         self.received = 0
-        asked = {"op": "take", "request": offer.request, "start": seq.cached, "layout": ASKED_FOR}
+        asked = {"op": "take", "request": offer.request, "start": seq.cached, "layout": ASKED_FOR, **about}
         header = await self._ask(asked)
         layout = store.layout
         _check_header(header, layout, offer.tokens)
@@ -172,6 +184,8 @@ class KvConnection:
                 named = frame.get("layer") == due and frame.get("start") == at
                 if not named or not isinstance(stop, int) or not at < stop <= offer.tokens:
                     raise KvTransferError(f"expected layer {due} from token {at}, got {frame}", "corrupt")
+                if (wire_class := frame.get("class")) in range(CLASSES):
+                    as_class(self._writer, wire_class)  # for what acknowledges it
                 await self._layer(seq, due, at, stop, store, traffic)
                 at, due = (stop, 0) if due + 1 == store.layers else (at, due + 1)
             token, early = frame["first_token"], frame.get("early_bytes")
@@ -182,7 +196,8 @@ class KvConnection:
             write(self._writer, GOT_IT)
             await self._writer.drain()
         traffic.early_bytes += early
-        return Pulled(token, early, waited_s if early else 0.0)
+        held = _held_in(frame)
+        return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, held)
 
     async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: KvTraffic) -> None:
         step = max(1, PIECE_BYTES // store.token_bytes)
@@ -220,6 +235,14 @@ class KvConnection:
         except asyncio.IncompleteReadError as error:
             self.received += len(error.partial)
             raise
+
+
+def _held_in(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """What the last frame says of the source's turns; empty without flow scheduling, or from older versions."""
+    told = moved_from_json({name: frame[name] for name in ("held_s", "promotions", "level", "flow") if name in frame})
+    if told is None or not told.flow or not 0 <= told.held_s < math.inf:
+        return {}
+    return {"held_s": told.held_s, "promotions": told.promotions, "level": told.level, "flow": told.flow[:40]}
 
 
 def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:

@@ -24,7 +24,9 @@ PIECE_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20
 MAX_FRAME = 64 << 10
 GREETING_S = 5.0
+TAKEN_S = 30.0  # a receiver that reads nothing for this long counts as gone
 GOT_IT = b"\x01"
+CLASSES = 8  # of packets on a shared link
 NONCE_LENGTH = 32  # hex digits of 16 random bytes
 ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # seconds, seconds, probes
 
@@ -125,6 +127,25 @@ def _nonce(said: Mapping[str, Any]) -> str:
     if not isinstance(nonce, str) or len(nonce) != NONCE_LENGTH:
         raise KvTransferError("the other side is not an engine: it sent no greeting", "refused")
     return nonce
+
+
+async def drained(writer: asyncio.StreamWriter) -> None:
+    """Wait while too much data is unsent. Raises TimeoutError if the other side reads nothing."""
+    async with asyncio.timeout(TAKEN_S):
+        await writer.drain()
+
+
+def as_class(writer: asyncio.StreamWriter, wire_class: int | None) -> None:
+    """Mark the packets that this end sends: class 0, the most urgent, as DSCP CS7, class 7 and None as CS0.
+
+    Raises OSError if the connection has ended."""
+    with _still_open(writer):
+        connection = writer.get_extra_info("socket")
+        tos = 0 if wire_class is None else (CLASSES - 1 - wire_class) << 5
+        if connection.family == socket.AF_INET6:
+            connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, tos)
+        else:
+            connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:

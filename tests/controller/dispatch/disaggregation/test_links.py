@@ -38,6 +38,12 @@ def test_a_link_no_one_spoke_of_is_usable_and_unmeasured():
     assert book.move_s(("p", "d"), 100) is None
 
 
+def test_the_time_in_which_a_transfer_was_held_does_not_make_its_link_slow():
+    book, pair = LinkBook(3, 2.0), ("p", "d")
+    book.moved(pair, MOVED._replace(seconds=5.01, held_s=5.0, flow="scheduled"))
+    assert book.move_s(pair, 100) == pytest.approx(0.01)
+
+
 def test_failures_in_a_row_close_a_link_each_time_for_twice_as_long():
     book, pair = LinkBook(2, 2.0), ("p", "d")
     book.failed(pair, "a", 0.0)

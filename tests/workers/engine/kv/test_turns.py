@@ -1,0 +1,239 @@
+"""KV transfers that ask a transfer daemon whether they may send: held, told so, not cut, and never held for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from controller.core.kv_links import KvMoved
+from controller.core.steps import FinishReason, Seq, SeqState
+from tests.workers.engine.client import COMPLETIONS, complete, events_of, post
+from tests.workers.engine.offers import fleet_offer
+from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.flowd.running import connected, sending, serving, until
+from workers.engine.kv import transfer as kv_transfer
+from workers.engine.kv.links import Links
+from workers.engine.kv.server import KvServer
+from workers.engine.kv.store import EmulatedKv
+from workers.engine.kv.transfer import KvTraffic
+from workers.engine.kv.turns import TurnsConfig
+from workers.flowd import client as flow_client
+from workers.flowd.client import FlowClient
+
+TOKENS = 64
+STORE = EmulatedKv(layers=4, token_bytes=64)
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield f"{folder}/flowd.sock"
+
+
+class Transfers:
+    """A source that keeps the KV of one prompt, and a receiver; `renewed` counts renewals of its lease."""
+
+    def __init__(self, client: FlowClient | None, timeout_s: float, about: dict[str, Any]) -> None:
+        self.seq = Seq("s", 0.0, TOKENS, 1, token_ids=[*range(TOKENS), 9], output_tokens=1, computed=TOKENS)
+        self.seq.state, self.seq.finish = SeqState.FINISHED, FinishReason.LENGTH
+        self.renewed = 0
+        self.turns = TurnsConfig(client, renew=self._renew)
+        self.server = KvServer(STORE, "t", {"s": self.seq}.get, lambda seq: None, turns=self.turns)
+        self.links = Links(STORE, "t", KvTraffic(), timeout_s, lambda seq: about)
+
+    def _renew(self, seq: Seq) -> None:
+        assert seq is self.seq
+        self.renewed += 1
+
+    def pull(self) -> asyncio.Task[tuple[KvMoved, int]]:
+        target = Seq("t", 0.0, TOKENS, 8, token_ids=[*range(TOKENS), 0], output_tokens=1)
+        return asyncio.ensure_future(self.links.pull(fleet_offer("127.0.0.1", self.server.port, "s", TOKENS), target))
+
+
+@asynccontextmanager
+async def daemon_and_two(path: str) -> AsyncIterator[tuple[FlowClient, FlowClient]]:
+    """A daemon that goes by deadlines, and two clients of it."""
+    async with serving(path, "earliest_deadline"), connected(path) as one, connected(path) as two:
+        yield one, two
+
+
+@asynccontextmanager
+async def transfers(client: FlowClient | None, timeout_s: float = 5.0, **about: Any) -> AsyncIterator[Transfers]:
+    both = Transfers(client, timeout_s, about)
+    await both.server.start("127.0.0.1", 0)
+    try:
+        yield both
+    finally:
+        both.links.close()
+        both.server.close()
+
+
+async def test_a_held_transfer_is_not_cut_and_its_holding_is_no_bandwidth(path, monkeypatch):
+    """Held for far longer than a silent source, or a whole transfer, may take."""
+    monkeypatch.setattr(kv_transfer, "STALL_S", 0.4)
+    monkeypatch.setattr(flow_client, "STILL_S", 0.1)
+    async with daemon_and_two(path) as (client, other), transfers(client, timeout_s=0.4, due_in_s=30.0) as both:
+        async with sending(other):
+            pulling = both.pull()
+            await asyncio.sleep(1.5)
+            assert not pulling.done()
+            assert both.server.traffic.sent_bytes == 0
+            assert both.renewed >= 2
+        moved, first_token = await pulling
+        assert (first_token, moved.bytes, moved.flow) == (9, STORE.layers * TOKENS * STORE.token_bytes, "scheduled")
+        assert 1.0 < moved.held_s <= moved.seconds
+        assert moved.moving_s < 0.5
+        assert both.turns.traffic.held_s == pytest.approx(moved.held_s)
+        assert both.turns.traffic.unscheduled == 0
+
+
+async def test_the_deadline_of_the_receiver_decides_who_goes_first(path):
+    async with daemon_and_two(path) as (client, other), sending(other, due_in_s=30.0):
+        async with transfers(client, due_in_s=0.5) as both:
+            moved, _ = await both.pull()
+            assert moved.held_s < 0.5
+        async with transfers(client, due_in_s=60.0) as both:
+            pulling = both.pull()
+            await asyncio.sleep(1.0)
+            assert not pulling.done()
+            pulling.cancel()
+
+
+@pytest.mark.parametrize("about", [{}, {"due_in_s": "soon"}, {"due_in_s": 1e300}, {"due_in_s": True}])
+async def test_a_receiver_without_a_readable_deadline_is_served(path, about):
+    async with serving(path), connected(path) as client, transfers(client, **about) as both:
+        moved, _ = await both.pull()
+        assert moved.flow == "scheduled"
+
+
+async def test_short_memory_at_the_receiver_promotes_the_transfer(path):
+    async with (
+        daemon_and_two(path) as (client, other),
+        sending(other),
+        transfers(client, due_in_s=30.0, pressed=True) as both,
+    ):
+        moved, _ = await both.pull()
+        assert moved.flow == "scheduled"
+        assert moved.held_s < flow_client.MOST_HELD_S / 2
+
+
+async def test_a_daemon_that_goes_away_lets_the_transfer_go_and_the_record_says_so(path):
+    async with (
+        serving(path, "earliest_deadline") as daemon,
+        connected(path) as client,
+        connected(path) as other,
+        sending(other),
+        transfers(client, due_in_s=30.0) as both,
+    ):
+        pulling = both.pull()
+        await asyncio.sleep(0.5)
+        assert not pulling.done()
+        await daemon.close()
+        moved, _ = await pulling
+        assert moved.flow == "lost"
+        assert moved.held_s < 5.0
+        assert both.turns.traffic.unscheduled == 1
+
+
+@asynccontextmanager
+async def connected_later(path: str) -> AsyncIterator[FlowClient]:
+    client = FlowClient(path)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def test_without_a_daemon_transfers_go_at_once_and_the_record_says_so(path):
+    async with connected_later(path) as client, transfers(client, due_in_s=30.0) as both:
+        moved, _ = await both.pull()
+        assert (moved.flow, moved.held_s, moved.level) == ("unavailable", 0.0, 0)
+        assert both.turns.traffic.unscheduled == 1
+
+
+async def test_without_flow_scheduling_nothing_is_said_of_it():
+    async with transfers(None) as both:
+        moved, _ = await both.pull()
+        assert (moved.flow, moved.held_s, moved.promotions, moved.level) == ("", 0.0, 0, 0)
+
+
+async def test_a_receiver_that_goes_away_while_it_is_held_is_not_waited_for(path, monkeypatch):
+    monkeypatch.setattr(flow_client, "STILL_S", 0.1)
+    async with (
+        daemon_and_two(path) as (client, other),
+        sending(other),
+        transfers(client, due_in_s=30.0) as both,
+    ):
+        pulling = both.pull()
+        await until(lambda: both.renewed >= 1)
+        pulling.cancel()
+        await until(lambda: both.server.traffic.failed == 1)
+        assert not client._flows
+
+
+async def test_packets_of_both_ends_are_marked_while_it_moves(path, monkeypatch):
+    seen = []
+    real = kv_transfer.as_class
+
+    def watched(writer: Any, wire_class: int | None) -> None:
+        real(writer, wire_class)
+        seen.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_IP, socket.IP_TOS))
+
+    monkeypatch.setattr(kv_transfer, "as_class", watched)
+    async with serving(path, "earliest_deadline"), connected(path) as client, transfers(client) as both:
+        marked = []
+        monkeypatch.setattr("workers.engine.kv.turns.as_class", lambda writer, each: marked.append(each))
+        await both.pull()
+        await until(lambda: len(marked) == 2)
+        assert marked == [0, None], "the next operation of this connection is none of this transfer"
+        assert seen == [0xE0]
+
+
+# ---- engines --------------------------------------------------------------------------------------------------------
+
+PROMPT = list(range(10, 330))
+
+
+async def test_engines_hold_a_transfer_beyond_their_own_limits(path, monkeypatch):
+    """Two engine processes whose lease and time-out are shorter than the holding. The answer is the single engine's."""
+    monkeypatch.setenv("FLOW_SOCKET", path)
+    same = (
+        *("--profile", "constant:2ms", "--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64"),
+        *("--no-enable-prefix-caching", "--shutdown-timeout", "0", "--kv-lease", "1.5", "--kv-timeout", "1.5"),
+    )
+
+    def start(role: str) -> EngineProcess:
+        return EngineProcess(*same, "--role", role, token=FLEET["token"])
+
+    async with serving(path, "earliest_deadline"), connected(path) as other:
+        with await asyncio.to_thread(start, "prefill") as p, await asyncio.to_thread(start, "decode") as d:
+            async with aiohttp.ClientSession(p.url) as prefill, aiohttp.ClientSession(d.url) as decode:
+                whole = await complete(decode, prompt=PROMPT, max_tokens=6, ignore_eos=True)
+                asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "ignore_eos": True}
+                async with sending(other) as first:
+                    remote = {"do_remote_decode": True}
+                    status, offered = await post(
+                        prefill, COMPLETIONS, {**asked, "max_tokens": 1, "kv_transfer_params": remote}
+                    )
+                    assert status == 200
+                    body = {**asked, "kv_transfer_params": offered["kv_transfer_params"], "target_ttft": 60}
+                    async with decode.post(COMPLETIONS, json={**body, "stream": True}) as response:
+                        await asyncio.sleep(3.5)
+                        first.end()
+                        raw = await response.read()
+        text = "".join(orjson.loads(event)["choices"][0]["text"] for event in events_of(raw)[:-1])
+        assert text == whole["choices"][0]["text"]
+        comment = next(event for event in raw.split(b"\n\n") if event.startswith(b": kv {"))
+        moved = orjson.loads(comment[5:])
+        assert moved["flow"] == "scheduled"
+        assert moved["held_s"] > 2.5
+        assert moved["bytes"] == 32 * 4096 * len(PROMPT)

@@ -1,0 +1,125 @@
+"""The source's side of flow scheduling: between two layers a KV transfer asks whether it may go on (`workers.flowd`).
+
+Bytes in the kernel cannot be called back, so the connection of a scheduled transfer keeps few of them that are unsent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.core.steps import Seq
+from controller.flow.flows import Stage
+from workers.engine.kv.wire import KvTransferError, as_class, drained, write_frame
+from workers.flowd.client import SCHEDULED, Flow, FlowClient
+
+UNSENT_BYTES = 128 << 10
+
+
+@dataclass(slots=True)
+class HeldTraffic:
+    """Of all transfers that this engine sent: seconds that they were held, levels that they rose by, and how many of
+    them went unscheduled although there should have been a daemon."""
+
+    held_s: float = 0.0
+    promotions: int = 0
+    unscheduled: int = 0
+
+
+@dataclass(slots=True)
+class TurnsConfig:
+    """`client`: None without flow scheduling. `pressed`: whether memory is short here. `renew`: keep the KV of the
+    sequence longer, since its transfer is held."""
+
+    client: FlowClient | None = None
+    pressed: Callable[[], bool] = lambda: False
+    renew: Callable[[Seq], None] = lambda seq: None
+    traffic: HeldTraffic = field(default_factory=HeldTraffic)
+
+    def begin(self, seq: Seq, size: int, asked: dict[str, Any], writer: asyncio.StreamWriter) -> Turns:
+        """`asked`: what the receiver said: `due_in_s` and `pressed`, which engines of older versions do not say."""
+        if self.client is None or size <= 0:
+            return Turns(self, seq, None, writer)
+        due = asked.get("due_in_s")
+        due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
+        to = str(writer.get_extra_info("peername")[0])
+        flow = self.client.submit(Stage.KV_TRANSFER, size, to, due_in_s, seq.id)
+        return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
+
+
+class Turns:
+    """Of one transfer. `flow`: None without flow scheduling; then nothing here waits or writes."""
+
+    def __init__(
+        self,
+        config: TurnsConfig,
+        seq: Seq,
+        flow: Flow | None,
+        writer: asyncio.StreamWriter,
+        *,
+        pressed_there: bool = False,
+    ) -> None:
+        self._config = config
+        self._seq = seq
+        self._flow = flow
+        self._writer = writer
+        self._pressed_there = pressed_there
+        self._class: int | None = None
+        if flow is not None and flow.scheduled:
+            writer.transport.set_write_buffer_limits(0)
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+    async def next(self, gone: Callable[[], bool]) -> dict[str, int]:
+        """Return once the next layer may be sent, with what its frame says of the class of its packets. While it is
+        held the receiver is told so each second. Raises KvTransferError if it is `gone`."""
+        flow = self._flow
+        if flow is None:
+            return {}
+
+        async def still() -> None:
+            if gone() or self._writer.is_closing():
+                raise KvTransferError(f"the receiver of {self._seq.id} went away", "cut")
+            write_frame(self._writer, {"computing": False, "held": True, "level": flow.level})
+            await drained(self._writer)
+            self._config.renew(self._seq)
+
+        await drained(self._writer)  # what is held must not lie in front of what may go
+        await flow.turn(still, lambda: self._pressed_there or self._config.pressed())
+        if flow.wire_class is None or flow.wire_class == self._class:
+            return {}
+        self._class = flow.wire_class
+        as_class(self._writer, self._class)
+        return {"class": self._class}
+
+    def sent(self, size: int) -> None:
+        if self._flow is not None:
+            self._flow.sent(size)
+
+    def waits(self) -> None:
+        """There is nothing to send: others may."""
+        if self._flow is not None:
+            self._flow.waits(True)
+
+    def figures(self) -> dict[str, Any]:
+        """For the receiver, whose figures become the transfer's record."""
+        flow = self._flow
+        if flow is None:
+            return {}
+        return {"held_s": flow.held_s, "promotions": flow.promotions, "level": flow.level, "flow": flow.reason}
+
+    def end(self) -> None:
+        """Call in any case."""
+        flow, traffic = self._flow, self._config.traffic
+        if flow is None:
+            return
+        flow.end()
+        traffic.held_s += flow.held_s
+        traffic.promotions += flow.promotions
+        traffic.unscheduled += flow.reason != SCHEDULED
+        if self._class is not None:
+            self._class = None
+            if not self._writer.is_closing():
+                as_class(self._writer, None)
