@@ -155,6 +155,13 @@ class KvTransfers:
                 "overlap_s": moved.busy_s,
                 "early_bytes": moved.early_bytes,
             }
+            if moved.flow:  # scheduled on a shared link, or not although it should have been
+                figures |= {
+                    "flow": moved.flow,
+                    "held_s": moved.held_s,
+                    "flow_level": moved.level,
+                    "promotions": moved.promotions,
+                }
         self._host.note(in_flight, Decision("transfer", reason, in_flight.request.id, now, figures))
         kept: dict[str, Any] = in_flight.decisions[-1]["figures"] if in_flight.decisions else {}
         return kept

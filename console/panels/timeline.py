@@ -200,8 +200,11 @@ def kv_transfers(row: RequestRecord) -> list[TimelineTransfer]:
             early = f"{number(figures['early_bytes'], 'bytes')} of them during prefill"
             words.append(f"{number(figures['bytes'], 'bytes')}, {early}")
         elif figures.get("bytes") and figures.get("seconds"):
-            rate = number(figures["bytes"] / figures["seconds"], "bytes/s")
-            words.append(f"{number(figures['bytes'], 'bytes')} in {figures['seconds']:.4f} s, {rate}")
+            moving_s = figures["seconds"] - figures.get("held_s", 0.0)
+            rate = f", {number(figures['bytes'] / moving_s, 'bytes/s')}" if moving_s > 0 else ""
+            words.append(f"{number(figures['bytes'], 'bytes')} in {figures['seconds']:.4f} s{rate}")
+        if figures.get("held_s"):
+            words.append(f"held for {figures['held_s']:.3f} s for more urgent transfers")
         if not arrived:
             words.append(reason_in_words(str(step.get("reason", ""))))
         elif figures.get("undo"):  # how its source was cleaned up

@@ -70,6 +70,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "layers": ("layers", ""),
     "cached": ("already cached", "tokens"),
     "overlap_s": ("overlapped with other work", "s"),
+    "flow": ("its turn on the shared link", "word"),
+    "held_s": ("held for more urgent transfers", "s"),
+    "flow_level": ("level on the shared link", ""),
+    "promotions": ("promotions on the shared link", ""),
     # refusals, counted
     "requests": ("requests", ""),
     "commonest": ("most common reason", "code"),

@@ -143,6 +143,14 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
     assert kv.note == "prefill-1 to decode-2, 2 attempts"
 
 
+def test_a_transfer_that_was_held_says_so_and_its_holding_is_no_bandwidth():
+    figures = {"after_s": 0.3, "outcome": "done", "attempt": 1, "bytes": 12_000_000, "seconds": 0.25, "held_s": 0.2}
+    step = {"kind": "transfer", "reason": "kv_landed", "at": 0.45, "figures": figures}
+    kv = tracks(row(decisions=[step], prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV transfer"]
+    title = kv.bars[0].title
+    assert "12 MB in 0.2500 s, 240 MB/s, held for 0.200 s for more urgent transfers" in title
+
+
 def test_what_is_counted_as_no_miss_has_no_bar_of_a_fault():
     unseen = {"ttft_s": None, "token_times": [], "attained": False, "ttft_met": False, "e2e_s": 0.5, "queue_s": 0.1}
     refused = {"outcome": "refused", "error_code": "engine_rejected"}

@@ -58,6 +58,19 @@ async def test_of_what_moved_early_the_record_says_how_much() -> None:
         assert (one["bytes"], one["early_bytes"], one["state"]) == (4096, 2048, "released")
 
 
+async def test_of_a_transfer_that_was_held_the_record_says_for_how_long_and_its_promotions() -> None:
+    held = MOVED._replace(held_s=0.2, promotions=3, level=2, flow="scheduled")
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("p", EARLY)
+        bed.backend("d", Script(first_delay_s=0.1, moved=held))
+        await bed.ask(STREAMED)
+        (one,) = transfers(bed)
+        assert (one["flow"], one["held_s"], one["promotions"], one["flow_level"]) == ("scheduled", 0.2, 3, 2)
+        bed.backend("d", Script(first_delay_s=0.1, moved=MOVED))
+        await bed.ask(STREAMED)
+        assert "flow" not in transfers(bed)[-1], "an engine without flow scheduling says nothing of it"
+
+
 async def test_without_overlap_it_is_placed_when_the_prefill_has_ended() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         migrator = bed.gateway.scheduler.migrator
