@@ -67,7 +67,7 @@ def django_settings() -> set[str]:
 
 
 def supervisor_settings() -> set[str]:
-    text = (ROOT / "workers/supervisor/settings.py").read_text()
+    text = "".join((ROOT / f"workers/{part}/settings.py").read_text() for part in ("supervisor", "flowd"))
     return set(re.findall(r'(?:environ\.get\(|environ, |environ\[)"([A-Z_]+)"', text))
 
 

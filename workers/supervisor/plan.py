@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workers.environment import read_variable
+from workers.flowd.settings import OFF
 from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The gateway stops early, to drain; what it needs stops later. Engines, Redis and PostgreSQL follow after these.
-STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",))
+STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",), ("flowd",))
 GATEWAY_DRAIN_S = 30.0  # requests in flight have 20 s, their error events 1 s, their records 4 s
 # glibc keeps one memory arena for each thread; two are enough here and save tens of MB for each process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
@@ -47,6 +48,8 @@ def known_environment(settings: Settings, secrets: Mapping[str, str], base: Mapp
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }
+    if settings.flows.policy != OFF:
+        ours["FLOW_SOCKET"] = settings.flows.socket  # engines ask the daemon there
     return _with_values(ours, base)
 
 
@@ -77,7 +80,9 @@ def settings_error(env: Mapping[str, str]) -> str:
 
 def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     """The processes, in the order in which they start."""
+    flowd = [_spec(settings, env, "flowd", ("workers.flowd",), 2.0)] if settings.flows.policy != OFF else []
     return [
+        *flowd,
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
         _spec(settings, env, "console", _console(settings.console_port), 8.0),
         _spec(settings, env, "worker", _worker(env, "control,actions"), 10.0),

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.core.errors import ConfigError
 from workers.environment import read_variable
+from workers.flowd.settings import FlowSettings
+from workers.flowd.settings import settings_from as flow_settings_from
 from workers.supervisor.ports import HOST
 
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
+FLOW_SOCKET = "flowd.sock"  # of the transfer daemon, in the data folder
 # SECRET_KEY signs sessions. Engines send KV and weights only to processes that know FLEET_TOKEN.
 SECRETS = ("SECRET_KEY", "FLEET_TOKEN")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
@@ -35,6 +38,7 @@ class Settings:
     gateway_at: str | None = None
     console_at: str | None = None
     metrics_token: str = ""
+    flows: FlowSettings = field(default_factory=lambda: flow_settings_from({}))
 
     @property
     def gateway_url(self) -> str:
@@ -78,8 +82,9 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         raise ConfigError(
             f"ALLOWED_HOSTS must contain {HOST}, where `make up` checks whether the console is ready", "ALLOWED_HOSTS"
         )
+    data_dir = Path(read_variable(environ, "DATA_DIR") or ".data").expanduser().resolve()
     return Settings(
-        data_dir=Path(read_variable(environ, "DATA_DIR") or ".data").expanduser().resolve(),
+        data_dir=data_dir,
         gateway_port=gateway,
         console_port=console,
         database_url=read_variable(environ, "DATABASE_URL") or None,
@@ -87,6 +92,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         demo_load=_flag(environ, "DEMO_LOAD", default=True),
         gateway_at=read_variable(environ, "GATEWAY_URL").rstrip("/") or None,
         console_at=read_variable(environ, "CONSOLE_URL").rstrip("/") or None,
+        flows=flow_settings_from(environ, str(data_dir / FLOW_SOCKET)),
         metrics_token=read_variable(environ, "METRICS_TOKEN"),
     )
 

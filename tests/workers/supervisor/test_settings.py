@@ -34,6 +34,8 @@ def test_all_by_environment(tmp_path):
         ({"GATEWAY_PORT": "8000"}, "GATEWAY_PORT"),  # the console's
         ({"DEMO_LOAD": "maybe"}, "DEMO_LOAD"),
         ({"DATABASE_URL_FILE": "/nowhere"}, "DATABASE_URL_FILE"),
+        ({"FLOW_POLICY": "mf"}, "FLOW_POLICY"),
+        ({"FLOW_LINK_GBPS": "-1"}, "FLOW_LINK_GBPS"),
         ({"ALLOWED_HOSTS": "slackline.example, localhost"}, "ALLOWED_HOSTS"),
     ],
 )
@@ -107,3 +109,13 @@ def test_secrets_stay_in_their_file_where_the_database_is_not_our_own(tmp_path, 
     assert (str(tmp_path / "credentials.json") in said) is not shown
     seed = plan.seed(settings, {}, tmp_path / "log")
     assert ("--demo" in seed.argv) is shown, "the key that is printed in the documentation"
+
+
+def test_the_transfer_daemon_runs_only_with_a_policy(tmp_path):
+    off, on = (settings_from({"DATA_DIR": str(tmp_path), **more}) for more in ({}, {"FLOW_POLICY": "mfs"}))
+    assert "flowd" not in [spec.name for spec in plan.processes(off, {})]
+    assert "FLOW_SOCKET" not in plan.known_environment(off, {}, {})
+    first = plan.processes(on, {})[0]
+    assert (first.name, *first.argv[-1:]) == ("flowd", "workers.flowd")
+    assert "flowd" in plan.STOP_ORDER[-1]
+    assert plan.known_environment(on, {}, {})["FLOW_SOCKET"] == str(tmp_path / "flowd.sock")
