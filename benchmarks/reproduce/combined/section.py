@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
-from benchmarks.reproduce.claims import Claim, Progress, Section, Table
+from benchmarks.reproduce.claims import Claim, Progress, Section, Table, Value
 from benchmarks.reproduce.combined.kairos import exchanged, kairos
-from benchmarks.reproduce.combined.pairs import compare
+from benchmarks.reproduce.combined.pairs import compare, short
 from benchmarks.reproduce.combined.stored import calm_at_its_best, from_the_report
 from benchmarks.reproduce.concord import lab as concord_lab
 from benchmarks.reproduce.concord import sweep as concord_sweep
 from benchmarks.reproduce.flowprefill import setting as flowprefill_setting
 from benchmarks.reproduce.hyperflexis import setting as hyperflexis
 from benchmarks.reproduce.hyperflexis import stages as hyperflexis_stages
+from benchmarks.reproduce.hyperflexis.multitask import BEHIND, BY_CLASS, SCORPIO
 from benchmarks.reproduce.hyperflexis.setting import CONTENDERS, MODELS, OURS
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.policies.by_stage import BY_STAGE
@@ -30,7 +32,8 @@ scheduler that `--scheduler slackline` starts, with exactly the options of
 `controller/policies/by_stage.py`. **Collocated** engines run their own scheduler with the deadline as
 priority, or CALM (packed by bandwidth, 96 sequences a step) if classes with end-to-end deadlines or
 workflows are served; **prefill** engines are preemptive (S-EDF, SLO-aware batching, operator
-boundaries); **decode** engines run `kairos_decode` with a table that starts from the engine's profile.
+boundaries); **decode** engines run `kairos_decode` with a table that starts from the engine's profile,
+and leave sequences out of a step only if a step of all would be too slow for the tightest TPOT.
 An engine whose policy selects by value (`selects`) gets every request at once.
 
 Each row is a load of the paper's home workload in the setting of its own section. "Paper's own" is the
@@ -40,7 +43,8 @@ best of the section's sweep. Both run the same arrivals, seed by seed. "At least
 mean of the differences is not below zero by more than its standard error. Rows of Figures 5 to 7 are
 that section's own figures, without the spread over seeds, so there is no tolerance for noise.
 Disaggregated HyperFlexis (Fig. 4) is measured again here, since its section uses vLLM's batching in all
-engines and the set does not.
+engines and the set does not. With 64 and 256 sequences per engine the set is compared with the best, at
+each load, of HyperFlexis as printed, SCORPIO, the engines' own priority by class and round robin.
 
 Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
 needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
@@ -50,17 +54,20 @@ STAGES = (
     "the set's prefill engines choose among all requests themselves, so that the gateway sends them everything and "
     "plans nothing, which costs attainment where prompts are short (decision 164)"
 )
+SEQUENCES_MODEL = "Qwen32B"
+RIVALS = (OURS[1], SCORPIO, BEHIND, BY_CLASS, "round robin")
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, as in FlowPrefill's section
 
 
-PARTS = ("hyperflexis", "stages", "reported", "flowprefill", "kairos", "concord")
-Rows = Callable[[Progress, bool], Iterable[Claim]]
+PARTS = ("hyperflexis", "sequences", "stages", "reported", "flowprefill", "kairos", "concord")
+Rows = Callable[[Progress, bool], Iterable[Claim | Table]]
 
 
 def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
     """All home workloads in turn, or `parts` of them."""
     homes: Mapping[str, tuple[Rows, Callable[[bool], Table] | None]] = {
         "hyperflexis": (_hyperflexis, _parts_of_the_order),
+        "sequences": (_by_sequences, None),
         "stages": (_apart, None),
         "reported": (_reported, None),
         "flowprefill": (_flowprefill, None),
@@ -71,7 +78,9 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
     tables: list[Table] = []
     for name, (rows, table) in homes.items():
         if name in parts:
-            claims += [replace(claim, part=name) for claim in rows(progress, quick)]
+            found = [replace(each, part=name) for each in rows(progress, quick)]
+            claims += [each for each in found if isinstance(each, Claim)]
+            tables += [each for each in found if isinstance(each, Table)]
             tables += [replace(table(quick), part=name)] if table is not None else []
             progress(f"{name} done")
     return Section("Combined", TEXT, claims, tables)
@@ -113,6 +122,30 @@ def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
                     setting = f"{name}, {mix} mix, {workers}, {load}"
                     yield compare("HyperFlexis", "attainment", setting, theirs, ours, seeds, ORDER)
             progress(f"HyperFlexis {name} {mix} done")
+
+
+def _by_sequences(progress: Progress, quick: bool) -> Iterable[Claim | Table]:
+    """Fig. 3 on a fixed fleet with 64 and 256 sequences per engine: the set against the best rival at each load."""
+    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
+    rows: list[list[Value]] = []
+    for slots in (64,) if quick else (64, 256):
+        for mix in ("4-task",) if quick else ("4-task", "2-task"):
+            fixed = lab.fleet(MODELS[SEQUENCES_MODEL], slots=slots)
+            at = lab.knee(fixed, CONTENDERS["round robin"], MIXES[mix], per_task, seeds[:1])
+            for times in (2.0,) if quick else (1.0, 1.5, 2.0, 3.0, 4.5):
+                requests = lab.of_mix(MIXES[mix], at * times, per_task)
+                met = {
+                    label: [lab.attainment(lab.run(fixed, CONTENDERS[label], requests(seed))) for seed in seeds]
+                    for label in (OURS[0], *RIVALS)
+                }
+                best = max(RIVALS, key=lambda label: sum(met[label]))
+                rows.append([slots, mix, times, *(short(fmean(values)) for values in met.values()), best])
+                setting = f"{SEQUENCES_MODEL}, {mix} mix, 2 workers, {times:g} x round robin's 90 % point; {best}"
+                home = f"HyperFlexis, {slots} sequences"
+                yield compare(home, "attainment over the best of all", setting, met[best], met[OURS[0]], seeds)
+            progress(f"HyperFlexis {slots} sequences {mix} done")
+    columns = ["sequences", "mix", "load, x", OURS[0], *RIVALS, "best rival"]
+    yield Table(f"Attainment by sequences per engine, {SEQUENCES_MODEL}, 2 workers", columns, rows)
 
 
 def _apart(progress: Progress, quick: bool) -> Iterable[Claim]:

@@ -101,8 +101,11 @@ def parts(model: HyperFlexisModel, rate: float, count: int, seeds: Sequence[int]
         "to the instance with the fewest (`least_outstanding`)": replace(
             printed, overrides={"routing": {"name": "least_outstanding"}}
         ),
-        "slackline's order (`apparent_tardiness_cost`)": replace(
+        "cheapest first (`apparent_tardiness_cost`)": replace(
             printed, overrides={"ordering": {"name": "apparent_tardiness_cost"}}
+        ),
+        "slackline's order (`feasible_deadlines`)": replace(
+            printed, overrides={"ordering": {"name": "feasible_deadlines"}}
         ),
     }
     rows: list[list[Value]] = []

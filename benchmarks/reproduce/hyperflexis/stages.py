@@ -20,6 +20,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     measure,
     of_mix,
 )
+from benchmarks.reproduce.hyperflexis.slots import busy
 from benchmarks.reproduce.hyperflexis.stronger import Compared, attains, verdict
 from benchmarks.reproduce.hyperflexis.thresholds import CANDIDATES, Swept, Thresholds, sweep
 from controller.scale import ScalingConfig
@@ -39,7 +40,7 @@ SLIGHTLY = {
 SCALING = "{}, scaling"
 COLUMNS = [
     "model", "load, x", "scheduler", "attainment", "± std", "TTFT kept", "TPOT kept", "mean latency, s",
-    "cost, units", "instances", "role changes",
+    "cost, units", "instances", "role changes", "busy share", "least busy decode instance",
 ]  # fmt: skip
 
 
@@ -100,6 +101,15 @@ class Run(NamedTuple):
         return [statistics.fmean(getattr(record, name) for record in records) for name in ("ttft_met", "tpot_met")]
 
     @property
+    def busy(self) -> str:
+        """Share of their time in which the instances computed, and in which the least busy decode instance did."""
+        return f"{self.busy_share:.2f}, the least busy decode instance {_least_busy(self.point):.2f}"
+
+    @property
+    def busy_share(self) -> float:
+        return busy(self.point) if self.point.results else 0.0
+
+    @property
     def misses(self) -> str:
         ttft, tpot = (100 * share for share in self.kept)
         return (
@@ -113,8 +123,19 @@ class Run(NamedTuple):
         most = max((s.instances for result in point.results for s in result.samples), default=4)
         return [
             self.model, self.factor, self.label, point.attainment, point.spread, *kept, point.e2e_s, point.cost, most,
-            changes,
+            changes, self.busy_share, _least_busy(point),
         ]  # fmt: skip
+
+
+def _least_busy(point: Point) -> float:
+    """Of the decode instances of all runs that were there for at least half of their run; 0 without any."""
+    shares = [
+        use.busy_s / use.provisioned_s
+        for result in point.results
+        for use in result.instances
+        if use.role == "decode" and use.provisioned_s >= result.ended_at / 2
+    ]
+    return min(shares, default=0.0)
 
 
 def figure_4(
@@ -226,6 +247,10 @@ def _why(run: Run, runs: Sequence[Run]) -> str:
     return f"{run.misses}. There it attains {own}, {others}"
 
 
+def _of_base(run: Run) -> Run:
+    return run._replace(label=ROUND_ROBIN, point=run.base)
+
+
 def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Claim]:
     """With scaling: cost over round robin's, at the load where it is highest."""
     claims = []
@@ -242,7 +267,8 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
                 f"{most:g} is our reading of its words; least over loads {least:.2f}. Cost is provisioned time until "
                 f"the last answer. There the fleet attains {at.point.attainment:.3f} (round robin "
                 f"{at.base.attainment:.3f}) with {abs(at.faster):.0f} % {'less' if at.faster >= 0 else 'more'} mean "
-                "latency. The paper gives neither its "
+                f"latency, and its instances are busy {at.busy} of their time; round robin's are "
+                f"{_of_base(at).busy}. The paper gives neither its "
                 "thresholds nor its loads"
             )
             claims.append(
