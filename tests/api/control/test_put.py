@@ -25,6 +25,7 @@ CASES = {
     "tenant": ("/tenants/by-name/new", {"rpm": 5, "default_class": "standard"}, {"rpm": 6}),
     "policy": ("/scaling-policies/by-model/llama?role=prefill", {"max_instances": 3}, {"max_instances": 5}),
     "static instance": ("/instances/one", STATIC, {**STATIC, "unit_cost": 2}),
+    "instance with a key": ("/instances/gpu", STATIC, {**STATIC, "key_name": "gpu-1"}),
     "process instance": ("/instances/two", PROCESS, {**PROCESS, "max_num_seqs": 9}),
 }  # fmt: skip
 
