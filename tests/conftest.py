@@ -6,6 +6,7 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -16,6 +17,7 @@ import pytest
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.db import connections
+from django.db.backends.postgresql.operations import DatabaseOperations
 from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
@@ -25,9 +27,13 @@ from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 # Nothing in a test's database must survive the machine.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
-
+# What migrations write and no test changes.
+NEVER_CHANGED = {"django_content_type", "auth_permission"}
 NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
-PART = re.compile(r"(?<!not )\b(slow|gpu|vllm|browser|torch|fuzz)\b")  # asked for, in an expression of marks
+PARTS = "slow|gpu|vllm|browser|torch|fuzz"
+ASKED = re.compile(rf"(?<!not )\b({PARTS})\b")  # in an expression of marks
+EXCLUDED = re.compile(rf"\bnot ({PARTS})\b")
+OF_MODULE = re.compile(rf"^pytestmark = .*\bmark\.({PARTS})\b", re.MULTILINE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,17 +47,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import only what may run: reading all modules takes longer than many of the parts' tests.
 
     Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`). Who asks for
-    a part (`-m browser`) gets the modules that write this mark themselves.
+    a part (`-m browser`) gets the modules that write this mark themselves. A module that belongs to an excluded part as
+    a whole is imported only if the command line names it.
     """
-    asked = set(PART.findall(config.option.markexpr))
+    asked = set(ASKED.findall(config.option.markexpr))
     if not config.option.markexpr or not collection_path.name.startswith("test_"):
         return None
     if collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch"):
         return None if asked & {"torch", "gpu"} else True
-    if asked and collection_path.suffix == ".py":
-        text = collection_path.read_text()
-        return None if any(f"mark.{part}" in text for part in asked) else True
-    return None
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if asked and not any(f"mark.{part}" in text for part in asked):
+        return True
+    marks = set(OF_MODULE.findall(text))
+    named = any(collection_path.name in argument for argument in config.invocation_params.args)
+    return True if marks & set(EXCLUDED.findall(config.option.markexpr)) and not named else None
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage need not look at the thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,6 +111,22 @@ def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
     """pytest-django asks this before it makes the test database."""
     for where in (settings.DATABASES["default"], connections["default"].settings_dict):
         where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+def delete_rows(operations: DatabaseOperations, style: object, tables: Sequence[str], **options: bool) -> list[str]:
+    """Statements that empty the tables, for Django's `flush` after a transactional test.
+
+    TRUNCATE makes new files for every table and index, which takes ten times as long as to delete a test's few rows.
+    """
+    rows = [f"DELETE FROM {operations.quote_name(table)}" for table in tables if table not in NEVER_CHANGED]
+    return ["SET LOCAL session_replication_role = replica", *rows]  # neither foreign keys nor our triggers are checked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rows_are_deleted() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DatabaseOperations, "sql_flush", delete_rows)
+        yield
 
 
 @receiver(post_migrate, dispatch_uid="rows that migrations made")

@@ -31,7 +31,7 @@ class Play:
     def __init__(self, policy, instances=2, overrides=None, slots=32):
         self.dispatcher = build_dispatcher(policy, overrides)
         self.heap = []
-        self.serial = 0
+        self.serial = self.woken_by = 0
         self.now = 0.0
         self.busy = {}
         self.log = []  # (time, kind, request id, instance)
@@ -45,9 +45,11 @@ class Play:
 
     def run(self, until=1e9):
         while self.heap and self.heap[0][0] <= until:
-            self.now, _, event = heapq.heappop(self.heap)
+            self.now, serial, event = heapq.heappop(self.heap)
             if isinstance(event, ev.FirstToken | ev.Finished) and event.request_id in self.ended:
                 continue
+            if isinstance(event, ev.Woke) and serial != self.woken_by:
+                continue  # as for a driver, only the wake-up of the last reply counts
             reply = self.dispatcher.handle([event], self.now)
             if isinstance(event, ev.FirstToken):
                 self.log.append((self.now, "first", event.request_id, ""))
@@ -55,8 +57,10 @@ class Play:
                 self.ended[event.request_id] = "finished"
             for action in reply.actions:
                 self._act(action)
+            self.woken_by = 0
             if reply.wake_at is not None and reply.wake_at > self.now:
                 self.at(reply.wake_at, ev.Woke())
+                self.woken_by = self.serial
         return self
 
     def _act(self, action):
