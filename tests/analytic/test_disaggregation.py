@@ -56,7 +56,7 @@ def test_a_shared_link_is_m_m_1_with_processor_sharing():
     assert statistics.fmean(means) == pytest.approx(MEAN_S / (1 - load), rel=0.1)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_littles_law_over_all_stages(seed):
     demands = poisson(seed, 0.7 * 2 / MEAN_S, "exponential")
     demands = [replace(each, prompt_tokens=200) for each in demands]

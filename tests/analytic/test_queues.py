@@ -13,7 +13,7 @@ from controller.simulator import Demand, InstanceSettings, Simulation, Simulatio
 
 DELTA = 0.004
 MEAN_S = 0.5
-SEEDS = range(5)
+SEEDS = range(5)  # a mean over time needs them, an identity that holds in each run does not
 REQUESTS = 2000
 PATIENT = Targets(1e6, 1e6, None, 1e6)
 CLOCK = LatencyCoefficients(DELTA, 0.0, 0.0, DELTA, 0.0, 0.0)
@@ -93,7 +93,7 @@ def test_three_queues_are_worse_than_one():
     assert mean_response(rate, (servers(1),) * 3) > 1.2 * erlang_c_response(rate, 3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_littles_law(seed):
     """Mean number in the system = arrival rate x mean response, over the whole run from empty to empty."""
     result = run(poisson(seed, 0.8 * 2 / MEAN_S, "exponential"), (servers(1),) * 2, sample_s=0.25)
@@ -102,7 +102,7 @@ def test_littles_law(seed):
     assert in_system == pytest.approx(total / result.ended_at, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_work_is_conserved(seed):
     demands = poisson(seed, 0.9 * 2 / MEAN_S, "exponential")
     result = run(demands, (servers(2),))
