@@ -1,9 +1,9 @@
 """Actions against a real database and a scripted engine: carried out once, whatever happens to whoever looks."""
 
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.utils import timezone
@@ -262,12 +262,13 @@ def test_one_that_fails_unexpectedly_fails_alone(several, monkeypatch):
 def test_a_look_that_runs_out_of_time_goes_on_where_it_ended(several, monkeypatch):
     _, engines = several
     monkeypatch.setattr(actions, "TURN", actions.TurnOrder())
-    monkeypatch.setattr(actions, "BUDGET_S", 0.0)
-    looked = []
+    looked, clock = [], [0.0]
 
     def slow(action_id, look_at):
         looked.append(action_id)
-        time.sleep(0.001)
+        clock[0] += actions.BUDGET_S + 1.0
+
+    monkeypatch.setattr(actions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     monkeypatch.setattr(actions, "_one", slow)
     for _ in range(6):

@@ -18,6 +18,7 @@ from workers.actions.parallel_calls import AT_ONCE, Asker
 from workers.actions.weights_client import EngineAway
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
+HANGS_S = 30.0
 
 
 class Engine:
@@ -157,8 +158,10 @@ def test_a_silent_one_keeps_its_links_to_the_others(add):
 
 
 def test_a_hundred_that_hang_hold_no_other_up(add, monkeypatch):
+    looks = [threading.Event()]  # who hangs does so until the look after is over
+
     def hangs():
-        time.sleep(0.3)
+        looks[-1].wait(HANGS_S)
         raise EngineAway("no answer")
 
     w, _ = add("w", "collocated", weights="absent"), add("a", "collocated")
@@ -171,11 +174,14 @@ def test_a_hundred_that_hang_hold_no_other_up(add, monkeypatch):
         began = time.monotonic()
         links.update_links("t")
         slowest = max(slowest, time.monotonic() - began)
+        looks.append(threading.Event())
+        looks[-2].set()
         assert threading.active_count() - before <= 2 * AT_ONCE + 2
         if w.told:
             break
     assert (w.told, pairs()) == ([["a"]], {("a", "w")})
-    assert slowest < 120 * 0.3, "not one after the other"
+    looks[-1].set()
+    assert slowest < HANGS_S, "no look waited for one to end"
 
 
 def test_one_that_moves_no_kv_is_neither_told_nor_told_of(add):

@@ -10,7 +10,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import FRESH_S, Asker
 
 LONG_S = 60.0  # however slow the test's machine: nothing here waits for it
 
@@ -63,9 +63,9 @@ def test_an_answer_to_an_old_question_is_not_told_but_asked_again(gate: threadin
             gate.wait()
         return word
 
-    asker = Asker(patience_s=0.01, fresh_s=0.05)
+    asker = Asker(patience_s=0.01)
     assert asker.ask({"h": slow}, 0.01) == {}
-    time.sleep(0.1)  # longer than an answer is fresh
+    asker._begun["h"] -= 2 * FRESH_S  # long ago
     gate.set()
     wait(asker._open.values(), LONG_S)
     while not (heard := asker.ask({"h": slow}, LONG_S)):

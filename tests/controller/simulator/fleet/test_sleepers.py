@@ -77,6 +77,7 @@ def test_how_long_it_takes_to_wake(sleeper, source, wake_s, seconds):
 
 def test_it_serves_once_it_is_awake_and_not_before():
     result = sleeping(LIGHT, LIGHT)
+    assert len(result.scaled_out) == 2
     for each in result.scaled_out:
         sent = [r.at + r.queue_s for r in result.records if r.instance == each.id]
         assert min(sent) >= each.up_at

@@ -34,6 +34,7 @@ def test_without_a_pool_the_process_is_waited_for_as_well():
 
 def test_it_serves_from_then_on_and_not_before():
     result = pooled(2)
+    assert len(result.scaled_out) == 2
     for each in result.scaled_out:
         sent = [r.at + r.queue_s for r in result.records if r.instance == each.id]
         assert sent
