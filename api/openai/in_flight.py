@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
@@ -126,6 +127,12 @@ class InFlightRequest:
         return UpstreamCall(
             *(request.id, path, self.head, rank, self.streamed, self.keep_usage), targets=targets, salt=self.salt
         )
+
+    def later(self, call: UpstreamCall, now: float) -> UpstreamCall:
+        """The call as it is made `now`: more of its TTFT has passed."""
+        if call.targets is None:
+            return call
+        return replace(call, targets=call.targets._replace(waited_s=now - self.request.arrival))
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

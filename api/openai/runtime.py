@@ -314,7 +314,7 @@ class Runtime:
             in_flight.task = self.spawn(self._both(in_flight, call, action, leg))
             self.push(ev.TransferStarted(name, target))
             return
-        there = replace(call, rank=action.rank, offer=in_flight.offer or b"")
+        there = replace(in_flight.later(call, self.clock()), rank=action.rank, offer=in_flight.offer or b"")
         in_flight.task = self.spawn(relay(in_flight, backend, there, leg))
         if call.streamed:
             return  # its headers will show that it has begun

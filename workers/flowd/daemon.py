@@ -138,7 +138,7 @@ class FlowDaemon:
         """Returns whether it may change who sends. Raises Refused and ConfigError."""
         op = said.get("op")
         if op == "status":
-            _say(writer, self._status())
+            _say(writer, self.status())
             return False
         flow_id = _text(said, "id")
         if op == "submit":
@@ -199,7 +199,8 @@ class FlowDaemon:
             case NotTaken(flow_id, field, message):
                 _say(writer, {"event": "error", "id": flow_id, "field": SAID.get(field, field), "message": message})
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """All transfers, the first to send first."""
         flows = self._gate.view(self._now())
         return {"event": "status", "policy": self._policy, "bandwidth": self._gate.bandwidth, "flows": flows}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import kv_has_come, kv_received
 from tests.workers.engine.held import PrefillGate
 from tests.workers.engine.process import EngineProcess
+from tests.workers.flowd.running import connected, sending, serving
 from workers.backends.fake import Script
 
 EARLY = Script(tokens=1, early=True, first_delay_s=0.05)
@@ -69,6 +72,17 @@ async def test_of_a_transfer_that_was_held_the_record_says_for_how_long_and_its_
         bed.backend("d", Script(first_delay_s=0.1, moved=MOVED))
         await bed.ask(STREAMED)
         assert "flow" not in transfers(bed)[-1], "an engine without flow scheduling says nothing of it"
+
+
+async def test_the_decode_engine_is_told_how_much_of_the_ttft_has_passed_when_it_is_asked() -> None:
+    """The wait for the prefill counts: the KV transfer's turn on a shared link goes by what is left."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("p", Script(tokens=1, first_delay_s=0.3))
+        assert (await bed.ask(STREAMED)).status == 200
+        (prefill,), (decode,) = bed.backend("p").calls, bed.backend("d").calls
+        assert prefill.targets.waited_s < 0.25
+        assert 0.3 <= decode.targets.waited_s < 5.0
+        assert decode.targets.ttft_s == prefill.targets.ttft_s
 
 
 async def test_without_overlap_it_is_placed_when_the_prefill_has_ended() -> None:
@@ -257,3 +271,36 @@ async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_i
             async with session.post(f"{d.url}/v1/completions", json={**body, "model": "demo"}) as alone:
                 texts.append((await alone.json())["choices"][0]["text"])
     assert len(set(texts)) == 1
+
+
+async def test_through_real_engines_a_transfer_is_held_and_its_record_says_so(fleet_token, monkeypatch) -> None:
+    """The deadline that decides is the gateway's: what is left of the TTFT when the decode engine is asked."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a Unix socket's path is short
+        path = f"{folder}/flowd.sock"
+        monkeypatch.setenv("FLOW_SOCKET", path)
+        options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--shutdown-timeout", "0")
+
+        def start(role: str) -> EngineProcess:
+            return EngineProcess(*options, "--profile", "constant:2ms", "--role", role)
+
+        async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
+            with await asyncio.to_thread(start, "prefill") as p, await asyncio.to_thread(start, "decode") as d:
+                async with aiohttp.ClientSession(auto_decompress=False) as session:
+                    specs = [
+                        InstanceSpec("p", "demo", p.url, "reference", Role.PREFILL),
+                        InstanceSpec("d", "demo", d.url, "reference", Role.DECODE),
+                    ]
+                    async with ServerBed(specs, session) as bed:
+                        async with sending(other, due_in_s=0.1):
+                            client = bed.send(completion(prompt=list(range(1, 301)), stream=True))
+                            await until(lambda: len(daemon.status()["flows"]) == 2)
+                            (held,) = [flow for flow in daemon.status()["flows"] if not flow["go"]]
+                            (in_flight,) = bed.gateway.runtime.requests.values()
+                            passed = in_flight.request.targets.ttft_s - held["due_in_s"]
+                            now = bed.gateway.runtime.clock()
+                            assert passed == pytest.approx(now - in_flight.request.arrival, abs=0.5)
+                            await asyncio.sleep(1.5)
+                        assert (await client.done()).status == 200
+                        (one,) = transfers(bed)
+        assert (one["outcome"], one["flow"]) == ("done", "scheduled")
+        assert one["held_s"] > 1.0
