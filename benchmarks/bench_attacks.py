@@ -46,6 +46,8 @@ USUAL_S = 8.0
 PAUSE_S = 0.01
 LEAST_REQUESTS = 100
 TRIES = 3
+FLOOD = 100
+LARGE_BYTES = 1_900_000  # of a field that is passed on, and so kept until the request ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ def ended(attack: Callable[[], Awaitable[hostile.Seen]], url: str) -> Callable[[
 
     async def run() -> tuple[bool, str]:
         await attack()
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as response:
-            still = int((await response.json())["open"])
+        async with aiohttp.ClientSession() as session:
+            still = await _open(session, url)
         return still <= 1, f"{still} requests open"
 
     return run
@@ -142,13 +144,33 @@ def request(api_key: str, *, body: bytes = b"", length: int | None = None, chunk
     return head.encode() + body
 
 
-def attacks(port: int, api_key: str) -> list[Attack]:
+def flood(port: int, url: str, request: bytes) -> Callable[[], Awaitable]:
+    """Many large requests of one tenant that all want to wait: most are refused, and none is open in the end."""
+
+    async def run() -> tuple[bool, str]:
+        answers = await hostile.flood(port, FLOOD, WITHIN_S, request)
+        refused = sum(answer.startswith(b"HTTP/1.1 429") for answer in answers)
+        async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
+            while await _open(session, url) > 1:
+                await asyncio.sleep(0.1)
+        return refused >= FLOOD // 2, f"{refused} of {FLOOD} requests of 1.9 MB refused"
+
+    return run
+
+
+async def _open(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/healthz") as response:
+        return int((await response.json())["open"])
+
+
+def attacks(port: int, api_key: str, other_api_key: str) -> list[Attack]:
     long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     piece, many = 64 << 10, 16 << 20  # what both sockets buffer
     both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     pipelined = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"
     slow, chunks = request(api_key, length=1000), request(api_key, chunked=True)
     stream = request(api_key, body=json.dumps(long).encode())
+    large = json.dumps({**long, "user": "x" * LARGE_BYTES}).encode()
     endless = hostile.endless
     return [
         Attack(
@@ -190,16 +212,21 @@ def attacks(port: int, api_key: str) -> list[Attack]:
             "held for ever once buffers are full",
             ended(lambda: hostile.never_read(port, 50, WITHIN_S, stream), f"http://127.0.0.1:{port}"),
         ),
+        Attack(
+            "one tenant's large requests",
+            "queued up to 20,000 x 2 MB, all others refused",
+            flood(port, f"http://127.0.0.1:{port}", request(other_api_key, body=large)),
+        ),
     ]
 
 
-async def run_all(gateway: RunningEngine, api_key: str) -> tuple[float, list[Result]]:
+async def run_all(gateway: RunningEngine, api_key: str, other_api_key: str) -> tuple[float, list[Result]]:
     port = int(gateway.url.rpartition(":")[2])
     async with beside(gateway.url, api_key) as honest:
         await asyncio.sleep(USUAL_S)
     usual_ms = percentile(honest.latencies_ms, 0.99)
     results = []
-    for attack in attacks(port, api_key):
+    for attack in attacks(port, api_key, other_api_key):
         note(attack.name)
         for tries in range(1, TRIES + 1):
             result = await beside_honest(attack, gateway, api_key, max(LEAST_P99_MS, SLOWER * usual_ms), tries)
@@ -234,7 +261,7 @@ def main() -> int:
         with reference_engines(1, folder / "logs", *options) as [engine]:
             fleet = StackFleet(MODEL, [engine.url], "reference", 256, [ClassSpec("all", 5.0, 0.5)], constant_profile())
             with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
-                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key))
+                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key, stack.other_api_key))
     print(table(usual_ms, results))
     print(json.dumps({"usual_p99_ms": round(usual_ms, 1), "attacks": [asdict(each) for each in results]}))
     return 0 if all(each.held for each in results) else 1

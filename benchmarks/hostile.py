@@ -197,3 +197,15 @@ async def never_read(port: int, count: int, within_s: float, request: bytes) -> 
     finally:
         for connection in opened:
             connection.close()
+
+
+async def flood(port: int, count: int, within_s: float, request: bytes) -> list[bytes]:
+    """Whole requests, all at once, and what each was told before its client hung up."""
+    opened = [(await connect(port)).listen() for _ in range(count)]
+    try:
+        await asyncio.gather(*(connection.send(request) for connection in opened))
+        await asyncio.sleep(within_s)
+        return [connection.answer for connection in opened]
+    finally:
+        for connection in opened:
+            connection.close()

@@ -10,6 +10,9 @@ import os
 import sys
 from typing import Any
 
+# Of the tenant under test; a second one ("other") has half of the queue, as new tenants do.
+UNBOUNDED: dict[str, Any] = {"rpm": None, "tpm": None, "max_concurrency": None, "queue_share": 1.0}
+
 
 def seed(fleet: dict[str, Any]) -> dict[str, str]:
     """One tenant with a key, classes for all, a model with its latency profile, and the engines as static instances."""
@@ -22,7 +25,8 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
     model = served_models.served_model_create(actor=actor, name=fleet["model"], context_tokens=fleet["context_tokens"])
     for slo_class in fleet["classes"]:
         slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
-    tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"])
+    tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], **UNBOUNDED)
+    other = tenants.tenant_create(actor=actor, name="other", **{**UNBOUNDED, "queue_share": 0.5})
     spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"]}
     if fleet["kv_capacity_tokens"]:
         spec["kv_capacity_tokens"] = fleet["kv_capacity_tokens"]
@@ -46,7 +50,10 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
             spec=spec,
         )
         instances.instance_observe(instance_id=row.id, observed_state="ready")
-    return {"api_key": api_keys.api_key_create(actor=actor, tenant=tenant, name="benchmark").secret}
+    made = {"api_key": tenant, "other_api_key": other}
+    return {
+        name: api_keys.api_key_create(actor=actor, tenant=each, name="benchmark").secret for name, each in made.items()
+    }
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tenants: quotas, and the default class for requests that name none."""
+"""Tenants: quotas, entitlements, and the default class for requests that name none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ from api.control.framework.fields import NameField, VersionedOutput, VersionFiel
 from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import class_named
 from controller.models import Tenant
+from controller.models.tenants import LOWEST_PRIORITY
 from controller.selectors.catalogue import tenants
-from controller.services.slo.tenants import tenant_create, tenant_put, tenant_remove, tenant_update
+from controller.services.slo.tenants import (
+    ENTITLEMENTS,
+    MOST_NAMES,
+    QUOTAS,
+    tenant_create,
+    tenant_put,
+    tenant_remove,
+    tenant_update,
+)
 
 QUOTA_MAX = 2**31 - 1
 
@@ -26,6 +35,16 @@ class TenantQuery(PageQuery):
 
     name = serializers.CharField(max_length=64, required=False)
     state = serializers.ChoiceField(choices=Tenant.State.choices, required=False)
+
+
+def _tightest(field: str) -> serializers.FloatField:
+    return serializers.FloatField(
+        min_value=0.0001,
+        max_value=86_400.0,
+        allow_null=True,
+        required=False,
+        help_text=f"The smallest `{field}` that its requests may name, in seconds; null: any.",
+    )
 
 
 class _TenantChange(serializers.Serializer):
@@ -38,12 +57,50 @@ class _TenantChange(serializers.Serializer):
         max_value=QUOTA_MAX,
         allow_null=True,
         required=False,
-        help_text="Requests a minute; null: no limit.",
+        help_text="Requests a minute; null: no limit. Default: `NEW_TENANT_RPM`.",
     )
     tpm = serializers.IntegerField(
-        min_value=1, max_value=QUOTA_MAX, allow_null=True, required=False, help_text="Tokens a minute; null: no limit."
+        min_value=1,
+        max_value=QUOTA_MAX,
+        allow_null=True,
+        required=False,
+        help_text="Tokens a minute; null: no limit. Default: `NEW_TENANT_TPM`.",
     )
-    max_concurrency = serializers.IntegerField(min_value=1, max_value=QUOTA_MAX, allow_null=True, required=False)
+    max_concurrency = serializers.IntegerField(
+        min_value=1,
+        max_value=QUOTA_MAX,
+        allow_null=True,
+        required=False,
+        help_text="Concurrent requests; null: no limit. Default: `NEW_TENANT_CONCURRENCY`.",
+    )
+    allowed_classes = serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        max_length=MOST_NAMES,
+        required=False,
+        help_text="Names of the SLO classes that its requests may name; empty: all.",
+    )
+    allowed_models = serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        max_length=MOST_NAMES,
+        required=False,
+        help_text="Names of the models that its requests may use; empty: all.",
+    )
+    highest_priority = serializers.IntegerField(
+        min_value=0,
+        max_value=LOWEST_PRIORITY,
+        required=False,
+        help_text="The smallest `priority` that its requests may name; 0, the highest priority, allows all.",
+    )
+    tightest_ttft_s = _tightest("target_ttft")
+    tightest_tpot_s = _tightest("target_tbt")
+    tightest_deadline_s = _tightest("deadline")
+    queue_share = serializers.FloatField(
+        min_value=0.001,
+        max_value=1.0,
+        allow_null=True,
+        required=False,
+        help_text="Its largest share of a gateway's open requests and of their bytes; null: `TENANT_QUEUE_SHARE`.",
+    )
 
 
 class TenantInput(_TenantChange):
@@ -73,8 +130,8 @@ class TenantOutput(VersionedOutput):
     class Meta:
         model = Tenant
         fields = (
-            "id", "name", "title", "default_class", "rpm", "tpm", "max_concurrency", "state", "version",
-            "created_at", "updated_at",
+            "id", "name", "title", "default_class", *QUOTAS, *ENTITLEMENTS, "state", "version", "created_at",
+            "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 

@@ -23,12 +23,13 @@ from api.openai.asgi import (
     respond,
     respond_error,
 )
-from api.openai.gateway import Gateway
+from api.openai.gateway import Caller, Gateway
 from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_requests import parse_response_request
-from api.openai.protocol.schemas import Parsed, parse_request
+from api.openai.protocol.schemas import Body, Parsed, parse_request
 from api.openai.status_pages import PATHS, StatusPages
+from api.openai.tenants import Held
 from workers.http.details import LIVE
 from workers.http.limits import LIMITS
 from workers.http.protocol import CLOSED
@@ -123,8 +124,8 @@ class OpenAIApp:
 
     async def _models(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         _only(scope["method"], "GET")
-        gateway.tenant(header(scope, b"authorization"))
-        await respond(send, 200, orjson.dumps(models(gateway, scope["path"][len(MODELS) + 1 :])))
+        caller = gateway.caller(header(scope, b"authorization"))
+        await respond(send, 200, orjson.dumps(models(gateway, caller, scope["path"][len(MODELS) + 1 :])))
 
     async def _status_page(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         await self._status.answer(gateway, scope, send)
@@ -139,42 +140,48 @@ def _only(method: str, wanted: str) -> None:
 
 
 async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, body_bytes: int) -> None:
-    """Completions, chat completions and responses, streamed and not."""
+    """Completions, chat completions and responses, streamed and not. Returns when the request has ended."""
     path = scope["path"]
-    tenant, key_id = gateway.tenant(header(scope, b"authorization"))
+    caller = gateway.caller(header(scope, b"authorization"))
+    held = Held(gateway.quotas, caller.tenant)
     try:
-        raw = await read_body(scope, receive, body_bytes)
-    except asyncio.CancelledError:  # the server's grace is over; by itself it would answer a bare 500
-        if not gateway.closing:
-            raise
-        raise shutting_down() from None
-    arrival = gateway.clock()
-    if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
-        parsed = await asyncio.to_thread(_parse, path, raw, gateway)
-    else:
-        parsed = _parse(path, raw, gateway)
-    del raw  # a waiting request keeps only the body for its engine
-    in_flight = gateway.submit(parsed, tenant, key_id, send, arrival, chat=path != COMPLETIONS)
-    del parsed
-    while (await receive())["type"] != "http.disconnect":
-        continue
-    gateway.runtime.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
+        try:
+            raw = await read_body(scope, receive, body_bytes, held.add)
+        except asyncio.CancelledError:  # the server's grace is over; by itself it would answer a bare 500
+            if not gateway.closing:
+                raise
+            raise shutting_down() from None
+        arrival = gateway.clock()
+        if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
+            parsed = await asyncio.to_thread(_parse, path, raw, gateway)
+        else:
+            parsed = _parse(path, raw, gateway)
+        del raw  # a waiting request keeps only the body for its engine
+        in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS)
+        del parsed
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        gateway.runtime.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
+    finally:
+        held.give_back()
 
 
-def _parse(path: str, raw: bytes, gateway: Gateway) -> Parsed:
+def _parse(path: str, raw: Body, gateway: Gateway) -> Parsed:
     if path == RESPONSES:
         return parse_response_request(raw, gateway.models, gateway.tokenizers.count)
     return parse_request(raw, gateway.models, gateway.tokenizers.count, chat=path == CHAT)
 
 
-def models(gateway: Gateway, name: str) -> dict[str, object]:
-    """All models, or one by name or alias."""
+def models(gateway: Gateway, caller: Caller, name: str) -> dict[str, object]:
+    """All models that the tenant may use, or one by name or alias."""
+    allowed = caller.tenant.entitled.allowed_models
+    usable = {own: model for own, model in gateway.models.items() if not allowed or model.name in allowed}
     if name:
-        model = gateway.models.get(name)
+        model = usable.get(name)
         if model is None:
             raise ApiError("model_not_found", f"The model {name[:100]!r} does not exist.", param="model")
         return _card(name, model.context_tokens)
-    cards = [_card(name, model.context_tokens) for name, model in sorted(gateway.models.items())]
+    cards = [_card(name, model.context_tokens) for name, model in sorted(usable.items())]
     return {"object": "list", "data": cards}
 
 

@@ -67,26 +67,29 @@ class ClientGone(Exception):
     """The client hung up before its request was complete."""
 
 
-async def read_body(scope: Scope, receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, most: int = MAX_BODY_BYTES, count: Callable[[int], None] = lambda size: None
+) -> bytes | bytearray:
     """The whole body. Raises ApiError beyond `most` bytes, before reading where the length is declared. How long it may
-    take is the protocol's matter (`workers.http.protocol`)."""
+    take is the protocol's matter (`workers.http.protocol`). `count` hears how many bytes came, and may raise."""
     declared = header(scope, b"content-length")
     # The count of digits first: Python refuses to read a number with thousands of them.
     if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise _too_large(most)
-    parts: list[bytes] = []
-    size = 0
+    whole = bytearray()  # not a list of parts, which would be in memory twice while they are joined
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
-        size += len(part)
-        if size > most:
+        if len(whole) + len(part) > most:
             raise _too_large(most)
-        parts.append(part)
+        count(len(part))
+        if not whole and not message.get("more_body"):
+            return bytes(part)
+        whole += part
         if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return whole
 
 
 def _too_large(most: int) -> ApiError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -31,7 +31,7 @@ from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import GatewayFleet
 from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
-from api.openai.tenants import KeyRing, Quotas
+from api.openai.tenants import KeyRing, QueueBounds, Quotas
 from api.openai.tokenizers import Tokenizers
 from controller.core import events as ev
 from controller.core.decisions import Decision
@@ -40,6 +40,7 @@ from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
 from controller.predict.lengths import OutputLengthModel, PromptEstimates
 from controller.slo.classes import Applied, ClassBook, SloError
+from controller.slo.entitlements import NotEntitled, check_fields, check_model
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
 from workers.shared_clock import SharedClock
@@ -57,9 +58,17 @@ class GatewayOptions:
     limits: Limits = field(default_factory=Limits)
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
     salt_key: bytes = b""  # of the salts that keep tenants apart in the prefix caches of engines; empty: no salts
+    queue: QueueBounds = field(default_factory=QueueBounds)
     config_max_age_s: float = math.inf  # requests are refused while the configuration is older
     metrics_token: str = ""  # who may read /metrics and the details of /healthz (`workers.http.details`)
     scheduler_log: Path | None = None  # where to record the scheduler's events and actions
+
+
+class Caller(NamedTuple):
+    """The tenant of an API key, and the key's id."""
+
+    tenant: TenantConfig
+    key_id: int
 
 
 class Gateway:
@@ -74,13 +83,13 @@ class Gateway:
     ) -> None:
         self.options = options
         self.clock = time.monotonic
-        self.quotas = Quotas()
         self.instruments = Instruments()
+        self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
+        self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)
         self.ledger = Ledger(sink, self.quotas, self.instruments, self._learn)
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
         self.output_lengths = OutputLengthModel()
-        self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.fleet = GatewayFleet(session, options.limits, self.clock)
         self.shared = SharedClock(self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock, self.shared)
@@ -139,8 +148,8 @@ class Gateway:
             self._told_offset_s = offset_s
             self.runtime.tell(ev.ClockOffset(offset_s))
 
-    def tenant(self, authorization: bytes | None) -> tuple[TenantConfig, int]:
-        """The tenant of an API key, and the key's id. Raises ApiError."""
+    def caller(self, authorization: bytes | None) -> Caller:
+        """Who calls with this API key. Raises ApiError."""
         if self.snapshot is None:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
@@ -150,12 +159,11 @@ class Gateway:
         # Not the host's clock: an expired key must not work again because somebody sets that back.
         tenant, key = self.keys.tenant(authorization, self.shared.now())
         self.used_keys.add(key.id)
-        return tenant, key.id
+        return Caller(tenant, key.id)
 
-    def submit(
-        self, parsed: Parsed, tenant: TenantConfig, key_id: int, send: Send, arrival: float, *, chat: bool
-    ) -> InFlightRequest:
-        """Let a request in: targets, quota, scheduler. Raises ApiError, and then nothing is queued."""
+    def submit(self, parsed: Parsed, caller: Caller, send: Send, arrival: float, *, chat: bool) -> InFlightRequest:
+        """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued."""
+        tenant = caller.tenant
         if self.closing:  # the gateway may have begun to stop since its key was checked
             raise shutting_down()
         request, applied = self._request(parsed, tenant, arrival)
@@ -179,7 +187,7 @@ class Gateway:
             translation=translation,
         )
         in_flight.salt = self._salt(tenant.name)
-        in_flight.key_id = key_id
+        in_flight.key_id = caller.key_id
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)
@@ -189,7 +197,11 @@ class Gateway:
     def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
         model = parsed.model
         try:
+            check_fields(parsed.asked, tenant.entitled)
+            check_model(model.name, tenant.entitled)
             applied = self.book.resolve(parsed.asked, tenant, self.scheduler.pending_above, arrival)
+        except NotEntitled as error:
+            raise ApiError("permission_denied", f"{error}.", param=error.field) from None
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
         prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)

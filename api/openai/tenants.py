@@ -5,11 +5,15 @@ Keys are kept and looked up as SHA-256 only, in memory.
 Quotas are requests a minute, tokens a minute and requests at once. The first two are token buckets that hold one
 minute's worth and start full, so a burst of a whole minute passes. Each gateway counts for itself: with N gateways a
 tenant may reach N times its quota. Tokens are reserved at arrival as expected, and corrected by the engine's own count.
+
+Bodies are kept in memory from their first byte until the request ends, since a retry needs them. So there is a bound on
+the bytes and the number of open requests, and no tenant may have more than its share of either.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from hashlib import sha256
 
 from api.openai.asgi import Header
@@ -18,6 +22,7 @@ from controller.core.snapshot import GatewaySnapshot, KeyConfig, TenantConfig
 
 SCOPE = "inference"
 MINUTE_S = 60.0
+MIB = 1 << 20
 
 
 class KeyRing:
@@ -95,11 +100,41 @@ class Bucket:
         return bucket
 
 
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Of all open requests of a gateway, queued and in flight. `share`: the most that one tenant may have of their
+    number and of their bytes, unless its entitlement says otherwise."""
+
+    body_bytes: int = 128 << 20
+    share: float = 0.5
+
+
+class Held:
+    """The bytes of one request's body that are in memory. `give_back` may be called again."""
+
+    __slots__ = ("_quotas", "_tenant", "size")
+
+    def __init__(self, quotas: Quotas, tenant: TenantConfig) -> None:
+        self._quotas, self._tenant = quotas, tenant
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """More bytes have come. Raises ApiError, and counts nothing, where they are too many."""
+        self._quotas.hold(self._tenant, size)
+        self.size += size
+
+    def give_back(self) -> None:
+        if self.size:
+            self._quotas.give_back(self._tenant.name, self.size)
+            self.size = 0
+
+
 class _Usage:
-    __slots__ = ("active", "requests", "tokens")
+    __slots__ = ("active", "body_bytes", "requests", "tokens")
 
     def __init__(self) -> None:
         self.active = 0
+        self.body_bytes = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
 
@@ -107,14 +142,41 @@ class _Usage:
 class Quotas:
     """The usage of each tenant; a tenant without limits costs a dictionary lookup."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: QueueBounds | None = None, most_open: int = 20_000) -> None:
+        self.bounds = bounds or QueueBounds()
+        self.most_open = most_open  # requests
+        self.body_bytes = 0  # of all open requests
         self._usage: dict[str, _Usage] = {}
+
+    def hold(self, tenant: TenantConfig, size: int) -> None:
+        """Count bytes of a body. Raises ApiError, and counts nothing, where the tenant's share or memory is full."""
+        usage = self._usage.setdefault(tenant.name, _Usage())
+        share = self._share(tenant)
+        if usage.body_bytes + size > share * self.bounds.body_bytes:
+            raise _over_share(f"{share * self.bounds.body_bytes / MIB:.0f} MiB of request bodies", share)
+        if self.body_bytes + size > self.bounds.body_bytes:
+            told = f"The request bodies of all tenants reach the limit of {self.bounds.body_bytes / MIB:.0f} MiB."
+            raise ApiError("rate_limit_exceeded", told, retry_after_s=1.0)
+        usage.body_bytes += size
+        self.body_bytes += size
+
+    def give_back(self, tenant: str, size: int) -> None:
+        self._usage[tenant].body_bytes -= size
+        self.body_bytes -= size
+
+    def _share(self, tenant: TenantConfig) -> float:
+        own = tenant.entitled.queue_share
+        return self.bounds.share if own is None else own
 
     def admit(self, tenant: TenantConfig, tokens: int, now: float) -> None:
         """Count the request. Raises ApiError, and counts nothing, where a quota is reached."""
         usage = self._usage.setdefault(tenant.name, _Usage())
         usage.requests = _bucket(usage.requests, tenant.rpm, now)
         usage.tokens = _bucket(usage.tokens, tenant.tpm, now)
+        share = self._share(tenant)
+        most = max(1, int(share * self.most_open))
+        if usage.active >= most:
+            raise _over_share(f"{most} open requests", share)
         if tenant.max_concurrency is not None and usage.active >= tenant.max_concurrency:
             raise _refused(f"{tenant.max_concurrency} requests at once", 1.0)
         if usage.requests is not None and (wait := usage.requests.wait_for(1)) > 0:
@@ -157,6 +219,11 @@ def _bucket(current: Bucket | None, limit: int | None, now: float) -> Bucket | N
     bucket = Bucket(limit, now) if current is None else current.resized(limit, now)
     bucket.refill(now)
     return bucket
+
+
+def _over_share(what: str, share: float) -> ApiError:
+    told = f"Over the tenant's share of the queue (queue_share {share:.0%}): {what}."
+    return ApiError("rate_limit_exceeded", told, retry_after_s=1.0)
 
 
 def _refused(what: str, retry_after_s: float) -> ApiError:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.db.models import Q
 
-from console.forms.base import EditForm, TimeField
-from controller.models import ApiKey, SLOClass, Tenant
+from console.forms.base import EditForm, PercentField, PositiveSecondsField, TimeField
+from controller.models import ApiKey, ServedModel, SLOClass, Tenant
 from controller.models.base import NAME
+from controller.models.tenants import LOWEST_PRIORITY
+from controller.services.slo.tenants import EDITABLE, quotas_of_new_tenants
 
 QUOTA_MAX = 2**31 - 1
 # When the old key or token is revoked after a rotation, in seconds from then.
@@ -32,8 +35,20 @@ class ClassChoice(forms.ModelChoiceField):
         return f"{row.name} (own)" if row.tenant_id else row.name
 
 
+class NamesField(forms.MultipleChoiceField):
+    """Names to choose from, besides those that are stored; none chosen means that all are allowed."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(widget=forms.CheckboxSelectMultiple, required=False, **kwargs)
+
+    def offer(self, names: Iterable[str], stored: Iterable[str]) -> None:
+        """Stored names of what was removed meanwhile stay, so that saving does not change what is allowed."""
+        self.choices = [(name, name) for name in sorted({*names, *stored})]
+
+
 class TenantForm(EditForm):
-    """A tenant, its default class and its quotas. `name` cannot change once it exists: records refer to it."""
+    """A tenant, its default class, quotas and entitlements. `name` cannot change once it exists: records refer to
+    it."""
 
     name = forms.CharField(
         max_length=64, validators=[NAME], help_text="Used in records and decisions. Cannot be changed later."
@@ -50,19 +65,67 @@ class TenantForm(EditForm):
         "tokens/min", label="Tokens per minute", help_text="Prompt and output tokens. Leave empty for no limit."
     )
     max_concurrency = QuotaField("requests", label="Concurrent requests", help_text="Leave empty for no limit.")
+    queue_share = PercentField(
+        low=0.1,
+        required=False,
+        label="Share of the queue",
+        help_text="The most it may have of a gateway's open requests and of their bytes. Leave empty for the default.",
+    )
+    allowed_classes = NamesField(
+        label="Allowed SLO classes", help_text="Classes that its requests may name. Choose none to allow all."
+    )
+    allowed_models = NamesField(
+        label="Allowed models", help_text="Models that its requests may use. Choose none to allow all."
+    )
+    highest_priority = forms.IntegerField(
+        min_value=0,
+        max_value=LOWEST_PRIORITY,
+        required=False,
+        initial=0,
+        label="Highest priority",
+        help_text="The smallest priority number that its requests may name. 0 is the highest priority and allows all.",
+    )
+    tightest_ttft_s = PositiveSecondsField(
+        required=False,
+        label="Tightest TTFT",
+        help_text="The smallest target_ttft that a request may name itself. Leave empty for any.",
+    )
+    tightest_tpot_s = PositiveSecondsField(
+        required=False,
+        label="Tightest TPOT",
+        help_text="The smallest target_tbt that a request may name itself. Leave empty for any.",
+    )
+    tightest_deadline_s = PositiveSecondsField(
+        required=False,
+        label="Tightest deadline",
+        help_text="The smallest deadline that a request may name itself. Leave empty for any.",
+    )
     state = forms.ChoiceField(
         choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."
     )
 
     FIXED = ("name",)
-    CHANGEABLE = ("title", "default_class", "rpm", "tpm", "max_concurrency", "state")
+    CHANGEABLE = EDITABLE
 
     def __init__(self, *args: Any, existing: Tenant | None = None, **kwargs: Any) -> None:
         super().__init__(*args, existing=existing, **kwargs)
         owners = Q(tenant__isnull=True) | (Q(tenant=existing) if existing else Q(pk=None))
         self.fields["default_class"].queryset = SLOClass.objects.filter(owners)  # type: ignore[attr-defined]
+        classes = SLOClass.objects.filter(owners).values_list("name", flat=True)
+        self._offer("allowed_classes", classes, existing)
+        self._offer("allowed_models", ServedModel.objects.values_list("name", flat=True), existing)
         if existing is None:
+            for name, value in quotas_of_new_tenants().items():
+                self.fields[name].initial = value
             del self.fields["state"]
+
+    def clean_highest_priority(self) -> int:
+        return self.cleaned_data["highest_priority"] or 0
+
+    def _offer(self, field: str, names: Iterable[str], existing: Tenant | None) -> None:
+        choice = self.fields[field]
+        assert isinstance(choice, NamesField)
+        choice.offer(names, getattr(existing, field) if existing else ())
 
 
 class KeyForm(forms.Form):

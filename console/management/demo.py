@@ -20,6 +20,9 @@ TRACE_NAME = "Azure 2023 conversation, 2,000 of 19,366 requests (CC-BY-4.0)"
 DEMO_SECRET = "sk-slackline-demo-key-not-for-production-use"
 
 
+NO_QUOTAS: dict[str, Any] = {"rpm": None, "tpm": None, "max_concurrency": None}
+
+
 class DemoTenant(NamedTuple):
     name: str
     title: str
@@ -43,9 +46,9 @@ CLASSES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 TENANTS = (
-    DemoTenant("demo", "Demo", "interactive", {}),
-    DemoTenant("acme", "Acme Support", "standard", {"max_concurrency": 500}),
-    DemoTenant("research", "Research", "batch", {"rpm": 3000, "tpm": 2_000_000}),
+    DemoTenant("demo", "Demo", "interactive", NO_QUOTAS),
+    DemoTenant("acme", "Acme Support", "standard", {**NO_QUOTAS, "max_concurrency": 500}),
+    DemoTenant("research", "Research", "batch", {**NO_QUOTAS, "rpm": 3000, "tpm": 2_000_000}),
 )
 
 PEOPLE = ("admin", "operator", "viewer")  # user name and role

@@ -22,7 +22,9 @@ from controller.models import (
 
 @admin.register(Tenant)
 class TenantAdmin(ReadOnlyAdmin):
-    list_display = ("name", "title", "default_class", "rpm", "tpm", "max_concurrency", "state", "version")
+    list_display = (
+        "name", "title", "default_class", "rpm", "tpm", "max_concurrency", "queue_share", "state", "version"
+    )  # fmt: skip
     list_filter = ("state",)
     list_select_related = ("default_class",)
     search_fields = ("name", "title")

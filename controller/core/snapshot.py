@@ -12,6 +12,23 @@ from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 
 
 @dataclass(frozen=True, slots=True)
+class Entitlements:
+    """What a tenant's requests may ask for (`controller.slo.entitlements`). An empty list allows all; `queue_share` is
+    the tenant's largest share of the open requests and their bytes, above 0 and at most 1."""
+
+    allowed_classes: tuple[str, ...] = ()
+    allowed_models: tuple[str, ...] = ()
+    highest_priority: int = 0  # the smallest number that `priority` may have
+    tightest_ttft_s: float | None = None
+    tightest_tpot_s: float | None = None
+    tightest_deadline_s: float | None = None
+    queue_share: float | None = None  # None: the gateway's setting TENANT_QUEUE_SHARE
+
+
+ALL_ALLOWED = Entitlements()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     id: int
     name: str
@@ -20,6 +37,7 @@ class TenantConfig:
     tpm: int | None = None  # prompt + expected output tokens a minute
     max_concurrency: int | None = None
     active: bool = True
+    entitled: Entitlements = ALL_ALLOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,13 @@ class GatewaySnapshot:
     telemetry_period_s: float = 1.0
 
 
+def _tenant(item: dict[str, Any]) -> TenantConfig:
+    entitled = dict(item.get("entitled") or {})  # absent in a file of an older release
+    for name in ("allowed_classes", "allowed_models"):
+        entitled[name] = tuple(entitled.get(name, ()))
+    return TenantConfig(**{**item, "entitled": Entitlements(**entitled)})
+
+
 def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
     """The inverse of `dataclasses.asdict` after JSON (lists become tuples, strings become enums)."""
     instances = []
@@ -125,7 +150,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
     ]
     return GatewaySnapshot(
         version=raw["version"],
-        tenants=tuple(TenantConfig(**item) for item in raw.get("tenants", ())),
+        tenants=tuple(_tenant(item) for item in raw.get("tenants", ())),
         keys=tuple(KeyConfig(**{**item, "scopes": tuple(item["scopes"])}) for item in raw.get("keys", ())),
         classes=tuple(ClassConfig(**item) for item in raw.get("classes", ())),
         mappings=tuple(mappings),

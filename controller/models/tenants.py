@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 
+from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import Q
 
 from controller.models.base import NAME, Versioned, above_zero, positive
+
+LOWEST_PRIORITY = 1000
+NO_NAMES = models.Value([], output_field=models.JSONField())
 
 
 class TenantQuerySet(models.QuerySet["Tenant"]):
@@ -17,7 +21,11 @@ class TenantQuerySet(models.QuerySet["Tenant"]):
 
 
 class Tenant(Versioned):
-    """Records and decisions refer to `name`, so it never changes. Quotas: null means unlimited."""
+    """Records and decisions refer to `name`, so it never changes. Quotas: null means unlimited.
+
+    Entitlements (`controller.slo.entitlements`): an empty list allows all names, null any target, and
+    `highest_priority` 0 any priority. `queue_share` null: the gateway's setting.
+    """
 
     class State(models.TextChoices):
         ACTIVE = "active", "Active"
@@ -31,6 +39,15 @@ class Tenant(Versioned):
     rpm = models.PositiveIntegerField("requests a minute", null=True, blank=True, validators=[above_zero])
     tpm = models.PositiveIntegerField("tokens a minute", null=True, blank=True, validators=[above_zero])
     max_concurrency = models.PositiveIntegerField(null=True, blank=True, validators=[above_zero])
+    allowed_classes = models.JSONField(default=list, db_default=NO_NAMES, blank=True)
+    allowed_models = models.JSONField(default=list, db_default=NO_NAMES, blank=True)
+    highest_priority = models.PositiveSmallIntegerField(
+        default=0, db_default=0, validators=[MaxValueValidator(LOWEST_PRIORITY)]
+    )
+    tightest_ttft_s = models.FloatField("tightest TTFT", null=True, blank=True, validators=[above_zero])
+    tightest_tpot_s = models.FloatField("tightest TPOT", null=True, blank=True, validators=[above_zero])
+    tightest_deadline_s = models.FloatField("tightest deadline", null=True, blank=True, validators=[above_zero])
+    queue_share = models.FloatField(null=True, blank=True, validators=[above_zero, MaxValueValidator(1.0)])
     state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
 
     objects = TenantQuerySet.as_manager()
@@ -43,6 +60,13 @@ class Tenant(Versioned):
             positive("tpm", name="tenant_tpm_positive", optional=True),
             positive("max_concurrency", name="tenant_max_concurrency_positive", optional=True),
             models.CheckConstraint(condition=Q(state__in=["active", "suspended"]), name="tenant_state_known"),
+            positive("tightest_ttft_s", name="tenant_tightest_ttft_positive", optional=True),
+            positive("tightest_tpot_s", name="tenant_tightest_tpot_positive", optional=True),
+            positive("tightest_deadline_s", name="tenant_tightest_deadline_positive", optional=True),
+            models.CheckConstraint(
+                condition=Q(queue_share__isnull=True) | Q(queue_share__gt=0, queue_share__lte=1),
+                name="tenant_queue_share_within_bounds",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from django.utils import timezone
 from controller.core.snapshot import (
     ClassConfig,
     ComingConfig,
+    Entitlements,
     GatewaySnapshot,
     KeyConfig,
     LevelBounds,
@@ -100,6 +101,15 @@ def _tenant(row: Tenant) -> TenantConfig:
         tpm=row.tpm,
         max_concurrency=row.max_concurrency,
         active=row.state == Tenant.State.ACTIVE,
+        entitled=Entitlements(
+            allowed_classes=tuple(row.allowed_classes),
+            allowed_models=tuple(row.allowed_models),
+            highest_priority=row.highest_priority,
+            tightest_ttft_s=row.tightest_ttft_s,
+            tightest_tpot_s=row.tightest_tpot_s,
+            tightest_deadline_s=row.tightest_deadline_s,
+            queue_share=row.queue_share,
+        ),
     )
 
 

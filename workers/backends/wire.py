@@ -23,6 +23,7 @@ NONE: Mapping[str, str] = {}
 KEEP_S = 3.0  # servers close idle connections after 5 s: close first, so that none dies as it is used again
 BUFFERED = 256 << 10  # unread bytes before the server has to wait
 MOST_BODY_BYTES = 64 << 20  # of a whole answer; a streamed one is passed on as it comes
+LARGE_BODY_BYTES = 64 << 10  # from which a copy costs more than a second buffer for the kernel
 MOST_HEAD_BYTES = 64 << 10  # of status line and headers, interim answers included
 
 
@@ -67,7 +68,7 @@ class Wire:
         try:
             more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}{more}Content-Length: {len(body)}\r\n\r\n"
-            await connection.ask(head.encode() + body, patience)
+            await connection.ask(head.encode(), body, patience)
         except BaseException:
             connection.close()
             raise
@@ -167,14 +168,17 @@ class Connection(asyncio.Protocol):
 
     # ---- the caller's side -----------------------------------------------------------------------------------------
 
-    async def ask(self, request: bytes, patience: Patience) -> None:
-        """Send the request, and wait for the headers."""
+    async def ask(self, head: bytes, body: bytes, patience: Patience) -> None:
+        """Send the request, and wait for the headers. A large body is not copied, since many may wait for engines."""
         if self._transport is None or not self.open:
             raise Unanswered("the connection was closed")
         self.status, self.headers, self._headed, self._head_size, self._complete = 0, {}, False, 0, False
         self._patience = patience
         self._asked_at = self.heard_at = self._loop.time()
-        self._transport.write(request)
+        if len(body) < LARGE_BODY_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
         self._watch()
         while not self._headed and self._error is None:
             await self._news()

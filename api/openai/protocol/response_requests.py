@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.openai.protocol.response_items import chat_messages, chat_tools
-from api.openai.protocol.schemas import Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
+from api.openai.protocol.schemas import Body, Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
 from controller.core.snapshot import ModelConfig
 
 # Fields that would change the answer: the values that request nothing, and why others are refused.
@@ -36,7 +36,7 @@ OTHERS = ("instructions", "max_output_tokens", "reasoning", "text", "tools", "to
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted) -> Parsed:
+def parse_response_request(raw: Body, models: Mapping[str, ModelConfig], count: Count = uncounted) -> Parsed:
     """Raises ApiError naming the field of the response request."""
     body = load(raw)
     _refuse_unserved(body)

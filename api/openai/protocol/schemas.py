@@ -85,7 +85,10 @@ def uncounted(model: ModelConfig, texts: Sequence[str], *, special: bool) -> int
     return None
 
 
-def parse_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted, *, chat: bool) -> Parsed:
+Body = bytes | bytearray
+
+
+def parse_request(raw: Body, models: Mapping[str, ModelConfig], count: Count = uncounted, *, chat: bool) -> Parsed:
     """Raises ApiError naming the field."""
     return parse_body(load(raw), models, count, chat=chat, shown="messages" if chat else "prompt")
 
@@ -118,7 +121,7 @@ def parse_body(
     return parsed
 
 
-def load(raw: bytes) -> dict[str, Any]:
+def load(raw: Body) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError."""
     try:
         body = orjson.loads(raw)

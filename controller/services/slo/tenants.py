@@ -1,40 +1,45 @@
-"""Tenants and their quotas."""
+"""Tenants, their quotas and entitlements."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 
-from controller.models import SLOClass, Tenant
+from controller.models import Tenant
+from controller.models.base import NAME
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.replace import Expected, put, with_defaults
 
-EDITABLE = ("title", "default_class", "rpm", "tpm", "max_concurrency", "state")
+QUOTAS = ("rpm", "tpm", "max_concurrency")
+ENTITLEMENTS = (
+    "allowed_classes",
+    "allowed_models",
+    "highest_priority",
+    "tightest_ttft_s",
+    "tightest_tpot_s",
+    "tightest_deadline_s",
+    "queue_share",
+)
+EDITABLE = ("title", "default_class", *QUOTAS, *ENTITLEMENTS, "state")
+MOST_NAMES = 100
 
 
-def tenant_create(
-    *,
-    actor: Actor,
-    name: str,
-    title: str = "",
-    default_class: SLOClass | None = None,
-    rpm: int | None = None,
-    tpm: int | None = None,
-    max_concurrency: int | None = None,
-    state: str = Tenant.State.ACTIVE,
-) -> Tenant:
-    row = Tenant(
-        name=name,
-        title=title,
-        default_class=default_class,
-        rpm=rpm,
-        tpm=tpm,
-        max_concurrency=max_concurrency,
-        state=state,
-    )
+def quotas_of_new_tenants() -> dict[str, int | None]:
+    """The quotas of a tenant for which nobody chose any."""
+    return {
+        "rpm": settings.NEW_TENANT_RPM,
+        "tpm": settings.NEW_TENANT_TPM,
+        "max_concurrency": settings.NEW_TENANT_CONCURRENCY,
+    }
+
+
+def tenant_create(*, actor: Actor, name: str, **values: Any) -> Tenant:
+    """`values`: of EDITABLE. Quotas that are absent get the default of new tenants; None means no limit."""
+    row = Tenant(name=name, **{**quotas_of_new_tenants(), **values})
     return change.create(row, actor=actor, kind="tenant", check=_check)
 
 
@@ -50,7 +55,7 @@ def tenant_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: 
     `state`: a tenant that an admin has suspended stays suspended until somebody says otherwise."""
 
     def change_to(row: Tenant) -> Tenant:
-        changes = with_defaults(Tenant, values, EDITABLE, kept=("state",))
+        changes = with_defaults(Tenant, {**quotas_of_new_tenants(), **values}, EDITABLE, kept=("state",))
         return tenant_update(actor=actor, tenant_id=row.pk, version=row.version, changes=changes)
 
     return put(
@@ -73,3 +78,21 @@ def _check(tenant: Tenant) -> None:
         raise ValidationError(
             {"default_class": "This class belongs to another tenant. Choose a shared class or one of this tenant."}
         )
+    for field in ("allowed_classes", "allowed_models"):
+        setattr(tenant, field, _names(field, getattr(tenant, field)))
+    if own is not None and tenant.allowed_classes and own.name not in tenant.allowed_classes:
+        raise ValidationError({"default_class": "This class is not among the allowed classes."})
+
+
+def _names(field: str, names: Any) -> list[str]:
+    """Sorted, each once. A name that does not exist yet is allowed: the class or model may be created later."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValidationError({field: "Enter a list of names."})
+    if len(names) > MOST_NAMES:
+        raise ValidationError({field: f"Enter at most {MOST_NAMES} names."})
+    for name in names:
+        try:
+            NAME(name)
+        except ValidationError as error:
+            raise ValidationError({field: f"{name[:64]!r} is not a valid name."}) from error
+    return sorted(set(names))

@@ -1,8 +1,13 @@
 """Tenants: admins own them, a key sees its own and no other."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
+from controller.core.snapshot import snapshot_from_json
 from controller.models import Decision, Tenant
+from controller.selectors.snapshot import gateway_snapshot
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
@@ -14,6 +19,66 @@ def test_an_admin_creates_a_tenant_with_a_default_class(admin):
     assert answer.status_code == 201, answer.data
     assert (answer.data["rpm"], answer.data["default_class"], answer.data["state"]) == (600, shared.name, "active")
     assert Decision.objects.get(kind="tenant_created").actor == admin.user.username
+
+
+def test_a_new_tenant_has_the_default_quotas_unless_somebody_chose_others(admin, settings):
+    settings.NEW_TENANT_RPM, settings.NEW_TENANT_TPM, settings.NEW_TENANT_CONCURRENCY = 60, 5_000, 7
+    posted = admin.post("/tenants", {"name": "posted", "tpm": None}).data
+    assert (posted["rpm"], posted["tpm"], posted["max_concurrency"]) == (60, None, 7)
+    put = admin.put("/tenants/by-name/put", {"rpm": None}).data
+    assert (put["rpm"], put["tpm"], put["max_concurrency"]) == (None, 5_000, 7)
+    again = admin.put("/tenants/by-name/put", {"rpm": None})
+    assert (again.status_code, again.data["version"]) == (200, 1)
+
+
+ENTITLED = {
+    "allowed_classes": ["batch", "chat"],
+    "allowed_models": ["demo"],
+    "highest_priority": 2,
+    "tightest_ttft_s": 0.3,
+    "tightest_tpot_s": 0.02,
+    "tightest_deadline_s": 10.0,
+    "queue_share": 0.1,
+}
+
+
+def test_entitlements_are_stored_audited_and_reach_gateways(admin, tenant):
+    answer = admin.patch(f"/tenants/{tenant.pk}", {**ENTITLED, "version": 1})
+    assert {name: answer.data[name] for name in ENTITLED} == ENTITLED
+    decision = Decision.objects.get(kind="tenant_updated")
+    assert decision.inputs["after"]["allowed_classes"] == ["batch", "chat"]
+    (config,) = (each for each in gateway_snapshot().tenants if each.name == tenant.name)
+    assert {**asdict(config.entitled), "allowed_classes": ["batch", "chat"], "allowed_models": ["demo"]} == ENTITLED
+    assert snapshot_from_json(json.loads(json.dumps(asdict(gateway_snapshot())))).tenants == gateway_snapshot().tenants
+
+
+def test_the_default_class_is_among_the_allowed(admin, tenant):
+    factories.slo_class(name="chat")
+    answer = admin.patch(f"/tenants/{tenant.pk}", {"default_class": "chat", "allowed_classes": ["batch"], "version": 1})
+    assert answer.status_code == 400
+    assert answer.data["error"]["fields"] == {"default_class": ["This class is not among the allowed classes."]}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"allowed_classes": "chat"}, "allowed_classes"),
+        ({"allowed_classes": ["<b>"]}, "allowed_classes"),
+        ({"allowed_models": [{"name": "m"}]}, "allowed_models.0"),
+        ({"allowed_models": ["m"] * 101}, "allowed_models"),
+        ({"highest_priority": -1}, "highest_priority"),
+        ({"highest_priority": 1001}, "highest_priority"),
+        ({"tightest_ttft_s": 0}, "tightest_ttft_s"),
+        ({"tightest_tpot_s": -1}, "tightest_tpot_s"),
+        ({"tightest_deadline_s": 90_000}, "tightest_deadline_s"),
+        ({"queue_share": 0}, "queue_share"),
+        ({"queue_share": 1.1}, "queue_share"),
+    ],
+)
+def test_wrong_entitlements_name_their_field(admin, tenant, change, field):
+    answer = admin.patch(f"/tenants/{tenant.pk}", {**change, "version": 1})
+    assert answer.status_code == 400
+    assert list(answer.data["error"]["fields"]) == [field]
 
 
 def test_a_quota_is_changed_and_lifted(admin, tenant):

@@ -140,11 +140,47 @@ def test_a_tenant_is_made_and_changed(admin):
     answer = admin.post(reverse("tenant-new"), {"name": "newcomer", "rpm": "60", "default_class": own.pk})
     tenant = Tenant.objects.get(name="newcomer")
     assert answer["location"] == reverse("tenant", args=[tenant.pk])
-    assert (tenant.rpm, tenant.tpm, tenant.default_class) == (60, None, own)
+    assert (tenant.rpm, tenant.tpm, tenant.default_class, tenant.highest_priority) == (60, None, own, 0)
     change = {"rpm": "", "tpm": "5000", "state": "suspended", "version": tenant.version, "title": "x"}
     assert admin.post(reverse("tenant-edit", args=[tenant.pk]), change).status_code == 302
     tenant.refresh_from_db()
     assert (tenant.rpm, tenant.tpm, tenant.state, tenant.default_class) == (None, 5000, "suspended", None)
+
+
+def test_the_form_of_a_new_tenant_suggests_quotas(admin, settings):
+    settings.NEW_TENANT_RPM, settings.NEW_TENANT_TPM, settings.NEW_TENANT_CONCURRENCY = 61, None, 7
+    form = admin.get(reverse("tenant-new")).context["form"]
+    assert [form[name].value() for name in ("rpm", "tpm", "max_concurrency")] == [61, None, 7]
+
+
+def test_entitlements_are_chosen_shown_and_kept(admin):
+    factories.slo_class(name="chat")
+    factories.slo_class(name="theirs", tenant=factories.tenant())
+    tenant = factories.tenant(allowed_models=["removed"])
+    url = reverse("tenant-edit", args=[tenant.pk])
+    form = admin.get(url).context["form"]
+    names = [name for name, _ in form.fields["allowed_classes"].choices]
+    assert "chat" in names
+    assert "theirs" not in names
+    change = {
+        "allowed_classes": ["chat"],
+        "allowed_models": ["removed"],
+        "highest_priority": "2",
+        "tightest_ttft_s": "0.25",
+        "queue_share": "12.5",
+        "state": "active",
+        "version": 1,
+    }
+    assert admin.post(url, change).status_code == 302
+    tenant.refresh_from_db()
+    assert (tenant.allowed_classes, tenant.allowed_models) == (["chat"], ["removed"])
+    assert (tenant.highest_priority, tenant.tightest_ttft_s, tenant.queue_share) == (2, 0.25, 0.125)
+    page = admin.get(reverse("tenant", args=[tenant.pk])).content.decode()
+    for shown in ("Entitlements", "2 (smaller numbers are refused)", "250", "12"):
+        assert shown in page
+    answer = admin.post(url, {**change, "version": 2, "queue_share": "150"})
+    assert answer.status_code == 422
+    assert list(answer.context["form"].errors) == ["queue_share"]
 
 
 def test_another_tenants_class_is_no_default(admin):
