@@ -17,6 +17,7 @@ import psycopg
 import pytest
 import requests
 
+from workers.http.details import KEPT_S
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
 
@@ -57,6 +58,7 @@ class System:
             time.sleep(0.2)
 
     def health(self):
+        time.sleep(KEPT_S)  # the console gives an answer again for so long: this one is newer than the call
         try:
             return requests.get(f"{self.console}/healthz", timeout=10).json()["status"]
         except requests.RequestException:
