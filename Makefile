@@ -57,7 +57,7 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(IN_TWO) $(PYTEST_ARGS)
 
-fuzz: $(FUZZ) ## cases that no client of ours sends, by role: QUICK=1 a minute, else a quarter of an hour; last line JSON
+fuzz: $(FUZZ) ## control API, data path and parsers, by role: QUICK=1 two minutes, else 20; last line JSON
 	@$(PY) -m pytest -m fuzz tests/fuzz -q -p no:randomly $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load

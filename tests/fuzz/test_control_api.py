@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, transaction
 from django.test import Client
+from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from schemathesis import Case
@@ -24,14 +26,17 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api.control.access import throttle
+from controller.models import ServiceAccount
+from controller.services.access.service_accounts import service_account_create, service_token_create
 from tests import factories
 from tests.fuzz import tally
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.db, pytest.mark.usefixtures("db")]
 
 PEOPLE = ("admin", "operator", "viewer")
-ROLES = (*PEOPLE, "tenant_key", "nobody")
-EACH = 4 * tally.SCALE  # cases of an operation and role
+PROGRAMS = ("operator_token", "viewer_token")  # of service accounts
+ROLES = (*PEOPLE, *PROGRAMS, "tenant_key", "nobody")
+EACH = 2 * tally.SCALE  # cases of an operation and role
 CSRF = "a" * 32
 ANSWERS: Counter[tuple[str, int]] = Counter()
 
@@ -51,7 +56,16 @@ def callers(db: Any) -> dict[str, dict[str, str]]:
     headers = {"tenant_key": {"Authorization": f"Bearer {factories.api_key().secret}"}, "nobody": {}}
     for role in PEOPLE:
         headers[role] = {"X-CSRFToken": CSRF}
+    for role in PROGRAMS:
+        headers[role] = {"Authorization": f"Bearer {service_token(role)}"}
     return headers
+
+
+def service_token(role: str) -> str:
+    fields = {"name": role.replace("_", "-"), "role": role.removesuffix("_token")}
+    account = service_account_create(actor=factories.ACTOR, scopes=list(ServiceAccount.Scope.values), **fields)
+    expires_at = timezone.now() + timedelta(days=1)
+    return service_token_create(actor=factories.ACTOR, account=account, expires_at=expires_at).secret
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ its result. Only `reload` waits for its end, since no metric shows whether it su
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -219,6 +220,9 @@ def parse_state(text: str) -> SleepState:
 
 def _value(line: str) -> float:
     try:
-        return float(line.rsplit(" ", 1)[1])
+        value = float(line.rsplit(" ", 1)[1])
     except (IndexError, ValueError) as error:
         raise EngineAway(f"unreadable metric: {line[:100]}") from error
+    if not math.isfinite(value):
+        raise EngineAway(f"a metric that is not finite: {line[:100]}")
+    return value

@@ -10,6 +10,7 @@ Prometheus page (`parse_load`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,7 +159,11 @@ def parse_load(text: str, observed_at: float) -> Load:
 
 
 def _value(line: str) -> float:
-    return float(line.rsplit(" ", 1)[1])
+    """Raises ValueError, IndexError."""
+    value = float(line.rsplit(" ", 1)[1])
+    if not math.isfinite(value):
+        raise ValueError(f"a figure that is not finite: {line[:100]}")
+    return value
 
 
 def _capacity(line: str) -> int:

@@ -234,7 +234,7 @@ def parse_row(raw: Mapping[str, str], number: int) -> TraceRow:
         prompt, output = int(float(raw["input_tokens"])), int(float(raw["output_tokens"]))
     except KeyError as error:
         raise ConfigError(f"row {number} of the trace has no column {error}", field="workload.path") from None
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # inf is a float, and no integer
         raise ConfigError(f"row {number} of the trace: {error}", field="workload.path") from None
     prefix = tuple((raw.get("prefix_hashes") or "").split())
     return TraceRow(at, max(1, prompt), max(1, output), prefix, raw.get("session") or "")
