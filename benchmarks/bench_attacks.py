@@ -29,12 +29,13 @@ import aiohttp
 import psutil
 import uvloop
 
-from benchmarks import hostile
+from benchmarks import harvest, hostile
 from benchmarks.bench_overhead import constant_profile
 from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.trials import note
+from workers.http.fleet_proof import KEY_VARIABLE
 
 MODEL = "constant"
 SHORT = {"HTTP_HEAD_S": "2", "HTTP_BODY_S": "2", "HTTP_SEND_S": "2", "HTTP_CONNECTIONS_PER_ADDRESS": "4096"}
@@ -46,6 +47,8 @@ USUAL_S = 8.0
 PAUSE_S = 0.01
 LEAST_REQUESTS = 100
 TRIES = 3
+FLEET_TOKEN = "the-token-of-the-attacked-fleet"  # of an engine that only two attacks call
+ENGINE_KEY = "the-key-of-the-attacked-engine"
 FLOOD = 100
 LARGE_BYTES = 1_900_000  # of a field that is passed on, and so kept until the request ends
 
@@ -163,7 +166,7 @@ async def _open(session: aiohttp.ClientSession, url: str) -> int:
         return int((await response.json())["open"])
 
 
-def attacks(port: int, api_key: str, other_api_key: str) -> list[Attack]:
+def attacks(port: int, api_key: str, other_api_key: str, victim: str) -> list[Attack]:
     long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     piece, many = 64 << 10, 16 << 20  # what both sockets buffer
     both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -213,6 +216,16 @@ def attacks(port: int, api_key: str, other_api_key: str) -> list[Attack]:
             ended(lambda: hostile.never_read(port, 50, WITHIN_S, stream), f"http://127.0.0.1:{port}"),
         ),
         Attack(
+            "a registered listener passes on what the fleet says",
+            "it got the fleet's token",
+            lambda: harvest.harvest(victim, FLEET_TOKEN, ENGINE_KEY),
+        ),
+        Attack(
+            "an engine called without its key",
+            "it answered, and dropped its prefix cache",
+            lambda: harvest.stranger(victim),
+        ),
+        Attack(
             "one tenant's large requests",
             "queued up to 20,000 x 2 MB, all others refused",
             flood(port, f"http://127.0.0.1:{port}", request(other_api_key, body=large)),
@@ -220,13 +233,13 @@ def attacks(port: int, api_key: str, other_api_key: str) -> list[Attack]:
     ]
 
 
-async def run_all(gateway: RunningEngine, api_key: str, other_api_key: str) -> tuple[float, list[Result]]:
+async def run_all(gateway: RunningEngine, api_key: str, other_api_key: str, victim: str) -> tuple[float, list[Result]]:
     port = int(gateway.url.rpartition(":")[2])
     async with beside(gateway.url, api_key) as honest:
         await asyncio.sleep(USUAL_S)
     usual_ms = percentile(honest.latencies_ms, 0.99)
     results = []
-    for attack in attacks(port, api_key, other_api_key):
+    for attack in attacks(port, api_key, other_api_key, victim):
         note(attack.name)
         for tries in range(1, TRIES + 1):
             result = await beside_honest(attack, gateway, api_key, max(LEAST_P99_MS, SLOWER * usual_ms), tries)
@@ -258,10 +271,14 @@ def main() -> int:
         folder.chmod(0o755)  # PostgreSQL runs as another user
         os.environ.update(SHORT)
         options = ("--profile", "constant:1ms", "--model", MODEL, "--max-num-seqs", "256")
-        with reference_engines(1, folder / "logs", *options) as [engine]:
+        secrets = {"FLEET_TOKEN": FLEET_TOKEN, KEY_VARIABLE: ENGINE_KEY}
+        with (
+            reference_engines(1, folder / "logs", *options) as [engine],
+            reference_engines(1, folder / "victim", *options, environment=secrets) as [victim],
+        ):
             fleet = StackFleet(MODEL, [engine.url], "reference", 256, [ClassSpec("all", 5.0, 0.5)], constant_profile())
             with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
-                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key, stack.other_api_key))
+                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key, stack.other_api_key, victim.url))
     print(table(usual_ms, results))
     print(json.dumps({"usual_p99_ms": round(usual_ms, 1), "attacks": [asdict(each) for each in results]}))
     return 0 if all(each.held for each in results) else 1
