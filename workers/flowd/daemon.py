@@ -42,6 +42,7 @@ MAX_LINE = 16 << 10
 MOST_FLOWS = 20_000
 MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
 SHORTEST_PAUSE_S = 0.001
+STEP_PAUSES = 2.0  # between two steps, in lengths of the last one
 # What a client calls a field, where it differs.
 SAID = {"ingress": "to", "deadline": "due_in_s"}
 log = logging.getLogger("workers.flowd")
@@ -67,6 +68,8 @@ class FlowDaemon:
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._next: asyncio.TimerHandle | None = None
+        self._pending = False  # a step is due
+        self._stepped_at = self._step_s = 0.0  # end and length of the last step
         self._ticker: asyncio.Task[None] | None = None
 
     # ---- serving ----------------------------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class FlowDaemon:
             for flow_id in [flow_id for flow_id, owner in self._owners.items() if owner is writer]:
                 self._forget(flow_id)
             writer.close()
-            self._step()
+            self._soon()
 
     async def _say_alive(self) -> None:
         while True:
@@ -125,7 +128,7 @@ class FlowDaemon:
             if not isinstance(said, dict):
                 raise Refused("op", "a message is a JSON object")
             if self._take(said, writer):
-                self._step()
+                self._soon()
         except orjson.JSONDecodeError as error:
             _say(writer, {"event": "error", "id": "", "field": "", "message": f"not JSON: {error}"})
         except (Refused, ConfigError) as error:
@@ -171,9 +174,17 @@ class FlowDaemon:
 
     # ---- what they are told -----------------------------------------------------------------------------------------
 
+    def _soon(self) -> None:
+        """Step once for all that was heard meanwhile. With very many transfers a step takes long, and more than a part
+        of the time for steps would leave none for hearing what has ended."""
+        if not self._pending:
+            self._pending = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(self._stepped_at + STEP_PAUSES * self._step_s, self._step)
+
     def _step(self) -> None:
         """Say what has changed, and come back when the gate asks for it."""
-        now = self._now()
+        now, self._pending = self._now(), False
         actions, wake_at = self._gate.step(now)
         for action in actions:
             self._tell(action)
@@ -182,7 +193,10 @@ class FlowDaemon:
             self._next = None
         if math.isfinite(wake_at):
             loop = asyncio.get_running_loop()
-            self._next = loop.call_later(max(wake_at - now, SHORTEST_PAUSE_S), self._step)
+            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, STEP_PAUSES * (loop.time() - now))
+            self._next = loop.call_later(pause_s, self._step)
+        self._stepped_at = self._now()
+        self._step_s = self._stepped_at - now
 
     def _tell(self, action: GateAction) -> None:
         writer = self._owners.get(action.flow_id)
