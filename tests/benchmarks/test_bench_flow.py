@@ -1,6 +1,7 @@
 """bench-flow runs real flows through the network and orders real batches."""
 
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
+from benchmarks.flow_permits import permit_seconds
 from controller.flow.flows import Stage
 
 
@@ -17,3 +18,9 @@ def test_every_flow_ends():
 def test_the_batches_have_their_requests():
     made = batches(1)
     assert (len(made), {len(batch.requests) for batch in made}) == (BATCHES, {BATCH_REQUESTS})
+
+
+def test_a_real_daemon_gives_every_transfer_its_permit():
+    took = permit_seconds(100.0, 0.5)
+    assert 20 <= len(took) <= 60
+    assert 0.0 < took[0] <= took[-1] < 0.5

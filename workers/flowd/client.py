@@ -79,6 +79,12 @@ class Flow:
                 self._report()
                 await still()
 
+    async def answered(self) -> None:
+        """Return once the daemon has said whether it may send, or it is not scheduled. Has no end by itself."""
+        while self.scheduled and self._go is None:
+            self._changed.clear()
+            await self._changed.wait()
+
     def sent(self, size: int) -> None:
         """So many more bytes were sent."""
         self._left = max(0.0, self._left - size)
