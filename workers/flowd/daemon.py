@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import uvloop
 
 from controller.core.errors import ConfigError, SlacklineError
 from controller.flow.flows import MsFlow, Stage
@@ -42,7 +43,8 @@ MAX_LINE = 16 << 10
 MOST_FLOWS = 20_000
 MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
 SHORTEST_PAUSE_S = 0.001
-STEP_PAUSES = 2.0  # between two steps, in lengths of the last one
+STEP_PAUSES = 2.0  # between two long steps, in lengths of the last one
+LONG_STEP_S = 0.002
 # What a client calls a field, where it differs.
 SAID = {"ingress": "to", "deadline": "due_in_s"}
 log = logging.getLogger("workers.flowd")
@@ -69,7 +71,7 @@ class FlowDaemon:
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._next: asyncio.TimerHandle | None = None
         self._pending = False  # a step is due
-        self._stepped_at = self._step_s = 0.0  # end and length of the last step
+        self._stepped_at = self._pause_s = 0.0  # end of the last step, and least pause after it
         self._ticker: asyncio.Task[None] | None = None
 
     # ---- serving ----------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class FlowDaemon:
         if not self._pending:
             self._pending = True
             loop = asyncio.get_running_loop()
-            loop.call_at(self._stepped_at + STEP_PAUSES * self._step_s, self._step)
+            loop.call_at(self._stepped_at + self._pause_s, self._step)
 
     def _step(self) -> None:
         """Say what has changed, and come back when the gate asks for it."""
@@ -193,10 +195,10 @@ class FlowDaemon:
             self._next = None
         if math.isfinite(wake_at):
             loop = asyncio.get_running_loop()
-            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, STEP_PAUSES * (loop.time() - now))
+            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, _pause_after(loop.time() - now))
             self._next = loop.call_later(pause_s, self._step)
         self._stepped_at = self._now()
-        self._step_s = self._stepped_at - now
+        self._pause_s = _pause_after(self._stepped_at - now)
 
     def _tell(self, action: GateAction) -> None:
         writer = self._owners.get(action.flow_id)
@@ -220,6 +222,10 @@ class FlowDaemon:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _pause_after(step_s: float) -> float:
+    return STEP_PAUSES * step_s if step_s >= LONG_STEP_S else 0.0
 
 
 def _remove_stale(path: str) -> None:
@@ -310,7 +316,7 @@ def run(settings: FlowSettings) -> int:
         log.error("FLOW_POLICY is off: there is nothing to schedule")
         return 1
     try:
-        asyncio.run(_until_stopped(settings))
+        uvloop.run(_until_stopped(settings))
     except ConfigError as error:
         log.error("%s", error)
         return 1
