@@ -31,6 +31,7 @@ from controller.services.fleet.scaling_policies import scaling_policy_create
 from controller.services.fleet.served_models import served_model_create
 from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
+from workers.actions.instance_keys import key_of
 from workers.actions.runner import advance_actions
 from workers.engine.weights.host_copy import WHOLE, home
 from workers.provisioners import ProcessProvisioner, StaticProvisioner
@@ -111,7 +112,7 @@ def scaled_out(policy) -> str:
 
 
 def text(row: Instance) -> str:
-    answer = requests.post(f"{row.url}/v1/completions", json=ASK, timeout=60)
+    answer = requests.post(f"{row.url}/v1/completions", json=ASK, headers=key_of(row).headers(), timeout=60)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 
