@@ -42,7 +42,8 @@ def main(folder: Path) -> int:
 
     announce.REMIND_EVERY_S = announce.ASK_EVERY_S = 0.1
     supervisor.require_database = supervisor.require_redis = lambda url: url
-    plan.migrate = plan.seed = lambda env, log: spec("prepare", "pass")
+    plan.migrate = lambda env, log: spec("prepare", "pass")
+    plan.seed = lambda settings, env, log: spec("prepare", "pass")
     plan.processes = lambda settings, env: [spec(name, code) for name, code in PROGRAMS.items()]
     plan.STOP_ORDER = (("gateway", "restless"), ("beat",), ("worker",), ("console",))
     given = {"database_url": "given", "redis_url": "given", "demo_load": False}
