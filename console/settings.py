@@ -68,7 +68,7 @@ except ValueError as error:
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 DRAIN_TIMEOUT_S = _env.number("DRAIN_TIMEOUT_S", LONGEST_ANSWER_S, 1.0, 86400.0)  # then requests are cut off
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
-QUEUE_BODY_MIB = _env.whole("QUEUE_BODY_MIB", 128, 4, 65536)  # of all open requests of one gateway
+QUEUE_BODY_MIB = _env.whole("QUEUE_BODY_MIB", 64, 4, 65536)  # of all open requests of one gateway
 TENANT_QUEUE_SHARE = _env.number("TENANT_QUEUE_SHARE", 0.5, 0.01, 1.0)  # of those, and of their number, for one tenant
 NEW_TENANT_RPM = _env.whole("NEW_TENANT_RPM", 6_000, 0, 2**31 - 1) or None  # quotas of new tenants; 0: no limit
 NEW_TENANT_TPM = _env.whole("NEW_TENANT_TPM", 6_000_000, 0, 2**31 - 1) or None

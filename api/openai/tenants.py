@@ -105,7 +105,7 @@ class QueueBounds:
     """Of all open requests of a gateway, queued and in flight. `share`: the most that one tenant may have of their
     number and of their bytes, unless its entitlement says otherwise."""
 
-    body_bytes: int = 128 << 20
+    body_bytes: int = 64 << 20
     share: float = 0.5
 
 
