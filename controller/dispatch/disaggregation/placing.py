@@ -106,7 +106,8 @@ class Placing:
             return False
         candidates = self._reach.candidates(transfer, able)
         reached = self._reach.reached(transfer, candidates, now)
-        if not reached and (candidates or not able):
+        # If a full one is reached it waits for room there: prefilled elsewhere it might find no more, and lose a try.
+        if not reached and (candidates or not able) and not self._reach.reached(transfer, able, now):
             avoid = self._reach.other_way(transfer, candidates, now)
             if avoid is not None and self._waits_for_trial(transfer, candidates, now):
                 return self._cut_off(transfer, self._reach.reached(transfer, able, now), math.inf, stuck)

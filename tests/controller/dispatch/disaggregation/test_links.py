@@ -159,6 +159,17 @@ def test_with_every_link_down_it_is_prefilled_again_where_one_is_not():
     assert made.state_of("a") is None
 
 
+def test_it_waits_for_room_at_a_full_instance_rather_than_to_be_prefilled_again():
+    """Only d1 has room and its link is down; d0 is full and its link is up. Prefilled elsewhere it would find no more
+    room, and after three prefills it was lost."""
+    made = build_migrator("slackline", {})
+    made.handle([up("d0", kv_capacity_tokens=190), up("d1"), up("p", Role.PREFILL), up("q", Role.PREFILL)], 0.0)
+    assert places(made.handle([seen("p", "d1"), done("first")], 0.0)) == [("first", "d0")]
+    reply = made.handle([done("second")], 0.0)
+    assert (of(reply, ev.PrefillAgain), made.state_of("second")) == ([], State.WAITING)
+    assert places(made.handle([ev.Finished("first", 10)], 1.0)) == [("second", "d0")]
+
+
 def test_a_collocated_instance_needs_no_link():
     made = fleet()
     made.handle([up("c", Role.COLLOCATED)], 0.0)
