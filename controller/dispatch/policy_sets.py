@@ -95,7 +95,7 @@ POLICY_SETS: dict[str, PolicySet] = {
     "slackline": PolicySet(
         "Deadline order while all can be in time, admission probability, eq. 5 at every event, hopeless requests last.",
         "feasible_deadlines", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
-        migration="tpot_grouped",
+        migration="tpot_grouped", migrator={"engine_rank": "slot"},
     ),
 }  # fmt: skip
 

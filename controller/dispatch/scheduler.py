@@ -31,7 +31,10 @@ from controller.dispatch.queue import QueueView
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
 AFTER_FAILURE_S = 0.1  # next try of a policy that raised: soon enough for TTFT, rare enough not to flood the log
 
-INSTANCE_EVENTS = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
+# Of the fleet, whatever the roles of its instances are.
+FLEET_EVENTS = frozenset(
+    {ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry, ev.ClockOffset}
+)
 STAGE_ENDS = frozenset({ev.EngineFailed, ev.TransferFailed, ev.AnsweredWhole})
 
 Defect = Callable[[str, Sequence[ev.Event], Exception], None]
@@ -107,9 +110,9 @@ class Scheduler:
             if self.disaggregated:
                 self._migrate(self.migrator, batch, actions, now)
                 self._delays += self.migrator.first_bytes.news(now)
-            elif not INSTANCE_EVENTS.isdisjoint(map(type, events)):
+            elif not FLEET_EVENTS.isdisjoint(map(type, events)):
                 # The migrator keeps track of all instances, so that it knows them when some have roles again.
-                batch.for_migrator = [event for event in batch.for_migrator if type(event) in INSTANCE_EVENTS]
+                batch.for_migrator = [event for event in batch.for_migrator if type(event) in FLEET_EVENTS]
                 self._migrate(self.migrator, batch, actions, now)
         wake_at = min(self._dispatch_at, self._migrate_at)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)

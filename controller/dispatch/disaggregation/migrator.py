@@ -80,6 +80,7 @@ class Migrator:
             ev.InstanceUp: self._instance_up,
             ev.InstanceDown: self._instance_down,
             ev.Telemetry: self._telemetry,
+            ev.ClockOffset: self._clock_offset,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -292,6 +293,9 @@ class Migrator:
         if instance is not None and self._incompatible and begins_new_run(event.load, instance.load):
             self._incompatible.forget(event.instance_id)
         self._roster_event(event)
+
+    def _clock_offset(self, event: ev.ClockOffset, now: float, actions: list[ev.Action]) -> None:
+        self.placing.offset_s = event.seconds
 
     def _roster_event(self, event: ev.Event) -> None:
         """What is believed of an instance changes."""

@@ -8,6 +8,7 @@ disaggregated routers do today; `one_shot` chooses when the prefill is sent, whi
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,12 +30,14 @@ class Prefilled(NamedTuple):
     """A request whose prefill ended, or is expected to end, at `first_at`, and what it needs of a decode instance.
 
     The client's first byte comes from the decode instance, so until then waiting costs TTFT, and only after it TPOT.
-    `move_s`: seconds its KV is expected to take to each instance, for placements with `measures_links`.
+    `move_s`: seconds its KV is expected to take to each instance, for placements with `measures_links`. `in_turn`: no
+    request that is looked at before it waits for room.
     """
 
     request: Request
     first_at: float
     move_s: Mapping[str, float] = NOT_MEASURED
+    in_turn: bool = True
 
     @property
     def pace_s(self) -> float:
@@ -56,6 +59,21 @@ class Prefilled(NamedTuple):
         """Seconds until the client's first byte, if the request is placed there now: the prefill ends, its KV moves,
         and one decode step of `step_s` runs."""
         return max(self.first_at - now, self.move_s.get(instance_id, 0.0)) + step_s
+
+    def spare_s(self, step_s: float) -> float:
+        """Seconds that the answer can wait after its first token and keep its mean TPOT with steps of `step_s`."""
+        left = self.request.output_tokens - 1
+        return left * (self.request.targets.tpot_s - step_s) if left > 0 else math.inf
+
+    def slot_due(self, instance: ShadowInstance, now: float) -> float:
+        """When it has to have its slot there, so that it keeps its targets with steps of a full batch.
+
+        Where the first token comes with the KV, waiting for the slot costs TPOT, and elsewhere TTFT."""
+        step_s = instance.full_step_s()
+        if not instance.spec.first_token_with_kv:
+            return self.request.ttft_due - step_s
+        spare_s = self.spare_s(step_s)
+        return now + self.first_byte_s(instance.id, 0.0, now) + (spare_s if math.isfinite(spare_s) else 0.0)
 
     @property
     def kv_tokens(self) -> int:
@@ -156,15 +174,30 @@ class TpotBudget:
         for instance in roomy:
             if not instance.spec.first_token_with_kv or instance.free_slots > 0:
                 continue
-            step, wait = instance.decode_s(), _slot_wait_s(instance)
-            spare = (stage.pace_s - step) * max(0, stage.request.output_tokens - 1)
-            if step > self.config.share * instance.tightest_tpot() or wait > self.config.patience * spare:
+            left_s = stage.slack_s(now) - stage.first_byte_s(instance.id, 0.0, now)
+            step_s = self.waiting_step_s(instance)
+            if left_s < 0 or step_s > self.config.share * instance.tightest_tpot():
                 continue
-            first_byte, slack = stage.first_byte_s(instance.id, 0.0, now), stage.slack_s(now)
-            if first_byte <= slack < first_byte + URGENT * wait:
-                key = (wait, instance.last_sent, instance.id, instance)
+            spare_s = stage.spare_s(step_s)
+            wait_s = self.slot_wait_s(instance, spare_s, step_s, now)
+            if wait_s <= self.config.patience * spare_s and self.goes_ahead(stage, left_s, wait_s):
+                key = (wait_s, instance.last_sent, instance.id, instance)
                 best = key if best is None or key[:3] < best[:3] else best
         return None if best is None else Choice(best[3], "waits_for_slot")
+
+    def waiting_step_s(self, instance: ShadowInstance) -> float:
+        """Seconds of a step there while it waits for its slot."""
+        return instance.decode_s()
+
+    def slot_wait_s(self, instance: ShadowInstance, spare_s: float, step_s: float, now: float) -> float:
+        """Seconds until a request that can wait for `spare_s` is expected to have a slot, with steps of `step_s`: here
+        in order of arrival, as answers end."""
+        outstanding = len(instance.waiting) + len(instance.running)
+        return max(0, outstanding + 1 - instance.slots) * _between_slots_s(instance, step_s)
+
+    def goes_ahead(self, stage: Prefilled, left_s: float, wait_s: float) -> bool:
+        """Whether it is sent to wait there now, with `left_s` of its TTFT left."""
+        return left_s < URGENT * wait_s
 
     def hopeless(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> bool:
         """Whether it could not keep its targets even alone on an idle instance."""
@@ -181,12 +214,10 @@ class TpotBudget:
         return sorted(instances, key=lambda each: (each.decode_s(), each.last_sent, each.id))
 
 
-def _slot_wait_s(instance: ShadowInstance) -> float:
-    """Seconds until one more request is expected to have a slot: answers end in turn as their tokens come."""
-    outstanding = len(instance.waiting) + len(instance.running)
-    ahead = max(0, outstanding + 1 - instance.slots)
-    left = instance.expected_tokens / max(1, outstanding)
-    return ahead * left * instance.decode_s() / instance.slots
+def _between_slots_s(instance: ShadowInstance, step_s: float) -> float:
+    """Mean seconds from one answer's end to the next, with all slots taken: answers end as their tokens come."""
+    left = instance.expected_tokens / max(1, len(instance.waiting) + len(instance.running))
+    return left * step_s / instance.slots
 
 
 @MIGRATIONS.register("tpot_grouped")
@@ -196,9 +227,18 @@ class TpotGrouped(TpotBudget):
     long ones of a tighter pace although it has less time. What cannot be in time any more is hopeless, so earliest
     deadline first loses nothing to it in overload. And it groups requests of like TPOT: it tries first the instances
     whose tightest TPOT is the request's own, then idle ones, then the others by the difference, so that one tight
-    request does not hold every instance to its pace. Ours; the same cost."""
+    request does not hold every instance to its pace. Ours; the same cost.
+
+    At an engine whose slots are all taken it counts on the order of `slot_due`, by which the migrator ranks there
+    (`engine_rank: slot`): only those that have to have their slot sooner are ahead. So whoever is in turn goes there at
+    once: others with less time still go first. `patience` leaves a quarter for answers that are longer than predicted.
+    """
 
     name: ClassVar[str] = "tpot_grouped"
+
+    @dataclass(frozen=True, slots=True)
+    class Config(TpotBudget.Config):
+        patience: float = 0.75
 
     def order(self, stage: Prefilled) -> Order:
         request = stage.request
@@ -217,6 +257,28 @@ class TpotGrouped(TpotBudget):
     def joins_s(self, stage: Prefilled, instance: ShadowInstance) -> float:
         """Seconds until the request could take part in a step there."""
         return instance.decode_s()
+
+    def waiting_step_s(self, instance: ShadowInstance) -> float:
+        return instance.full_step_s()
+
+    def slot_wait_s(self, instance: ShadowInstance, spare_s: float, step_s: float, now: float) -> float:
+        waiting = -instance.free_slots
+        ahead = bisect_right(_spares(instance, waiting, step_s, now), spare_s) if waiting > 0 else 0
+        return (ahead + 1) * _between_slots_s(instance, step_s)
+
+    def goes_ahead(self, stage: Prefilled, left_s: float, wait_s: float) -> bool:
+        return stage.in_turn or super().goes_ahead(stage, left_s, wait_s)
+
+
+def _spares(instance: ShadowInstance, waiting: int, step_s: float, now: float) -> list[float]:
+    """Seconds that the answers which wait there for a slot can wait on, sorted. They are the latest of those that have
+    no second token yet."""
+    found = []
+    for sent in (*instance.running.values(), *instance.waiting.values()):
+        if sent.produced <= 1:
+            spare_s = Prefilled(sent.request, now).spare_s(step_s)
+            found.append(spare_s - (now - sent.first_at) if sent.first_at is not None else spare_s)
+    return sorted(found[-waiting:])
 
 
 @MIGRATIONS.register("tpot_linked")

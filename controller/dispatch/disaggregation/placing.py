@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
-from controller.core.types import Request
 from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
@@ -61,6 +60,7 @@ class Placing:
         self._incompatible = incompatible
         self._rollback = rollback
         self._serial = 0
+        self.offset_s = 0.0  # from this clock to the one that all gateways share
 
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
         """Alg. 1's scan, for each model that may have room now. Hopeless requests get their turn once no other of their
@@ -85,7 +85,7 @@ class Placing:
             order = transfer.order
             if transfer.group is group:  # else it left while others were looked at
                 kind, before = group.kind, stuck.get(group.kind)
-                roomless += self._finds_no_room(transfer, stuck, now, actions)
+                roomless += self._finds_no_room(transfer, roomless == 0, stuck, now, actions)
                 if stuck.get(kind) is not before:
                     scan.stick(group, stuck[kind], now)
                 if roomless >= self.config.scan_limit:
@@ -93,8 +93,10 @@ class Placing:
             scan.on(group, order)
         return roomless > 0
 
-    def _finds_no_room(self, transfer: DecodeTransfer, stuck: StuckKinds, now: float, actions: list[ev.Action]) -> bool:
-        """Place it, unless it has to wait for room (True)."""
+    def _finds_no_room(
+        self, transfer: DecodeTransfer, in_turn: bool, stuck: StuckKinds, now: float, actions: list[ev.Action]
+    ) -> bool:
+        """Place it, unless it has to wait for room (True). `in_turn`: none before it does."""
         able = self._reach.decoders(transfer, now)
         transfer.incompatible = not able and self._reach.only_incompatible(transfer, now)
         if able:
@@ -119,7 +121,8 @@ class Placing:
             reached = self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
             if not reached:
                 return self._waits_for_instance(transfer, able, stuck, now, actions)
-        choice = self._placement.choose(self._stage(transfer, reached), reached, now) if reached else None
+        stage = self._stage(transfer, reached)
+        choice = self._placement.choose(stage._replace(in_turn=in_turn), reached, now) if reached else None
         if choice is None and now - transfer.since >= self.config.hold_s:
             choice = self._any(reached)
         if choice is not None:
@@ -209,7 +212,8 @@ class Placing:
         """Choose this instance: from now on the shadow state counts it there."""
         self._serial += 1
         transfer.target = choice.instance.id
-        choice.instance.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
+        transfer.rank = self._rank(transfer, choice.instance, now)
+        choice.instance.send(transfer.request, now, transfer.rank, self._serial, binds=choice.binds)
 
     def _place(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request, instance = transfer.request, self._roster.instances[transfer.target]
@@ -232,7 +236,7 @@ class Placing:
         if transfer.paired and transfer.early:
             self._rollback.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
-        actions.append(ev.Place(request, transfer.source, instance.id, self._rank(request), decision))
+        actions.append(ev.Place(request, transfer.source, instance.id, transfer.rank, decision))
 
     def _trial(self, transfer: DecodeTransfer, target: str, placed_at: float) -> Ask:
         """How to look up whether the result of this transfer will tell if its link is good.
@@ -250,9 +254,12 @@ class Placing:
 
         return stands
 
-    def _rank(self, request: Request) -> int:
-        """Lower is more urgent; microseconds a token, so that neighbours differ."""
-        return round(1e6 * request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
+    def _rank(self, transfer: DecodeTransfer, instance: ShadowInstance, now: float) -> int:
+        """The rank its engine is given: lower is more urgent. By slot: milliseconds on the clock that gateways share;
+        by TPOT: microseconds a token, so that neighbours differ."""
+        if self.config.engine_rank == "slot":
+            return round(1e3 * (self.offset_s + transfer.stage.slot_due(instance, now)))
+        return round(1e6 * transfer.request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
 
     def next_at(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""

@@ -24,7 +24,7 @@ from controller.core.types import Request
 from controller.dispatch.disaggregation.placements import Order, Prefilled
 from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, State, after
 
-MIGRATION_RANKS = ("none", "tpot")
+MIGRATION_RANKS = ("none", "tpot", "slot")
 # Source, a pair or not, and which contexts of the model's instances hold the prompt, and prompt and answer. Instances
 # that failed a request make no difference: one with only such left waits for room as well.
 Kind = tuple[str, bool, tuple[int, int]]
@@ -54,8 +54,8 @@ class MigratorConfig:
     prefill tries again.
 
     `scan_limit`: a pass leaves a model's requests after this many that find no room. `engine_rank`: what the engine is
-    told about urgency. `link_failures`: transfers that fail in a row until a link is closed, for `link_closed_s` at
-    first. `link_patience_s` is how long
+    told about urgency: the TPOT target (`tpot`), or by when the request has to have its slot (`slot`). `link_failures`:
+    transfers that fail in a row until a link is closed, for `link_closed_s` at first. `link_patience_s` is how long
     - a request whose links are all down, and that cannot be prefilled elsewhere, waits before it is sent over any;
     - one that could be prefilled elsewhere waits for the result of another that tries its link;
     - a link stays closed to others while one tries it whose engine will report nothing.
@@ -116,6 +116,7 @@ class DecodeTransfer:
         "paired",
         "placed_at",
         "prefill_s",
+        "rank",
         "since",
         "source",
         "stage",
@@ -129,6 +130,7 @@ class DecodeTransfer:
         self.stage = Prefilled(request, now)
         self.source = source
         self.target = ""
+        self.rank = 0
         self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0

@@ -67,6 +67,15 @@ def test_the_first_byte_that_is_due_first_comes_first():
     assert attained(records.values()) == 1.0
 
 
+def test_at_the_engine_the_answer_with_the_least_time_for_its_slot_comes_first():
+    """Short answers at a loose pace (9 s to spare) among long ones at a tighter pace (50 s), all sent on before there
+    is a slot: by TPOT the short ones came last there and missed it, although half of the slots would do for them."""
+    demands = [demand(f"long{i}", 0.01 * i, 100, 100, 2.0, 0.5) for i in range(32)]
+    demands += [demand(f"short{i}", 0.005 + 0.01 * i, 100, 10, 2.0, 1.0) for i in range(32)]
+    records = simulate(demands, instances=(PREFILL, replace(DECODE, max_num_seqs=4))).records
+    assert attained(records) == 1.0
+
+
 def test_a_link_too_slow_for_the_ttft_is_left_alone():
     """4,000 tokens take 5 s to the first decode instance, which the first request finds out, and 50 ms to the other."""
     links = LinkSettings(bandwidth_gb_s=10.0, ports=(PortSpeed(1, 0.1),))

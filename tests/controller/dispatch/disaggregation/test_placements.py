@@ -185,9 +185,36 @@ def test_who_cannot_wait_here_waits_for_its_slot_at_the_engine():
     assert (place.target, place.decision.reason) == ("d0", "waits_for_slot")
 
 
-def test_who_has_the_time_waits_here():
+def test_who_is_in_turn_goes_there_although_it_has_the_time():
     made = full()
+    assert places(made.handle([done("patient", ttft=60.0, tpot=0.05, output=100)], 0.0)) == [("patient", "d0")]
+
+
+def test_who_has_the_time_waits_here_while_another_before_it_cannot_go():
+    """`short` is due first and cannot wait at the engine: whoever went there now would take the slot it needs."""
+    made = full()
+    short, patient = done("short", ttft=5.0, tpot=0.05, output=5), done("patient", ttft=60.0, tpot=0.05, output=100)
+    assert places(made.handle([short, patient], 0.0)) == []
+
+
+def test_as_printed_who_has_the_time_waits_here():
+    made = full({"migration": {"name": "tpot_budget"}})
     assert places(made.handle([done("patient", ttft=60.0, tpot=0.05, output=100)], 0.0)) == []
+
+
+def test_only_those_that_have_to_have_their_slot_sooner_are_ahead_at_the_engine():
+    """Two answers of 100 tokens wait there, which is all that a third of their kind has the time for; one of 60 tokens
+    has less time, goes there, and is ranked before both."""
+    made = full()
+    waiting = [done(f"r{i}", ttft=5.0, tpot=0.1, output=100) for i in range(2)]
+    assert [name for name, _ in places(made.handle(waiting, 0.0))] == ["r0", "r1"]
+    reply = made.handle(
+        [done("same", ttft=6.0, tpot=0.1, output=100), done("less", ttft=4.0, tpot=0.1, output=60)], 0.0
+    )
+    (place,) = of(reply, ev.Place)
+    assert place.request.id == "less"
+    ranks = [sent.rank for sent in made._roster.instances["d0"].waiting.values()]
+    assert ranks[-1] < min(ranks[:-1])
 
 
 def test_an_answer_without_time_to_spare_does_not_wait_at_the_engine():
