@@ -5,7 +5,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Role
-from controller.dispatch import MIGRATIONS, build_migrator
+from controller.dispatch import MIGRATIONS, build_migrator, build_scheduler
 from controller.dispatch.disaggregation.placements import Prefilled
 from tests.controller.dispatch.disaggregation.decoders import STEP, commit, done, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
@@ -240,3 +240,22 @@ def test_patience_is_not_negative():
     with pytest.raises(ConfigError) as error:
         build_migrator("slackline", {"migration": {"name": "tpot_grouped", "patience": -1.0}})
     assert error.value.field == "patience"
+
+
+def test_ranks_at_engines_are_on_the_clock_that_all_gateways_share():
+    """With a full batch a step takes 52 ms, so 99 tokens at 0.1 s leave 4.752 s; 1,000 s lie between the clocks, which
+    the scheduler heard before the fleet had roles."""
+    made = build_scheduler("slackline")
+    made.handle([ev.ClockOffset(1000.0)], 0.0)
+    made.handle([up("p", Role.PREFILL), up("d0", first_token_with_kv=True)], 0.0)
+    arrived = request("a", ttft=5.0, tpot=0.1, output=100)
+    made.handle([ev.Arrived(arrived)], 0.0)
+    (place,) = of(made.handle([ev.PrefillDone(arrived, "p", 100)], 1.0), ev.Place)
+    assert place.rank == round(1e3 * (1000.0 + 1.0 + 99 * (0.1 - 0.052)))
+
+
+def test_where_the_first_token_needs_a_slot_the_rank_is_when_that_is_due():
+    made = build_migrator("slackline", {})
+    made.handle([up("d0")], 0.0)
+    (place,) = of(made.handle([done("a", ttft=5.0, tpot=0.1, output=100)], 0.0), ev.Place)
+    assert place.rank == round(1e3 * (5.0 - 0.052))
