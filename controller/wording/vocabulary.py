@@ -329,7 +329,8 @@ REASONS: dict[str, str] = {
     # where a decode stage goes; whether it was placed, prefilled again or given up says what stands beside it
     "fits_tpot": "fits within the instance's TPOT budget",
     "hopeless_harmless": "too late to meet its targets, so it was placed where it slows no other request",
-    "waits_for_slot": "its first token was due; all slots are taken, and its answer has the time to wait for one",
+    "waits_for_slot": "all slots are taken, and its answer has the time to wait there for one; it was in turn, or its "
+    "first token was due",
     "held_too_long": "waited too long for a better instance",
     "least_outstanding": "the instance with the fewest outstanding requests",
     "round_robin": "the next instance in round-robin order",
