@@ -39,8 +39,7 @@ from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
 from controller.predict.lengths import OutputLengthModel, PromptEstimates
-from controller.slo.classes import Applied, ClassBook, SloError
-from controller.slo.entitlements import NotEntitled, check_fields, check_model
+from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
 from workers.shared_clock import SharedClock
@@ -122,7 +121,7 @@ class Gateway:
         """Apply a new configuration, from the next request on. What was learned and counted stays."""
         self.snapshot = snapshot
         before, self.keys = self.keys, KeyRing(snapshot)
-        if revoked := before.revoked(self.keys, self.shared.now()):
+        if revoked := before.revoked(self.keys, self._now()):
             self.runtime.end_revoked(revoked)
         self.named_models = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
@@ -141,6 +140,11 @@ class Gateway:
         age_s = self.config_age_s()
         return age_s is not None and age_s > self.options.config_max_age_s
 
+    def _now(self) -> float:
+        """Epoch seconds, by the clock that gateways share as far as it is known: an expired key must not work again
+        because somebody sets the host's clock back."""
+        return time.time() if self._told_offset_s is None else self.clock() + self._told_offset_s
+
     def tell_clock(self) -> None:
         """Tell the scheduler of the clock that gateways share, if that differs from what it was told."""
         offset_s = self.shared.offset
@@ -156,8 +160,7 @@ class Gateway:
             raise shutting_down()
         if self.config_stale:
             raise config_stale()
-        # Not the host's clock: an expired key must not work again because somebody sets that back.
-        tenant, key = self.keys.tenant(authorization, self.shared.now())
+        tenant, key = self.keys.tenant(authorization, self._now())
         self.used_keys.add(key.id)
         return Caller(tenant, key.id)
 

@@ -1,4 +1,5 @@
-"""The targets that apply to a request: from its own fields, its `slo_class`, its `priority` or defaults.
+"""The targets that apply to a request (from its own fields, its `slo_class`, its `priority` or defaults), and what its
+tenant is entitled to ask for.
 
 The field names are Concord's (ch. 6): target_ttft, target_tbt, deadline, waiting_time, in seconds.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from controller.core.decisions import Figure
 from controller.core.errors import ConfigError
-from controller.core.snapshot import ClassConfig, MappingConfig, TenantConfig
+from controller.core.snapshot import ClassConfig, Entitlements, MappingConfig, TenantConfig
 from controller.core.types import CONCORD_DEFAULTS, Targets
 from controller.slo.mapping import PriorityMapper
 
@@ -20,11 +21,27 @@ LEVEL_LABEL = re.compile(r"priority-[0-9]+")
 LONGEST_S = 86_400.0  # a day; larger values are assumed to be in the wrong unit
 
 
+# The client's field, the entitlement that bounds it from below, and its unit.
+FLOORS = (
+    ("target_ttft", "tightest_ttft_s"),
+    ("target_tbt", "tightest_tpot_s"),
+    ("deadline", "tightest_deadline_s"),
+)
+
+
 class SloError(ConfigError):
     """An SLO field of the request is wrong; `field` names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", field=field)
+
+
+class NotEntitled(ConfigError):
+    """The tenant may not ask for this; `field` names the field of the request."""
+
+    def __init__(self, field: str, entitlement: str, allowed: str) -> None:
+        super().__init__(f"{field}: this tenant's entitlement {entitlement} allows {allowed}", field=field)
+        self.entitlement = entitlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,34 @@ def _priority(body: Mapping[str, object]) -> int | None:
     if not 0 <= value <= 1000:
         raise SloError("priority", "must be between 0 (highest) and 1000")
     return value
+
+
+def check_fields(asked: SloFields, entitled: Entitlements) -> None:
+    """Raises NotEntitled for the first field of the request that the tenant may not use like this.
+
+    Entitlements bound what a request names itself. Targets that come from a class or a priority mapping are the
+    operator's own choice, and are bounded by `allowed_classes` and `highest_priority`.
+    """
+    name, priority = asked.slo_class, asked.priority
+    if name is not None and entitled.allowed_classes and name not in entitled.allowed_classes:
+        raise NotEntitled("slo_class", "allowed_classes", _listed(entitled.allowed_classes))
+    if priority is not None and priority < entitled.highest_priority:
+        most = entitled.highest_priority
+        raise NotEntitled("priority", "highest_priority", f"{most} and above (0 is the highest priority)")
+    for target, floor in FLOORS:
+        value, least = getattr(asked, target), getattr(entitled, floor)
+        if value is not None and least is not None and value < least:
+            raise NotEntitled(target, floor, f"{least:g} s or more")
+
+
+def check_model(model: str, entitled: Entitlements) -> None:
+    """Raises NotEntitled. `model`: its name, not an alias."""
+    if entitled.allowed_models and model not in entitled.allowed_models:
+        raise NotEntitled("model", "allowed_models", _listed(entitled.allowed_models))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
 
 
 class ClassBook:

@@ -81,6 +81,7 @@ async def test_what_a_revoked_key_asked_for_ends_and_what_an_expired_one_did_goe
         if key.expires_at is not None:
             now = time.monotonic()
             bed.gateway.shared.heard(key.expires_at + 1, now, now)
+            bed.gateway.tell_clock()
         bed.gateway.configure(snapshot(("e1",), **change))
         if not code:
             await settled()

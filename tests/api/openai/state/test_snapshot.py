@@ -181,6 +181,7 @@ async def test_an_expired_key_stays_expired_when_the_host_s_clock_is_set_back(mo
         assert (await bed.ask(completion())).status == 200
         now = time.monotonic()
         bed.gateway.shared.heard(expires_at + 1, now, now)
+        bed.gateway.tell_clock()
         with monkeypatch.context() as patch:
             patch.setattr("time.time", lambda: expires_at - HOUR_S)
             answer = await bed.ask(completion())
