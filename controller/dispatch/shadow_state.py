@@ -15,7 +15,7 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
-from controller.dispatch.sent import Sent
+from controller.dispatch.lifecycle import Sent
 from controller.predict.cached_prefixes import CachedShares
 from controller.predict.latency import (
     ENOUGH,
