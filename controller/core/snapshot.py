@@ -13,7 +13,7 @@ from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 
 @dataclass(frozen=True, slots=True)
 class Entitlements:
-    """What a tenant's requests may ask for (`controller.slo.entitlements`). An empty list allows all; `queue_share` is
+    """What a tenant's requests may ask for (`controller.slo.classes`). An empty list allows all; `queue_share` is
     the tenant's largest share of the open requests and their bytes, above 0 and at most 1."""
 
     allowed_classes: tuple[str, ...] = ()

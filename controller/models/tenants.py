@@ -23,7 +23,7 @@ class TenantQuerySet(models.QuerySet["Tenant"]):
 class Tenant(Versioned):
     """Records and decisions refer to `name`, so it never changes. Quotas: null means unlimited.
 
-    Entitlements (`controller.slo.entitlements`): an empty list allows all names, null any target, and
+    Entitlements (`controller.slo.classes`): an empty list allows all names, null any target, and
     `highest_priority` 0 any priority. `queue_share` null: the gateway's setting.
     """
 
