@@ -145,7 +145,7 @@ def test_the_section_is_made():
         *("HyperFlexis", "HyperFlexis, 64 sequences", "FlowPrefill", "Kairos", "Concord")
     }
     assert all(claim.reason or claim.reached for claim in section.claims if claim.figure != "FlowPrefill")
-    assert len(section.tables) == 3
+    assert len(section.tables) == 4
 
 
 @pytest.mark.slow
