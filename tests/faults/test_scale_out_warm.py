@@ -4,6 +4,7 @@ import pytest
 import requests
 
 from tests.faults.load import Load, recorded
+from workers.http.fleet_proof import made_key
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
 
@@ -51,7 +52,9 @@ def test_from_the_decision_to_the_first_token(system, say, warm_pool):
     assert warm_pool not in system.gateway_health()["instances"]
     with Load(system, rate=30, body={"max_tokens": 60, "slo_class": "batch"}, words=300) as load:
         [(url,)] = system.query("SELECT url FROM instance WHERE id = %s", warm_pool)
-        loads = lambda: requests.get(f"{url}/weights", timeout=5).json()["state"] == "loading"  # noqa: E731
+        key = made_key((system.folder / "fleet_token").read_text().strip(), warm_pool)
+        ask = {"headers": {"Authorization": f"Bearer {key}"}, "timeout": 5}
+        loads = lambda: requests.get(f"{url}/weights", **ask).json()["state"] == "loading"  # noqa: E731
         system.until(loads, within_s=45.0)
         system.kill("worker")
         system.until(lambda: decided(system, "weights_load", warm_pool, before), within_s=45.0)
