@@ -128,7 +128,8 @@ def test_a_stop_ends_a_queued_request_and_a_long_stream_with_their_records(hasty
         queued = pool.submit(hasty.ask, model="later")
         eventually(lambda: health().json()["queued"] == 1)
         stream, whole = pool.submit(hasty.ask, stream=True, max_tokens=LONG), pool.submit(hasty.ask, max_tokens=LONG)
-        brief = pool.submit(hasty.ask, stream=True, max_tokens=100)
+        # 1.7 s: longer than the second for which /healthz keeps an answer, shorter than the grace
+        brief = pool.submit(hasty.ask, stream=True, max_tokens=170)
         eventually(lambda: health().json()["open"] == 4)
         began = time.monotonic()
         hasty.process.send_signal(signal.SIGTERM)
