@@ -167,13 +167,15 @@ async def _open(session: aiohttp.ClientSession, url: str) -> int:
 
 
 def attacks(port: int, api_key: str, other_api_key: str, victim: str) -> list[Attack]:
-    long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    """On the gateway's sockets, with keys, and on the engines behind it."""
+    return [*on_sockets(port, api_key), *with_keys(port, api_key, other_api_key), *on_engines(victim)]
+
+
+def on_sockets(port: int, api_key: str) -> list[Attack]:
     piece, many = 64 << 10, 16 << 20  # what both sockets buffer
     both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     pipelined = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"
     slow, chunks = request(api_key, length=1000), request(api_key, chunked=True)
-    stream = request(api_key, body=json.dumps(long).encode())
-    large = json.dumps({**long, "user": "x" * LARGE_BYTES}).encode()
     endless = hostile.endless
     return [
         Attack(
@@ -210,11 +212,28 @@ def attacks(port: int, api_key: str, other_api_key: str, victim: str) -> list[At
             "kept in memory",
             closed(lambda: endless(port, b"", pipelined * 2_000, 64 << 20), 64 << 20),
         ),
+    ]
+
+
+def with_keys(port: int, api_key: str, other_api_key: str) -> list[Attack]:
+    long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    stream = request(api_key, body=json.dumps(long).encode())
+    large = request(other_api_key, body=json.dumps({**long, "user": "x" * LARGE_BYTES}).encode())
+    url = f"http://127.0.0.1:{port}"
+    return [
         Attack(
             "50 streams that are never read",
             "held for ever once buffers are full",
-            ended(lambda: hostile.never_read(port, 50, WITHIN_S, stream), f"http://127.0.0.1:{port}"),
+            ended(lambda: hostile.never_read(port, 50, WITHIN_S, stream), url),
         ),
+        Attack(
+            "one tenant's large requests", "queued up to 20,000 x 2 MB, all others refused", flood(port, url, large)
+        ),
+    ]
+
+
+def on_engines(victim: str) -> list[Attack]:
+    return [
         Attack(
             "a registered listener passes on what the fleet says",
             "it got the fleet's token",
@@ -224,11 +243,6 @@ def attacks(port: int, api_key: str, other_api_key: str, victim: str) -> list[At
             "an engine called without its key",
             "it answered, and dropped its prefix cache",
             lambda: harvest.stranger(victim),
-        ),
-        Attack(
-            "one tenant's large requests",
-            "queued up to 20,000 x 2 MB, all others refused",
-            flood(port, f"http://127.0.0.1:{port}", request(other_api_key, body=large)),
         ),
     ]
 

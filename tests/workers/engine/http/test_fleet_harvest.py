@@ -4,10 +4,7 @@ gets nothing: neither the fleet's token nor anything that another engine accepts
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import aiohttp
@@ -15,6 +12,7 @@ import orjson
 import pytest
 import requests
 
+from benchmarks.harvest import Answer, Relay, listener
 from controller.core.types import InstanceSpec
 from tests.workers.engine.client import COMPLETIONS, metric, post
 from tests.workers.engine.process import FLEET, EngineProcess
@@ -30,57 +28,12 @@ from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO
 
 TOKEN = FLEET["token"]
 KV = ("--kv-layers", "1", "--kv-token-bytes", "64")
-Answer = tuple[int, bytes]
 
 
 @pytest.fixture(scope="module")
 def victim() -> Iterator[EngineProcess]:
     with EngineProcess("--profile", "constant:2ms", "--model", "tiny", *KV, token=TOKEN) as engine:
         yield engine
-
-
-@contextmanager
-def listener(answer: Callable[[str, str, dict[str, str], bytes], Answer]) -> Iterator[str]:
-    """The URL of a program that an operator registered. `answer`: by method, path, headers and body."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, said = answer(self.command, self.path, dict(self.headers.items()), body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_GET = do_POST = handle_any
-
-        def log_message(self, *said: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class Relay:
-    """Passes each call to the victim as soon as it comes: the fleet's proof is then for a challenge of the victim."""
-
-    def __init__(self, victim: str) -> None:
-        self._victim = victim
-        self.heard: list[bytes] = []
-        self.answers: list[Answer] = []  # of the victim, to what needs a proof
-
-    def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        self.heard += [path.encode(), str(headers).encode(), body]
-        passed = {name: value for name, value in headers.items() if name.lower() != "host"}
-        said = requests.request(method, self._victim + path, data=body, headers=passed, timeout=10)
-        if path != CHALLENGE_PATH:
-            self.answers.append((said.status_code, said.content))
-        return said.status_code, said.content
 
 
 def by_backend(act: Callable[[ReferenceBackend], Any]) -> Callable[[str], None]:
