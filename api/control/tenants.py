@@ -37,6 +37,25 @@ class TenantQuery(PageQuery):
     state = serializers.ChoiceField(choices=Tenant.State.choices, required=False)
 
 
+def _quota(what: str, default: str) -> serializers.IntegerField:
+    return serializers.IntegerField(
+        min_value=1,
+        max_value=QUOTA_MAX,
+        allow_null=True,
+        required=False,
+        help_text=f"{what}; null: no limit. Default: `{default}`.",
+    )
+
+
+def _names(what: str) -> serializers.ListField:
+    return serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        max_length=MOST_NAMES,
+        required=False,
+        help_text=f"Names of the {what}; empty: all.",
+    )
+
+
 def _tightest(field: str) -> serializers.FloatField:
     return serializers.FloatField(
         min_value=0.0001,
@@ -52,39 +71,11 @@ class _TenantChange(serializers.Serializer):
     default_class = serializers.CharField(
         max_length=64, allow_null=True, required=False, help_text="Name of the tenant's own class or of a shared one."
     )
-    rpm = serializers.IntegerField(
-        min_value=1,
-        max_value=QUOTA_MAX,
-        allow_null=True,
-        required=False,
-        help_text="Requests a minute; null: no limit. Default: `NEW_TENANT_RPM`.",
-    )
-    tpm = serializers.IntegerField(
-        min_value=1,
-        max_value=QUOTA_MAX,
-        allow_null=True,
-        required=False,
-        help_text="Tokens a minute; null: no limit. Default: `NEW_TENANT_TPM`.",
-    )
-    max_concurrency = serializers.IntegerField(
-        min_value=1,
-        max_value=QUOTA_MAX,
-        allow_null=True,
-        required=False,
-        help_text="Concurrent requests; null: no limit. Default: `NEW_TENANT_CONCURRENCY`.",
-    )
-    allowed_classes = serializers.ListField(
-        child=serializers.CharField(max_length=64),
-        max_length=MOST_NAMES,
-        required=False,
-        help_text="Names of the SLO classes that its requests may name; empty: all.",
-    )
-    allowed_models = serializers.ListField(
-        child=serializers.CharField(max_length=64),
-        max_length=MOST_NAMES,
-        required=False,
-        help_text="Names of the models that its requests may use; empty: all.",
-    )
+    rpm = _quota("Requests a minute", "NEW_TENANT_RPM")
+    tpm = _quota("Tokens a minute", "NEW_TENANT_TPM")
+    max_concurrency = _quota("Concurrent requests", "NEW_TENANT_CONCURRENCY")
+    allowed_classes = _names("SLO classes that its requests may name")
+    allowed_models = _names("models that its requests may use")
     highest_priority = serializers.IntegerField(
         min_value=0,
         max_value=LOWEST_PRIORITY,
