@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -41,8 +42,35 @@ def api_key(owner: Tenant | None = None, **fields: Any) -> NewKey:
     return api_key_create(actor=ACTOR, tenant=owner or tenant(), **{"name": f"key-{next(_serial)}", **fields})
 
 
+def addressed() -> dict[str, Any]:
+    """One row for each kind of key in the addresses of pages."""
+    owner = tenant()
+    return {
+        "class_id": slo_class().pk,
+        "mapping_id": priority_mapping().pk,
+        "tenant_id": owner.pk,
+        "key_id": api_key(owner).key.pk,
+        "instance_id": instance().pk,
+        "policy_id": scaling_policy().pk,
+    }
+
+
 def slo_class(**fields: Any) -> SLOClass:
     return SLOClass.objects.create(**{"name": f"class-{next(_serial)}", "ttft_s": 1.0, "tpot_s": 0.1, **fields})
+
+
+def slo_class_elsewhere(**fields: Any) -> None:
+    """The same on a connection of its own, as another process would."""
+
+    def save() -> None:
+        try:
+            slo_class(**fields)
+        finally:
+            connection.close()
+
+    other = threading.Thread(target=save)
+    other.start()
+    other.join()
 
 
 def rival_class(monkeypatch: Any, save: Any = None, **fields: Any) -> None:

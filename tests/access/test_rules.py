@@ -55,16 +55,7 @@ def test_the_document_is_current():
 @pytest.fixture
 def rows(db: Any) -> dict[str, Any]:
     """What addresses name."""
-    owner = factories.tenant()
-    return {
-        "class_id": factories.slo_class().pk,
-        "mapping_id": factories.priority_mapping().pk,
-        "tenant_id": owner.pk,
-        "key_id": factories.api_key(owner).key.pk,
-        "instance_id": factories.instance().pk,
-        "policy_id": factories.scaling_policy().pk,
-        "order_id": "0" * 32,
-    }
+    return {**factories.addressed(), "order_id": "0" * 32}
 
 
 def browser(role: str, **flags: bool) -> Client:

@@ -59,15 +59,7 @@ HOLE = re.compile(r"<(?:(\w+):)?(\w+)>")
 @pytest.fixture
 def rows(db: Any) -> dict[str, str]:
     """What addresses name, so that what is posted gets as far as a form."""
-    owner = factories.tenant()
-    return {
-        "class_id": factories.slo_class().pk,
-        "mapping_id": factories.priority_mapping().pk,
-        "tenant_id": owner.pk,
-        "key_id": factories.api_key(owner).key.pk,
-        "instance_id": factories.instance().pk,
-        "policy_id": factories.scaling_policy().pk,
-    }
+    return factories.addressed()
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """PUT by name creates or replaces. The same call twice changes nothing and records nothing."""
 
-import threading
 from urllib.parse import quote
 
 import pytest
-from django.db import connection
 
 from controller.models import ConfigVersion, Decision, Instance, ScalingPolicy, SLOClass, Tenant
 from tests import factories
@@ -186,18 +184,7 @@ def test_a_tenants_key_reads_its_own_by_name_and_changes_nothing(tenant_key, ten
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_that_create_at_the_same_moment_the_second_replaces(admin, monkeypatch):
-    def elsewhere(**fields):
-        def save():
-            try:
-                factories.slo_class(**fields)
-            finally:
-                connection.close()
-
-        other = threading.Thread(target=save)
-        other.start()
-        other.join()
-
-    factories.rival_class(monkeypatch, elsewhere, name="chat", ttft_s=5.0, title="theirs")
+    factories.rival_class(monkeypatch, factories.slo_class_elsewhere, name="chat", ttft_s=5.0, title="theirs")
     answer = admin.put("/slo-classes/by-name/chat", {"ttft_s": 1, "tpot_s": 0.1})
     assert (answer.status_code, answer["ETag"]) == (200, '"2"'), answer.data
     row = SLOClass.objects.get(name="chat")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, connection
+from django.db import IntegrityError
 
 from controller.models import Decision, SLOClass, Tenant
 from controller.selectors.snapshot import config_version
@@ -95,18 +93,7 @@ def test_a_class_that_has_such_a_name_from_before_may_still_be_changed():
 def test_of_two_who_save_a_name_at_once_the_second_is_told_so_at_the_name(monkeypatch, owned):
     tenant = factories.tenant(name="acme") if owned else None
 
-    def elsewhere(**fields):
-        def save():
-            try:
-                factories.slo_class(**fields)
-            finally:
-                connection.close()
-
-        other = threading.Thread(target=save)
-        other.start()
-        other.join()
-
-    factories.rival_class(monkeypatch, elsewhere, name="chat", tenant=tenant, title="the first")
+    factories.rival_class(monkeypatch, factories.slo_class_elsewhere, name="chat", tenant=tenant, title="the first")
     with pytest.raises(ValidationError) as caught:
         slo_class_create(actor=ACTOR, name="chat", tenant=tenant, ttft_s=1.0, tpot_s=0.1)
     whose = "acme" if owned else "all tenants"
