@@ -22,9 +22,7 @@ MOST_HELD_S = 20.0  # of one transfer; below the gateway's time-out of a transfe
 STILL_S = 1.0  # how often a held transfer says so
 REPORT_S = 0.05  # between two reports of progress
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-LATE_S = (
-    1.0  # a transfer that is late already counts as due so soon, so that it ends and delays nobody who may be early
-)
+LATE_S = 1.0  # a transfer that is late already counts as due so soon: it ends, and delays nobody who may be early
 NO_TARGET_S = 30.0  # the same, for a transfer of a request without a deadline
 MAX_LINE = 4 << 20
 SCHEDULED = "scheduled"

@@ -37,7 +37,7 @@ from workers.http.fleet_proof import address
 
 FIELD = "kv_transfer_params"
 SHORT_OF_MEMORY = 0.9  # share of the KV blocks in use, from which on transfers are not held
-UNKNOWN = 0  # placeholder of a first token that has not been sampled yet
+UNKNOWN = 0  # the first token, while it has not been sampled yet
 log = logging.getLogger(__name__)
 
 
