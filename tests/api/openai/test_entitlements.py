@@ -150,6 +150,9 @@ async def test_share_of_the_setting_holds_without_an_entitlement() -> None:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True), key=key) for key in (KEY, OTHER) for _ in range(3)]
         await until(lambda: sum(client.answer.status == 429 for client in clients) == 2)
+        assert (bed.gateway.quotas.active("acme"), bed.gateway.quotas.active("other")) == (2, 2)
+        refused = next(client.answer for client in clients if client.answer.status)
+        assert "queue_share 10%" in refused.error["message"]
         for client in clients:
             if not client.answer.status:
                 await client.hang_up()

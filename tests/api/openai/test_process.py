@@ -59,8 +59,17 @@ def bearer(secret: str) -> dict[str, str]:
 class GatewayProcess:
     """`program`: what Python runs, if not the gateway as it is."""
 
-    def __init__(self, folder: Path, key: ApiKey, secret: str, program: Sequence[str] = ("-m", "api.openai")) -> None:
-        self.folder, self.key, self.secret = folder, key, secret
+    def __init__(
+        self,
+        folder: Path,
+        key: ApiKey,
+        secret: str,
+        program: Sequence[str] = ("-m", "api.openai"),
+        ready: int = 200,
+        **changed: str,
+    ) -> None:
+        """`ready`: what its /healthz answers once it listens. `changed`: settings."""
+        self.folder, self.key, self.secret, self.ready = folder, key, secret, ready
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = f"gw-{self.port}"
@@ -72,6 +81,7 @@ class GatewayProcess:
             "SECRET_KEY": "x" * 40,
             "DJANGO_SETTINGS_MODULE": "console.settings",
             "TELEMETRY_PERIOD_S": "0.2",
+            **changed,
         }
         command = [sys.executable, *program, "--port", str(self.port), "--name", self.name]
         with (folder / "gateway.log").open("ab") as log:
@@ -85,7 +95,7 @@ class GatewayProcess:
     def _ready(self) -> bool:
         assert self.process.poll() is None, (self.folder / "gateway.log").read_text()
         try:
-            return requests.get(self.url + "/healthz", timeout=2).status_code == 200
+            return requests.get(self.url + "/healthz", timeout=2).status_code == self.ready
         except requests.ConnectionError:
             return False
 
@@ -175,6 +185,39 @@ def test_an_answer_that_streams_ends_when_its_key_is_revoked(gateway: GatewayPro
         assert kept.result().text.rstrip().endswith("data: [DONE]")
     record = eventually(lambda: RequestRecord.objects.filter(error_code="invalid_api_key").first())
     assert (record.outcome, record.attained) == ("cut", False)
+
+
+def test_bounds_of_the_queue_are_those_of_the_settings(tmp_path: Path, two_engines: list[EngineProcess]) -> None:
+    first = gateway_over(tmp_path, two_engines)
+    first.stop()
+    changed = {"QUEUE_BODY_MIB": "4", "TENANT_QUEUE_SHARE": "0.01"}
+    small = GatewayProcess(tmp_path, first.key, first.secret, **changed)
+    try:
+        assert small.ask().status_code == 200
+        refused = small.ask(user="x" * 50_000)  # a hundredth of 4 MiB is 41,943 bytes
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    finally:
+        small.stop()
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(50.0, 200), (70.0, 503)])
+def test_a_gateway_that_starts_without_a_database_judges_the_age_of_its_file(
+    tmp_path: Path, two_engines: list[EngineProcess], age_s: float, status: int
+) -> None:
+    first = gateway_over(tmp_path, two_engines)
+    first.stop()
+    (kept,) = tmp_path.glob("*.snapshot.json")
+    named = ("-c", f"import sys; sys.argv[-1] = {first.name!r}; from api.openai import __main__ as m; m.main()")
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"confirmed_at": time.time() - age_s}))
+    away = {"DATABASE_URL": f"postgresql://postgres@127.0.0.1:{free_port()}/none", "CONFIG_MAX_AGE_S": "60"}
+    second = GatewayProcess(tmp_path, first.key, first.secret, named, ready=status, **away)
+    try:
+        answer = second.ask()
+        assert answer.status_code == status
+        if status == 503:
+            assert answer.json()["error"]["code"] == "configuration_stale"
+    finally:
+        second.stop()
 
 
 def test_an_engine_killed_under_load_loses_no_request(
