@@ -9,7 +9,8 @@ endpoint and accepts token ids as prompt.
     python -m workers.profiler --url http://127.0.0.1:8101 --model mid --output profile.json
 
 Engines of several --url are profiled at the same time, so that engines that share a machine are measured under the
-load of the others.
+load of the others. Behind the --url of an engine with an API key stands --key-name NAME (its file in ENGINE_KEYS_DIR),
+or --key-of INSTANCE (Slackline started it; FLEET_TOKEN must be set). The key is sent to that URL only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import ConfigError
+from controller.core.types import KEY_MADE
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import (
     GRID_BATCHES,
@@ -38,6 +40,7 @@ from controller.predict.latency_fit import (
     PrefillSample,
     fit,
 )
+from workers.http.engine_keys import NO_KEY, EngineKey, NoEngineKey
 
 OUTPUT_TOKENS = 24
 BLOCKER_TOKENS = 1536
@@ -125,12 +128,16 @@ class ProfilingFailed(RuntimeError):
 
 
 class EngineProfiler:
-    """Profiles one engine. Prompts are random, so that no prefix is reused."""
+    """Profiles one engine. Prompts are random, so that no prefix is reused. Methods that call it raise NoEngineKey if
+    its key cannot be read or is for another address."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, seed: int, key: EngineKey = NO_KEY
+    ) -> None:
         self.session = session
         self.url = url.rstrip("/")
         self.model = model
+        self.key = key
         self.rng = random.Random(seed)
         self.lead_s = BLOCKER_LEAD_S
 
@@ -176,7 +183,8 @@ class EngineProfiler:
     async def kv_capacity(self) -> int | None:
         """Tokens that the KV cache holds, from vLLM's metric `cache_config_info`; None if the engine has no such
         metric."""
-        async with self.session.get(f"{self.url}/metrics") as response:
+        request = self.session.get(f"{self.url}/metrics", headers=self.key.headers(), allow_redirects=False)
+        async with request as response:
             text = await response.text() if response.status == 200 else ""
         line = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")), "")
         labels = dict(re.findall(r'(\w+)="(\d+)"', line))
@@ -194,7 +202,8 @@ class EngineProfiler:
             "stream": True,
         }
         times: list[float] = []
-        async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
+        target, headers = f"{self.url}/v1/completions", self.key.headers()
+        async with self.session.post(target, json=body, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ProfilingFailed(f"{self.url} returned {response.status}: {(await response.text())[:300]}")
             async for chunk in response.content.iter_any():
@@ -220,20 +229,55 @@ def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSamp
     return DecodeSample(len(streams), context, (end - begin) / steps)
 
 
-async def profile_engines(urls: Sequence[str], model: str, limits: ProfilingLimits, seed: int = 1) -> ProfileSamples:
-    """Profile all engines at the same time, into one ProfileSamples. Raises ProfilingFailed or aiohttp.ClientError."""
-    profile = ProfileSamples()
+async def profile_engines(
+    urls: Sequence[str], model: str, limits: ProfilingLimits, seed: int = 1, keys: Sequence[EngineKey] = ()
+) -> ProfileSamples:
+    """Profile all engines at the same time, into one ProfileSamples. `keys`: one for each URL, or none at all. Raises
+    ProfilingFailed, NoEngineKey or aiohttp.ClientError."""
+    profile, keys = ProfileSamples(), keys or [NO_KEY] * len(urls)
     # Engines close idle connections (vLLM after 5 s). Closing them earlier here keeps requests off a closing one.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
-        profilers = [EngineProfiler(session, url, model, seed + index) for index, url in enumerate(urls)]
+        profilers = [
+            EngineProfiler(session, url, model, seed + index, key)
+            for index, (url, key) in enumerate(zip(urls, keys, strict=True))
+        ]
         await asyncio.gather(*(profiler.run(limits, profile) for profiler in profilers))
     return profile
 
 
+class _Url(argparse.Action):
+    """Another engine, which asks for no key unless an option behind its URL says so."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.url = [*(namespace.url or []), values]
+        namespace.keys = [*namespace.keys, NO_KEY]
+
+
+class _Key(argparse.Action):
+    """The key of the engine whose URL stands before it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if not namespace.url:
+            raise argparse.ArgumentError(self, "must follow the --url that it is for")
+        url = namespace.url[-1]
+        key = EngineKey(values, url=url) if self.dest == "key_name" else EngineKey(KEY_MADE, values, url)
+        namespace.keys = [*namespace.keys[:-1], key]
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m workers.profiler", description="Profile a serving engine.")
-    made.add_argument("--url", action="append", required=True, help="base URL of an engine; may be repeated")
+    made.set_defaults(keys=[])
+    made.add_argument("--url", action=_Url, required=True, help="base URL of an engine; may be repeated")
+    made.add_argument(
+        "--key-name",
+        action=_Key,
+        metavar="NAME",
+        help="file in ENGINE_KEYS_DIR with the key of the --url before it",
+    )
+    made.add_argument(
+        "--key-of", action=_Key, metavar="INSTANCE", help="instance at the --url before it, if Slackline started it"
+    )
     made.add_argument("--model", required=True)
     made.add_argument("--output", type=Path, required=True, help="JSON file to write")
     made.add_argument("--max-num-seqs", type=int, default=32)
@@ -244,13 +288,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _check(keys: Sequence[EngineKey]) -> None:
+    """Before anything is sent. Raises NoEngineKey, and ConfigError without the fleet's token."""
+    for key in keys:
+        if key.name and not key.value():
+            raise ConfigError("FLEET_TOKEN or FLEET_TOKEN_FILE must be set for --key-of")
+
+
 def main() -> int:
     arguments = parser().parse_args()
     limits = ProfilingLimits(arguments.max_num_seqs, arguments.max_model_len, arguments.batch_tokens, arguments.budget)
     try:
-        profile = asyncio.run(profile_engines(arguments.url, arguments.model, limits, arguments.seed))
+        _check(arguments.keys)
+        profile = asyncio.run(profile_engines(arguments.url, arguments.model, limits, arguments.seed, arguments.keys))
         written = profile.as_json(arguments.model, arguments.url)
-    except (ProfilingFailed, ConfigError, aiohttp.ClientError, TimeoutError) as error:
+    except (ProfilingFailed, ConfigError, NoEngineKey, aiohttp.ClientError, TimeoutError) as error:
         print(f"profiling failed: {error or type(error).__name__}", file=sys.stderr)
         return 1
     arguments.output.write_text(json.dumps(written, indent=1) + "\n")

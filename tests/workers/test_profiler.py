@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from controller.core.types import LatencyCoefficients
+from controller.core.types import KEY_MADE, LatencyCoefficients
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import DecodeSample, PrefillSample
+from workers.http import engine_keys
+from workers.http.engine_keys import EngineKey
+from workers.http.fleet_proof import made_key
 from workers.profiler import (
     EngineProfiler,
     ProfileSamples,
     ProfilingFailed,
     ProfilingLimits,
     decode_sample,
+    main,
+    parser,
     profile_engines,
 )
 
@@ -172,3 +180,128 @@ async def test_a_refusing_engine_is_an_error():
     async with TestServer(app) as started:
         with pytest.raises(ProfilingFailed, match="503: full"):
             await profile_engines([base(started)], "mid", ProfilingLimits(budget_s=1.0))
+
+
+KEY = "sk-of-this-engine"
+
+
+def asks_for(key: str) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """An engine with `--api-key`: whoever does not send the key gets 401, at every path."""
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
+        return await handler(request)
+
+    return guard
+
+
+@asynccontextmanager
+async def guarded(key: str) -> AsyncIterator[str]:
+    engine = Engine()
+    app = web.Application(middlewares=[asks_for(key)])
+    app.router.add_post("/v1/completions", engine.completions)
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as started:
+        task = asyncio.create_task(engine.loop())
+        yield base(started)
+        task.cancel()
+
+
+async def profiled(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of the command."""
+    monkeypatch.setattr(
+        "sys.argv", ["profiler", "--model", "mid", "--budget", "0.2", "--max-num-seqs", "2", *arguments]
+    )
+    return await asyncio.to_thread(main)
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENGINE_KEYS_DIR", str(tmp_path))
+    monkeypatch.setattr(engine_keys, "CHECKED_S", 0.0)
+    return tmp_path
+
+
+async def test_engines_with_keys_of_their_own_are_profiled(server, keys, monkeypatch):
+    """One has a key in a file, one is started by Slackline, and one asks for none."""
+    monkeypatch.setenv("FLEET_TOKEN", "a-token-of-the-fleet")
+    async with guarded(KEY) as registered, guarded(made_key("a-token-of-the-fleet", "ref-1")) as started:
+        (keys / "gpu-1").write_text(f"{registered} {KEY}\n")
+        urls = ["--url", registered, "--key-name", "gpu-1", "--url", base(server), "--url", started]
+        given = parser().parse_args([*urls, "--key-of", "ref-1", "--model", "mid", "--output", "profile.json"])
+        limits = ProfilingLimits(2, 600, budget_s=0.5)
+        profile = await profile_engines(given.url, given.model, limits, keys=given.keys)
+    assert profile.kv_capacity_tokens == 16_000
+    assert profile.points >= 3
+
+
+async def test_without_its_key_an_engine_is_not_profiled(keys, monkeypatch, capsys, tmp_path):
+    async with guarded(KEY) as registered:
+        assert await profiled(monkeypatch, "--url", registered, "--output", str(tmp_path / "profile.json")) == 1
+    assert "401" in capsys.readouterr().err
+
+
+async def test_a_key_for_another_address_is_not_sent(keys, monkeypatch, capsys, tmp_path):
+    (keys / "gpu-1").write_text(f"http://127.0.0.1:9 {KEY}\n")
+    seen = []
+
+    async def listen(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", listen)
+    async with TestServer(app) as listener:
+        given = ["--url", base(listener), "--key-name", "gpu-1", "--output", str(tmp_path / "profile.json")]
+        assert await profiled(monkeypatch, *given) == 1
+    assert seen == []
+    told = capsys.readouterr().err
+    assert "the key gpu-1 is for 127.0.0.1:9, not for" in told
+    assert KEY not in told
+
+
+async def test_a_key_does_not_follow_a_redirect(keys):
+    """The key is for one address. An engine that answers with another address gets no second request from us."""
+    seen = []
+
+    async def listen(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(text="data: {}")
+
+    away, app = web.Application(), web.Application()
+    away.router.add_route("*", "/{path:.*}", listen)
+    async with TestServer(away) as listener:
+
+        async def redirect(request: web.Request) -> web.Response:
+            raise web.HTTPTemporaryRedirect(base(listener) + request.path)
+
+        app.router.add_route("*", "/{path:.*}", redirect)
+        async with TestServer(app) as engine:
+            (keys / "gpu-1").write_text(f"{base(engine)} {KEY}\n")
+            key = EngineKey("gpu-1", url=base(engine))
+            with pytest.raises(ProfilingFailed, match="307"):
+                await profile_engines([base(engine)], "mid", ProfilingLimits(budget_s=0.2), keys=[key])
+    assert seen == []
+
+
+@pytest.mark.parametrize("given", [["--key-name", "gpu-1"], ["--key-of", "ref-1"]])
+def test_a_key_needs_a_url_before_it(monkeypatch, capsys, tmp_path, given):
+    arguments = [*given, "--url", "http://127.0.0.1:9", "--model", "mid", "--output", str(tmp_path / "p.json")]
+    monkeypatch.setattr("sys.argv", ["profiler", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{given[0]}: must follow the --url that it is for" in capsys.readouterr().err
+
+
+def test_a_started_engine_has_no_key_without_the_fleets_token(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("FLEET_TOKEN", raising=False)
+    monkeypatch.delenv("FLEET_TOKEN_FILE", raising=False)
+    assert EngineKey(KEY_MADE, "ref-1", "http://127.0.0.1:9").headers() == {}
+    arguments = ["--url", "http://127.0.0.1:9", "--key-of", "ref-1", "--model", "mid", "--output", str(tmp_path / "p")]
+    monkeypatch.setattr("sys.argv", ["profiler", *arguments])
+    assert main() == 1
+    assert "FLEET_TOKEN" in capsys.readouterr().err
