@@ -36,12 +36,18 @@ SUMMARY = (
     "id", "arrived_at", "tenant", "slo_class", "model", "priority", "instance", "outcome", "error_code", "http_status",
     "streamed", "judged_by", "prompt_tokens", "output_tokens", "target_ttft_s", "target_tpot_s", "target_deadline_s",
     "waiting_time_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "ttft_met", "tpot_met", "deadline_met", "attained",
-    "goodput_tokens", "attempts", "workflow", "stage", "prefill_instance", "may_defer",
+    "goodput_tokens", "attempts", "workflow", "stage", "prefill_instance", "may_defer", "stands_for",
+    "last_arrived_at", "all_prompt_tokens",
 )  # fmt: skip
 
 
 class RequestSummary(serializers.ModelSerializer):
-    """One row of the list. Durations in seconds; a null was not measured."""
+    """One row of the list. Durations in seconds; a null was not measured.
+
+    Refusals beyond ten a second for the same tenant, class, model and reason are one row: `stands_for` requests that
+    arrived from `arrived_at` to `last_arrived_at` with `all_prompt_tokens` together. Its other fields are those of one
+    of them.
+    """
 
     class Meta:
         model = RequestRecord

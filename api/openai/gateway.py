@@ -21,7 +21,7 @@ import aiohttp
 
 from api.openai.asgi import Send
 from api.openai.in_flight import InFlightRequest
-from api.openai.ledger import Instruments, Ledger, ModelRates, RecordSink
+from api.openai.ledger import Instruments, Ledger, ModelRates
 from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
 from api.openai.protocol.errors import ApiError, config_stale, shutting_down
@@ -29,6 +29,7 @@ from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import GatewayFleet
+from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tenants import KeyRing, QueueBounds, Quotas
@@ -85,7 +86,8 @@ class Gateway:
         self.instruments = Instruments()
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)
-        self.ledger = Ledger(sink, self.quotas, self.instruments, self._learn)
+        self.refused = RefusalGroups(sink)
+        self.ledger = Ledger(self.refused, self.quotas, self.instruments, self._learn)
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
         self.output_lengths = OutputLengthModel()

@@ -30,7 +30,7 @@ Learn = Callable[[InFlightRequest, RequestRecord, float], None]
 
 
 class RecordSink(Protocol):
-    def add(self, record: RequestRecord) -> None: ...
+    def add(self, record: RequestRecord, reason: str) -> None: ...
 
 
 class Ledger:
@@ -70,7 +70,7 @@ class Ledger:
             self.refusals[record.tenant, record.slo_class, code] += 1
         self.windows.observe(record, cause, now)
         self._instruments.ended(record)
-        self._sink.add(record)
+        self._sink.add(record, cause)
 
 
 # ---- the record -----------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ class GatewayService:
         if self.gateway is not None:
             await self.gateway.runtime.drain(2.0)
         await _end(self._tasks)
+        if self.gateway is not None:
+            self.gateway.refused.close()
         await self._recorder.close()
         self._config.close()
         if self._live is not None:
@@ -107,6 +109,7 @@ class GatewayService:
         return [
             *self._connections(),
             ("records_buffered", "Request records in memory.", {}, recorder.waiting),
+            ("refusals_grouped", "Refused requests that no record stands for yet.", {}, self._refusals_open()),
             ("records_spool_files", "Batches of records waiting on disk.", {}, recorder.spooled),
             ("records_written_total", "Records the database took.", {}, recorder.written),
             (
@@ -116,6 +119,9 @@ class GatewayService:
                 -1 if age_s is None else age_s,
             ),
         ]
+
+    def _refusals_open(self) -> int:
+        return 0 if self.gateway is None else self.gateway.refused.waiting
 
     def _connections(self) -> list[status.Gauge]:
         book = self.connections

@@ -52,6 +52,7 @@ COMPARED = (
     ("Tokens on time", "goodput_tokens", "n"),
     ("Priority", "priority", "n"),
     ("Attempts", "attempts", "n"),
+    ("Requests it stands for", "stands_for", "n"),
 )
 
 

@@ -56,7 +56,7 @@ class TransferAdmin(ReadOnlyAdmin):
 class RequestRecordAdmin(ExportAdmin):
     list_display = (
         "arrived_at", "id", "tenant", "slo_class", "model", "instance", "outcome", "attained", "ttft_s", "tpot_s",
-        "e2e_s",
+        "e2e_s", "stands_for",
     )  # fmt: skip
     list_display_links = ("arrived_at", "id")
     list_filter = (

@@ -199,6 +199,11 @@ class RequestRecord:
     token_times: list[float]  # seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
     prefill_instance: str = ""  # prefill instance, if `instance` only decoded it
     may_defer: bool = False  # its class serves it late instead of refusing it
+    stands_for: int = (
+        1  # requests; more than one: refusals of one second that are recorded as one, and this is a sample
+    )
+    last_arrived_at: float | None = None  # of those requests; `arrived_at` is of the first
+    all_prompt_tokens: int | None = None  # of those requests; None: there is one
 
     @property
     def counted_as(self) -> str:

@@ -53,6 +53,9 @@ class RequestRecord(models.Model):
     token_times = models.JSONField(default=list)
     prefill_instance = models.CharField(max_length=64, blank=True, default="", db_default="")
     may_defer = models.BooleanField(default=False, db_default=False)
+    stands_for = models.IntegerField(default=1, db_default=1)
+    last_arrived_at = models.DateTimeField(null=True)
+    all_prompt_tokens = models.BigIntegerField(null=True)
 
     class Meta:
         db_table = "request_record"

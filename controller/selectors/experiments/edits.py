@@ -21,6 +21,7 @@ from django.db.models import (
     JSONField,
     Q,
     QuerySet,
+    Sum,
     Value,
     When,
 )
@@ -216,7 +217,7 @@ def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]
     counted = (
         rows.values("tenant", "slo_class")
         .annotate(
-            requests=Count("id"),
+            requests=Sum("stands_for"),
             was=Count("id", filter=Q(attained=True)),
             would=Count("id", filter=Q(met=1)),
             ttft=Count("id", filter=Q(ttft_met=True)),

@@ -1,8 +1,9 @@
 """Recorded traffic as a workload: arrivals, lengths and targets, from the request records.
 
 A request that never got its answer (refused, expired, failed, cut) is given the median answer length of its class, and
-marked as estimated. Requests that their clients cancelled before the first token are left out. Prompts are not stored,
-so prefixes are not shared in a replay.
+marked as estimated. A record that stands for several refused requests becomes as many arrivals, evenly spread. Requests
+that their clients cancelled before the first token are left out. Prompts are not stored, so prefixes are not shared in
+a replay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ USUAL_OUTPUT = 128  # tokens, if no answer of the class is on record
 UNANSWERED = (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CUT)
 COLUMNS = (
     "arrived_at", "tenant", "slo_class", "priority", "outcome", "prompt_tokens", "output_tokens", "target_ttft_s",
-    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow", "may_defer", "attained",
+    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow", "may_defer", "attained", "stands_for",
+    "last_arrived_at", "all_prompt_tokens",
 )  # fmt: skip
 
 
@@ -129,9 +131,20 @@ def arrivals(
     if sources:
         rows = rows.annotate(slo=SLODecision("decisions"))
     found = list(rows.values(*COLUMNS, *(("slo",) if sources else ()))[:limit])
-    if newest:
-        found.reverse()
-    return _arrivals(found)
+    each = sorted((one for row in found for one in _each(row)), key=lambda row: row["arrived_at"])
+    return _arrivals(each[-limit:] if newest else each[:limit])
+
+
+def _each(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests that a record stands for, from the first to the last arrival, each with their mean prompt."""
+    requests = row["stands_for"]
+    if requests == 1:
+        return [row]
+    step = (row["last_arrived_at"] - row["arrived_at"]) / (requests - 1)
+    prompt = max(1, round(row["all_prompt_tokens"] / requests))
+    return [
+        row | {"arrived_at": row["arrived_at"] + number * step, "prompt_tokens": prompt} for number in range(requests)
+    ]
 
 
 def rows_of(window: RecordedWindow) -> QuerySet[RequestRecord]:

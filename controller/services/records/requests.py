@@ -95,6 +95,8 @@ def _row(record: RequestRecord) -> list[Any]:
     batch."""
     values = {name: getattr(record, name) for name in RECORD_FIELDS}
     values["arrived_at"] = _at(record.arrived_at)
+    if record.last_arrived_at is not None:
+        values["last_arrived_at"] = _at(record.last_arrived_at)
     for name, length in _TEXT_LENGTHS.items():
         values[name] = _text(values[name])[:length]
     if record.priority is not None:
@@ -149,7 +151,7 @@ class _Minute:
 
     def add(self, record: RequestRecord) -> None:
         if record.counted_as == Outcome.CANCELLED:
-            self.counts["cancelled"] += 1
+            self.counts["cancelled"] += record.stands_for
             return
         for name, amount in _amounts(record).items():
             self.counts[name] += amount
@@ -162,15 +164,16 @@ class _Minute:
 
 
 def _amounts(record: RequestRecord) -> Mapping[str, int]:
+    whole = record.all_prompt_tokens
     return {
-        "finished": 1,
+        "finished": record.stands_for,
         "attained": int(record.attained),
         "ttft_met": int(record.ttft_met),
         "tpot_met": int(record.tpot_met),
-        "refused": int(record.outcome == Outcome.REFUSED),
+        "refused": record.stands_for * (record.outcome == Outcome.REFUSED),
         "expired": int(record.outcome == Outcome.EXPIRED),
         "failed": int(record.outcome in (Outcome.FAILED, Outcome.CUT)),
-        "prompt_tokens": record.prompt_tokens,
+        "prompt_tokens": record.prompt_tokens if whole is None else whole,
         "output_tokens": record.output_tokens,
         "goodput_tokens": record.goodput_tokens,
     }

@@ -162,6 +162,15 @@ def test_one_request_shows_its_decisions_and_token_times(viewer):
     assert "decisions" not in viewer.get("/requests", id=name).data["items"][0]
 
 
+def test_refusals_recorded_as_one_say_how_many_they_are(viewer):
+    group = {"stands_for": 9, "last_arrived_at": factories.NOON + 0.5, "all_prompt_tokens": 90}
+    factories.records_stored(factories.record(id="req-nine", outcome="refused", attained=False, **group))
+    (row,) = viewer.get("/requests", id="req-nine").data["items"]
+    assert (row["stands_for"], row["all_prompt_tokens"]) == (9, 90)
+    assert row["last_arrived_at"] == "2026-10-21T12:00:00.500000Z"
+    assert viewer.get("/requests/req-nine").data["stands_for"] == 9
+
+
 def test_a_key_sees_its_own_requests_alone(tenant, tenant_key, other_key):
     own, theirs = stored(tenant=tenant.name), stored(tenant="somebody-else")
     assert [row["id"] for row in tenant_key.get("/requests").data["items"]] == [own]

@@ -21,7 +21,7 @@ class ListSink:
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: RequestRecord, reason: str = "") -> None:
         self.records.append(record)
 
 

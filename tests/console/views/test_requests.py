@@ -82,6 +82,22 @@ def test_one_request_against_its_deadlines(viewer, records):
     assert "olga cancelled req-slow" in html
 
 
+def test_refusals_recorded_as_one_say_how_many_they_are(viewer, db):
+    group = {"stands_for": 137, "last_arrived_at": factories.NOON + 4.7, "all_prompt_tokens": 13_700}
+    refused = {"outcome": "refused", "attained": False, "attempts": 0, "instance": "", "arrived_at": factories.NOON + 4}
+    stored([factories.record(id="req-many", **refused, **group), factories.record(id="req-one", **refused)])
+    html = viewer.get("/requests/").content.decode()
+    assert html.count("137 requests</span>") == 1
+    assert "1 requests" not in html
+    page = " ".join(viewer.get("/requests/req-many/").content.decode().split())
+    assert "stands for 137 requests of acme" in page
+    assert "13,700 prompt tokens together" in page
+    assert "stands for" not in viewer.get("/requests/req-one/").content.decode()
+    assert "recorded as one" in viewer.get("/requests/req-gone/").content.decode()
+    compared = viewer.get("/requests/compare/?id=req-many&id=req-one").content.decode()
+    assert "Requests it stands for" in compared
+
+
 def test_an_unknown_request_is_a_page_not_found(viewer, records):
     assert viewer.get("/requests/req-nobody/").status_code == 404
 

@@ -84,6 +84,15 @@ def test_the_database_judges_a_class_as_the_gateway_would(deadline, waiting):
     assert {row["tenant"] for row in found.rows} == {"acme", "demo"}
 
 
+def test_refusals_recorded_as_one_are_judged_as_all_of_them():
+    group = {"stands_for": 50, "last_arrived_at": factories.NOON + 0.5, "all_prompt_tokens": 500}
+    refused = {"outcome": "refused", "attained": False, "ttft_met": False, "tpot_met": False, "output_tokens": 0}
+    decided = {"decisions": slo("class"), "slo_class": "interactive"}
+    factories.records_stored(factories.record(**decided), factories.record(**refused, **group, **decided))
+    (row,) = previews.judged(TIGHT, RequestRecord.objects.all())
+    assert (row["requests"], row["was"]) == (51, 1)
+
+
 def test_a_tenants_own_class_takes_its_requests_out_of_the_common_ones():
     data.traffic(10, tenant=lambda n: "acme" if n < 4 else "demo")
     common, acme = factories.slo_class(name="interactive"), factories.tenant(name="acme")

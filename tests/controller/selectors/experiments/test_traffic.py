@@ -74,6 +74,20 @@ def test_arrivals_tell_what_was_asked_for():
     assert len(traffic.arrivals(window(tenant="acme"))) == 2
 
 
+def test_refusals_recorded_as_one_are_replayed_one_by_one():
+    refused = {"outcome": "refused", "attained": False, "output_tokens": 0, "attempts": 0}
+    group = {"stands_for": 5, "last_arrived_at": factories.NOON + 0.8, "all_prompt_tokens": 500, "prompt_tokens": 7}
+    between = factories.record(arrived_at=factories.NOON + 0.5)
+    factories.records_stored(factories.record(**refused, **group), between)
+    found = traffic.arrivals(window())
+    assert [each.at for each in found] == pytest.approx([0, 0.2, 0.4, 0.5, 0.6, 0.8])
+    assert [each.prompt_tokens for each in found] == [100] * 6
+    assert [each.estimated for each in found] == [True, True, True, False, True, True]
+    assert traffic.busiest(window()).requests == len(found), "as the roll-up counts them"
+    assert [each.at for each in traffic.arrivals(window(), limit=2)] == pytest.approx([0, 0.2])
+    assert [each.at for each in traffic.arrivals(window(), limit=2, newest=True)] == pytest.approx([0, 0.2])
+
+
 def test_todays_fleet_is_grouped_and_grown():
     data.fleet(instances=3)
     assert default_model() == "demo"

@@ -161,3 +161,25 @@ def test_the_roll_up_is_trimmed_by_days_and_keeps_the_rest():
     assert left == [5, 5, 9, 9]
     with pytest.raises(ValueError, match="days"):
         rollup_retain(days=0)
+
+
+def test_a_record_that_stands_for_several_refusals_counts_as_all_of_them():
+    refused = {"outcome": "refused", "attempts": 0, "ttft_s": None, "tpot_s": None, "e2e_s": 0.001, "output_tokens": 0}
+    missed = {"ttft_met": False, "tpot_met": False, "attained": False, "goodput_tokens": 0}
+    last = factories.NOON + 0.9
+    group = {"stands_for": 137, "last_arrived_at": last, "all_prompt_tokens": 1_400, "prompt_tokens": 10}
+    one, several = (
+        factories.record(**refused, **missed, prompt_tokens=10),
+        factories.record(**refused, **missed, **group),
+    )
+
+    assert factories.records_stored(factories.record(), one, several) == 3
+    assert factories.records_stored(several) == 0, "sent again"
+
+    minute = AttainmentMinute.objects.get()
+    assert (minute.finished, minute.attained, minute.refused) == (139, 1, 138)
+    assert minute.prompt_tokens == 100 + 10 + 1_400
+    assert (minute.output_tokens, minute.goodput_tokens) == (20, 20)
+    stored = RequestRecord.objects.get(id=several.id)
+    assert (stored.stands_for, stored.all_prompt_tokens) == (137, 1_400)
+    assert stored.last_arrived_at == datetime.fromtimestamp(last, UTC)
