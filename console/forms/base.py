@@ -233,7 +233,7 @@ class MappingForm(EditForm):
 class RequestSearch(forms.Form):
     """Filters of the request list. Empty fields do not filter."""
 
-    id = forms.CharField(max_length=64, required=False, label="Id")
+    id = forms.CharField(max_length=64, required=False, label="ID")
     tenant = forms.CharField(max_length=64, required=False)
     slo_class = forms.CharField(max_length=64, required=False, label="Class")
     model = forms.CharField(max_length=120, required=False)

@@ -16,6 +16,7 @@ from controller.wording.request_steps import (
     longest_stage,
     never_decoded_s,
     prefilled_s,
+    step,
 )
 from controller.wording.vocabulary import number, reason_in_words
 
@@ -81,8 +82,8 @@ def axis(whole: float) -> list[tuple[float, str]]:
     """Round times, at most TICKS of them, from zero."""
     rough = whole / TICKS
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
-    return [(index * step / whole, f"{index * step:g} s") for index in range(int(whole / step) + 1)]
+    apart = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    return [(index * apart / whole, f"{index * apart:g} s") for index in range(int(whole / apart) + 1)]
 
 
 def _bar(start_s: float, end_s: float, whole: float, kind: str, title: str) -> TimelineBar:
@@ -104,9 +105,9 @@ def _due(track: TimelineTrack, at_s: float, whole: float, what: str) -> None:
 def _decisions(row: RequestRecord, whole: float) -> TimelineTrack | None:
     """A dot for each recorded step, with its number in the list below the timeline."""
     bars = [
-        _mark(at, whole, f"{place} {step.get('kind', '')} after {at:.3f} s", "decision")
-        for place, step in enumerate(row.decisions, 1)
-        if isinstance(at := step.get("at"), int | float)
+        _mark(at, whole, f"{place} {step(taken)['what']} after {at:.3f} s", "decision")
+        for place, taken in enumerate(row.decisions, 1)
+        if isinstance(at := taken.get("at"), int | float)
     ]
     return TimelineTrack("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
 
@@ -189,10 +190,10 @@ class TimelineTransfer(NamedTuple):
 def kv_transfers(row: RequestRecord) -> list[TimelineTransfer]:
     """In the order of their ends; only the last one can have succeeded."""
     found = []
-    for step in row.decisions:
-        figures = step.get("figures") or {}
-        ended, took = step.get("at"), figures.get("after_s")
-        if step.get("kind") != "transfer" or not isinstance(ended, int | float) or not isinstance(took, int | float):
+    for taken in row.decisions:
+        figures = taken.get("figures") or {}
+        ended, took = taken.get("at"), figures.get("after_s")
+        if taken.get("kind") != "transfer" or not isinstance(ended, int | float) or not isinstance(took, int | float):
             continue
         began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
         words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
@@ -206,7 +207,7 @@ def kv_transfers(row: RequestRecord) -> list[TimelineTransfer]:
         if figures.get("held_s"):
             words.append(f"held for {figures['held_s']:.3f} s for more urgent transfers")
         if not arrived:
-            words.append(reason_in_words(str(step.get("reason", ""))))
+            words.append(reason_in_words(str(taken.get("reason", ""))))
         elif figures.get("undo"):  # how its source was cleaned up
             words.append(reason_in_words(str(figures["undo"])))
         target, source = str(figures.get("instance", "")), str(figures.get("source", ""))

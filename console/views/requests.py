@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -23,7 +24,7 @@ from controller.selectors.records import decisions
 from controller.selectors.records import requests as records
 from controller.selectors.roles import UserRole
 from controller.wording.misses import why_missed
-from controller.wording.request_steps import end_code, step
+from controller.wording.request_steps import outcome_in_words, step
 from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50
@@ -98,13 +99,14 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
 def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     row = records.request_record(id=request_id)
     if row is None:
-        return render(request, "console/request_missing.html", {"id": request_id}, status=404)
+        missing = {"id": request_id, "kept_days": settings.RECORDS_KEPT_DAYS}
+        return render(request, "console/request_missing.html", missing, status=404)
     rejected = row.error_code == ENGINE_REJECTED
     whole = described(row) | {
         "around": around(row),
         "missed": why_missed(row),
         "rejected": rejected,
-        "ended": end_code(row),
+        "outcome": outcome_in_words(row),
         "ended_at": None if row.e2e_s is None else row.arrived_at + timedelta(seconds=row.e2e_s),
     }
     return render(request, "console/request.html", {"whole": whole})

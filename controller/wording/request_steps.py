@@ -113,6 +113,15 @@ def end_code(row: RecordedRequest) -> str:
     return str(row.decisions[-1].get("reason", "")) if is_given_up(row) else row.error_code
 
 
+def outcome_in_words(row: RecordedRequest) -> str:
+    """The outcome and, if it was not served, why: `refused: the queue was full`."""
+    code = end_code(row)
+    why = reason_in_words(code) if code else ""
+    if why.startswith(f"{row.outcome}: "):
+        return why
+    return f"{row.outcome}: {why}" if why else row.outcome
+
+
 def prefilled_s(row: RecordedRequest) -> float | None:
     """When the last prefill on an instance that only prefills had ended."""
     found = _prefill_step(row)

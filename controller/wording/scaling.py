@@ -92,7 +92,7 @@ def warm_in_words(policy: StoredPolicy, pool: PoolState | None) -> str:
     if policy.warm is None:
         return f"{pool.ready}{starting}; as many as free devices allow"
     if not policy.warm and not pool.ready and not pool.starting:
-        return "none wanted"
+        return "none"
     if not policy.enabled:
         return f"{pool.ready} of {policy.warm}{starting}: the policy is disabled"
     held = f": {POOL_HELD[pool.held_by]}" if pool.held_by else ""

@@ -192,7 +192,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "is_superuser": ("superuser", ""),
     "roles": ("roles", ""),
     # what is configured, as a change of it is recorded
-    "id": ("number", ""),
+    "id": ("ID", ""),
     "version": ("version", ""),
     "name": ("name", ""),
     "title": ("title", ""),

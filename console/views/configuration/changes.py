@@ -42,7 +42,7 @@ def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = catalogue.priority_mappings().filter(pk=mapping_id).first()
     if row is None:
         return history_of_removed(request, "priority_mapping", mapping_id, context)
-    context["title"] = f"Priority mapping of {row.tenant.name if row.tenant else 'all tenants'}"
+    context["title"] = f"the priority mapping of {row.tenant.name if row.tenant else 'all tenants'}"
     return history(request, row, changes_of("priority_mapping", row), context)
 
 
@@ -53,7 +53,7 @@ def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
     row = catalogue.scaling_policies().filter(pk=policy_id).first()
     if row is None:
         return history_of_removed(request, "scaling_policy", policy_id, context)
-    context["title"] = f"Scaling of {row.model.name}, {row.role}"
+    context["title"] = f"the scaling policy of {row.model.name}, {row.role}"
     # Not changes_of: the policy's text contains its limits, and decisions of the scaler have it as their subject too.
     rows = decisions.search(subject_type="scaling_policy").filter(kind__in=SCALING_CHANGES, outcome__id=row.pk)
     return history(request, row, rows, context)

@@ -57,7 +57,7 @@ INSTANCES = [
     {"id": "engine-3", "role": "prefill", "state": "down", "utilisation": 0.0, "running": 0, "waiting": 0},
 ]
 SENTENCES = [
-    "scaler scaled out demo: load 1.25 is above 0.8 with 2 ready",
+    "scaler scaled out demo/collocated: load 125 % is above 80 % with 2 ready",
     "olga changed SLO class chat",
 ]
 CONFLICT = [Difference("TTFT", "0.5 s", "0.4 s"), Difference("Attainment target", "95 %", "97 %")]

@@ -62,8 +62,8 @@ def test_decisions_stand_where_they_were_taken():
     steps = [{"kind": "slo", "at": 0.0}, {"kind": "dispatch", "at": 0.5}, {"kind": "old record"}]
     bars = tracks(row(decisions=steps), whole=2.0)["Decisions"].bars
     assert [(bar.start, bar.title) for bar in bars] == [
-        (0.0, "1 slo after 0.000 s"),
-        (0.25, "2 dispatch after 0.500 s"),
+        (0.0, "1 Targets set after 0.000 s"),
+        (0.25, "2 Dispatched after 0.500 s"),
     ]
 
 

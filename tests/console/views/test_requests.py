@@ -99,7 +99,22 @@ def test_refusals_recorded_as_one_say_how_many_they_are(viewer, db):
 
 
 def test_an_unknown_request_is_a_page_not_found(viewer, records):
-    assert viewer.get("/requests/req-nobody/").status_code == 404
+    page = viewer.get("/requests/req-nobody/")
+    assert page.status_code == 404
+    assert "Records are kept for 30 days." in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("queue_full", "refused: the queue was full (HTTP 429)"),
+        ("cancelled_by_operator", "refused: cancelled in the queue by an operator (HTTP 429)"),
+    ],
+)
+def test_a_refusal_says_once_that_it_was_one(viewer, db, code, shown):
+    stored([factories.record(id="req-refused", outcome="refused", error_code=code, http_status=429)])
+    html = viewer.get("/requests/req-refused/").content.decode()
+    assert shown in " ".join(html.split())
 
 
 def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):

@@ -211,7 +211,7 @@ def test_the_warm_pool_is_shown_as_observed_and_not_as_desired(viewer, live_stor
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"warm": 0}, "none wanted"),
+        ({"warm": 0}, "none"),
         ({"warm": None}, "0; as many as free devices allow"),
         ({"warm": 2, "enabled": False}, "0 of 2: the policy is disabled"),
     ],

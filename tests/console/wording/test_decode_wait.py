@@ -113,7 +113,7 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
     assert "1 ready" not in shown
     assert "Prefill instance p-1" in shown
     assert "Given up" in shown
-    assert "failed, no decode instance was up (HTTP 503)" in " ".join(shown.split())
+    assert "failed: no decode instance was up (HTTP 503)" in " ".join(shown.split())
     scaling_policy_update(
         actor=factories.ACTOR, policy_id=off.pk, version=off.version, changes={"enabled": True, "min_instances": 1}
     )
