@@ -1,6 +1,7 @@
 """Imports go one way: console | api -> workers -> controller (Django half) -> controller (pure half)."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -240,6 +241,18 @@ def test_torch_is_optional():
 def test_backends_know_no_orm_and_no_policies():
     wrong = ("django", "controller.models", "controller.services", "controller.policies", "torch")
     assert offences(files("workers/backends"), lambda _, name: starts(name, *wrong)) == []
+
+
+def test_provisioners_are_named_in_their_registry_alone():
+    """Everything else asks for an ability, so that a provisioner can be added without a search."""
+    named = re.compile(
+        r"""provisioner["']?\]?\s*(?:=|==|!=|in)\s*\(?["'](?:process|static)["']|\(\s*["'](?:process|static)["']\s*,"""
+    )
+    registry = ROOT / "controller/scale/provisioning.py"
+    where = files("api", "console", "controller", "workers") + sorted((ROOT / "templates").rglob("*.html"))
+    others = [path for path in where if path != registry and "migrations" not in path.parts]
+    assert [str(path.relative_to(ROOT)) for path in others if named.search(path.read_text())] == []
+    assert named.search('row.provisioner == "static"')
 
 
 def test_files_stay_readable():

@@ -21,6 +21,7 @@ from api.control.framework.references import host_named, model_named
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
 from controller.models.fleet import Role
+from controller.scale.provisioning import DECLARED, abilities
 from controller.selectors.catalogue import instances
 from controller.services.fleet.actions import weights_load_order
 from controller.services.fleet.instances import (
@@ -41,7 +42,7 @@ NOT_STARTED = (
     "cannot be started by the process provisioner, which starts reference engines only. Start the server yourself and "
     "register it with provisioner `static` and its URL."
 )
-PROVISIONERS = ("process", "static")
+PROVISIONERS = tuple(DECLARED)
 SOURCES = ("engine", "host", "disk")
 SOURCES_MAX = 8  # of one weight load; engines have the same limit
 LOOKUPS = {
@@ -115,7 +116,7 @@ class InstanceInput(_InstanceFields):
     role = serializers.ChoiceField(choices=Role.choices, required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        if attrs["provisioner"] == "static":
+        if abilities(attrs["provisioner"]).registers:
             missing = {name: ["A static instance needs it."] for name in self.needs if name not in attrs}
             if missing:
                 raise serializers.ValidationError(missing)
@@ -223,7 +224,7 @@ class InstanceList(ControlView):
     def post(self, request: Request) -> Response:
         data = _with_host(self.body(InstanceInput))
         data["model"] = model_named(data["model"], "model")
-        if data["provisioner"] == "static":
+        if abilities(data["provisioner"]).registers:
             del data["provisioner"]
             row = instance_join(actor=self.actor, **data)
         else:

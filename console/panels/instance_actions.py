@@ -111,7 +111,7 @@ ACTIONS: dict[str, InstanceAction] = {
 
 def action_of(name: str, row: Instance) -> InstanceAction | None:
     """None if there is no such action."""
-    return STOP_SENDING if name == "stop" and row.provisioner == "static" else ACTIONS.get(name)
+    return STOP_SENDING if name == "stop" and not row.abilities.stops else ACTIONS.get(name)
 
 
 def actions_for(row: Instance) -> list[str]:

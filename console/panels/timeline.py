@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from console.wording.attained import attained
 from controller.models import RequestRecord
+from controller.wording.measures import number
 from controller.wording.request_steps import (
     due_s,
     first_token_stages,
@@ -18,7 +19,7 @@ from controller.wording.request_steps import (
     prefilled_s,
     step,
 )
-from controller.wording.vocabulary import number, reason_in_words
+from controller.wording.vocabulary import reason_in_words
 
 MARGIN = 1.03  # keeps the last mark off the edge
 TICKS = 6  # at most

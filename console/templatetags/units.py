@@ -10,8 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from console.wording.attained import attained
-from controller.wording.measures import DASH, count, ms
-from controller.wording.vocabulary import Figure, figure, number, reason_in_words, ruled_out, shown
+from controller.wording.measures import DASH, count, ms, number
+from controller.wording.vocabulary import Figure, figure, reason_in_words, ruled_out, shown
 
 register = template.Library()
 

@@ -46,6 +46,8 @@ BADGES = {
     "pending": "accent",
     "draining": "warn",
     "unreachable": "bad",
+    "unhealthy": "bad",
+    "lost": "bad",
     "failed": "bad",
     "stopped": "idle",
 }
@@ -99,6 +101,7 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
         row["policy"] = policies.get((row["row"].model_id, row["row"].role))
     between = [*chain(*host_links.values())]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": between}
+    context["unseen"] = topology.provisioners_unseen()
     return context | {"links_down": sum(link.state != "up" for link in between)} | links_in_trouble()
 
 

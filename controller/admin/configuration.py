@@ -13,6 +13,7 @@ from controller.models import (
     LatencyProfile,
     Link,
     PriorityMapping,
+    ProvisionerLook,
     ScalingPolicy,
     ServedModel,
     SLOClass,
@@ -91,6 +92,11 @@ class InstanceAdmin(ReadOnlyAdmin):
     list_filter = ("desired_state", "observed_state", "weights", "provisioner", "role")
     list_select_related = ("model",)
     search_fields = ("id", "url")
+
+
+@admin.register(ProvisionerLook)
+class ProvisionerLookAdmin(ReadOnlyAdmin):
+    list_display = ("name", "instances", "seen_at", "failing_since", "error")
 
 
 @admin.register(ScalingPolicy)

@@ -12,6 +12,7 @@ from controller.models.fleet import (
     InstanceInterval,
     LatencyProfile,
     Link,
+    ProvisionerLook,
     ServedModel,
 )
 from controller.models.links import InstanceLink, KvTransfer
@@ -41,6 +42,7 @@ __all__ = [
     "Link",
     "PersonSession",
     "PriorityMapping",
+    "ProvisionerLook",
     "RequestRecord",
     "SLOClass",
     "ScalerState",

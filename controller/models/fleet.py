@@ -8,6 +8,7 @@ from django.db.models import Q
 from controller.core.addresses import shown_url
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
+from controller.scale.provisioning import Abilities, abilities
 
 
 class Role(models.TextChoices):
@@ -185,6 +186,10 @@ class Instance(Versioned):
     """An engine as the control plane manages it. `desired_state`: what should run; `observed_state`: what its
     provisioner last saw.
 
+    Of the observed states, *pending* waits for what its `error` says, *unhealthy* runs and fails its health checks,
+    *unreachable* is a registered server that does not answer, and *lost* means that its provisioner cannot say whether
+    its engine still runs.
+
     `generation` rises with each change of the desired state; `observed_generation` follows once that was acted on.
     `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
     facts about a registered server (`kv_role`). `started_role`: the role that its engine was started in
@@ -202,8 +207,10 @@ class Instance(Versioned):
         PENDING = "pending", "Pending"
         STARTING = "starting", "Starting"
         READY = "ready", "Ready"
+        UNHEALTHY = "unhealthy", "Unhealthy"
         DRAINING = "draining", "Draining"
         UNREACHABLE = "unreachable", "Unreachable"
+        LOST = "lost", "Lost"
         FAILED = "failed", "Failed"
         STOPPED = "stopped", "Stopped"
 
@@ -266,7 +273,8 @@ class Instance(Versioned):
             models.CheckConstraint(
                 condition=Q(
                     observed_state__in=[
-                        "pending", "starting", "ready", "draining", "unreachable", "failed", "stopped",
+                        "pending", "starting", "ready", "unhealthy", "draining", "unreachable", "lost", "failed",
+                        "stopped",
                     ]
                 ),
                 name="instance_observed_known",
@@ -291,6 +299,11 @@ class Instance(Versioned):
         )
 
     @property
+    def abilities(self) -> Abilities:
+        """What its provisioner can do."""
+        return abilities(self.provisioner)
+
+    @property
     def shown_url(self) -> str:
         """Its URL without a user and password, which rows of older versions may have."""
         return shown_url(self.url)
@@ -304,7 +317,7 @@ class Instance(Versioned):
     @property
     def key(self) -> str:
         """The key that its engine asks for, as `InstanceSpec.key` names it."""
-        return KEY_MADE if self.provisioner == "process" and self.backend == "reference" else self.key_name
+        return KEY_MADE if self.abilities.starts and self.backend == "reference" else self.key_name
 
     @property
     def settings_refused(self) -> bool:
@@ -380,3 +393,24 @@ class InstanceInterval(models.Model):
 
     def __str__(self) -> str:
         return f"{self.instance_id} from {self.started_at}"
+
+
+class ProvisionerLook(models.Model):
+    """The last look at a provisioner. While looks fail its instances keep the state in which they were last seen.
+
+    `seen_at`: of the last look that succeeded (null: none has yet); `failing_since` and `error`: of those that fail
+    now; `instances`: how many it had when it was last seen.
+    """
+
+    name = models.CharField(primary_key=True, max_length=120)
+    seen_at = models.DateTimeField(null=True, blank=True)
+    failing_since = models.DateTimeField(null=True, blank=True)
+    error = models.TextField(blank=True, default="")
+    instances = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        db_table = "provisioner_look"
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name

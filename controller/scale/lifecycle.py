@@ -34,9 +34,10 @@ class Wanted:
 
     id: str
     desired: str  # running | draining | stopped
-    state: str  # as recorded: pending | starting | ready | draining | unreachable | failed | stopped
+    state: str  # as recorded; see Instance.Observed
     since: float
     url: str = ""
+    error: str = ""
     run: float | None = None
     replaceable: bool = True
     outstanding: int | None = None
@@ -44,8 +45,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One instance as its provisioner sees it. `state`: starting | ready | stopping | exited. `awake`: the version of
-    its row, where that row says that it sleeps and the engine says that it is awake."""
+    """One instance as its provisioner sees it. `state`: pending | starting | ready | unhealthy | stopping | lost |
+    exited. `awake`: the version of its row, where that row says that it sleeps and the engine says that it is awake."""
 
     state: str
     url: str = ""
@@ -127,13 +128,22 @@ def pause_before_start(recent_failures: int) -> float:
 def _running(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
     if seen is None:
         return [CallStart(row.id)] if now >= row.since else []
-    if seen.state == "exited":
-        return _lost(row, seen)
-    if seen.state == "stopping":  # it should run again, but has to end first
-        return []
-    if seen.state == "ready":
-        awake = [] if seen.awake is None else [FoundAwake(row.id, seen.awake)]
-        return [*_up(row, seen, "ready"), *awake]
+    match seen.state:
+        case "pending":  # it waits for room, which is no failure of the instance, so no limit applies
+            waits = row.state == "pending" and row.error == seen.error
+            return [] if waits else [_mark(row, seen, "pending", "waits")]
+        case "unhealthy" | "lost":
+            return _in_doubt(row, seen)
+        case "ready":
+            awake = [] if seen.awake is None else [FoundAwake(row.id, seen.awake)]
+            return [*_up(row, seen, "ready"), *awake]
+        case "starting":
+            return _starting(row, seen, now)
+        case _:  # one that is stopping should run again, but has to end first
+            return _lost(row, seen) if seen.state == "exited" else []
+
+
+def _starting(row: Wanted, seen: Seen, now: float) -> list[Step]:
     late = now - max(row.since, seen.started_at or row.since) > START_TIMEOUT_S
     if row.replaceable and late:
         return [Replace(row.id, "start_timeout", f"not ready within {START_TIMEOUT_S:.0f} s"), CallStop(row.id, 0.0)]
@@ -156,6 +166,13 @@ def _lost(row: Wanted, seen: Seen) -> list[Step]:
     refused = (seen.error or how) if code == SETTINGS_REFUSED else ""
     error = ": ".join(part for part in (how, seen.error) if part)
     return [Replace(row.id, "exited", error, refused), CallStop(row.id, 0.0)]
+
+
+def _in_doubt(row: Wanted, seen: Seen) -> list[Step]:
+    """It may still run, so it gets no requests and is not replaced: another one under its address or on its devices
+    would meet it. Its provisioner reports `exited` once it has certainly ended."""
+    reason = "failed_checks" if seen.state == "unhealthy" else "out_of_sight"
+    return [] if row.state == seen.state else [_mark(row, seen, seen.state, reason)]
 
 
 def _draining(row: Wanted, seen: Seen | None, now: float, timeout_s: float) -> list[Step]:

@@ -17,7 +17,8 @@ from controller.scale.load import FleetObservation, Member, processing_rate
 NO_TRAFFIC = ModelTraffic(
     arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0, migrating=0, migrate_wait_over_slo=0.0
 )
-LOST = ("unreachable", "failed", "stopped")  # observed states that are no capacity, and nothing to wait for
+# Observed states that are no capacity, and nothing to wait for.
+NO_CAPACITY = ("unhealthy", "unreachable", "lost", "failed", "stopped")
 
 
 class InstanceRow(NamedTuple):
@@ -60,7 +61,7 @@ def observe(
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
     traffic = [_of_stage(m["models"].get(model, NO_TRAFFIC), role) for m in current]
-    here = [row for row in rows if row.desired != "stopped" and row.observed not in LOST]
+    here = [row for row in rows if row.desired != "stopped" and row.observed not in NO_CAPACITY]
     members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
         members=members,

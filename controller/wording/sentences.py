@@ -77,6 +77,11 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_draining", "healthy"): "{subject} is draining",
     ("instance_unreachable", "no_answer"): "{subject} does not respond at {url}, so it receives no requests",
     ("instance_unreachable", "unreachable"): "{subject} does not respond at {url}, so it receives no requests",
+    ("instance_pending", "waits"): "{subject} {error}",
+    ("instance_unhealthy", "failed_checks"): "{subject} fails its health checks ({error}), so it receives no requests",
+    ("instance_lost", "out_of_sight"): (
+        "{subject} is lost: its engine may still run, so it receives no requests and is not replaced yet ({error})"
+    ),
     ("instance_gone", "stopped"): "{subject} has stopped, {since_desired_s:.1f} s after the request to stop",
     ("instance_replaced", "exited"): (
         "{actor} is replacing {subject}, whose process exited ({error}), with {replacement}; it starts in "
@@ -123,6 +128,9 @@ PREDICATES: dict[str, str] = {
     "instance_started": "started instance {subject}",
     "instance_ready": "found instance {subject} ready",
     "instance_draining": "is draining instance {subject}",
+    "instance_pending": "is waiting to start instance {subject}",
+    "instance_unhealthy": "found instance {subject} unhealthy",
+    "instance_lost": "lost sight of instance {subject}",
     "instance_drained": "drained instance {subject}",
     "instance_stopped": "stopped instance {subject}",
     "instance_gone": "found that instance {subject} had stopped",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from controller.wording.measures import DASH, MINUS
+from controller.wording.measures import DASH, MINUS, number
 
 RAW_MOST = 300  # characters of a raw value on hover; all of it is in the record's JSON
 
@@ -264,6 +264,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "observed_generation": ("observed generation", ""),
     "desired_at": ("desired since", "at"),
     "observed_at": ("observed since", "at"),
+    "seen_at": ("last seen", "at"),
+    "failing_since": ("not seen since", "at"),
     "ready_at": ("ready since", "at"),
     "stopped_at": ("stopped", "at"),
     "enabled": ("enabled", ""),
@@ -376,7 +378,10 @@ REASONS: dict[str, str] = {
     "pool_below_target": "the warm pool has fewer spares than the policy wants",
     "pool_above_target": "the warm pool has more spares than the policy wants",
     "starting": "its process was started",
+    "waits": "it waits for room to start",
     "healthy": "it responds to health checks",
+    "failed_checks": "it runs and fails its health checks",
+    "out_of_sight": "its provisioner cannot tell whether its engine still runs",
     "new_run": "it restarted",
     "no_answer": "it does not respond",
     "exited": "its process exited",
@@ -561,37 +566,3 @@ def _listed(key: str, values: list[Any] | tuple[Any, ...], unit: str) -> str:
         return ", ".join(shown(key, each, unit) for each in values)
     words = (f"({', '.join(_inner(name, part, '') for name, part in each.items())})" for each in values)
     return ", ".join(f"{number} {each}" for number, each in enumerate(words))
-
-
-# ---- numbers with their units ----------------------------------------------------------------------------------------
-
-
-def number(value: float, unit: str) -> str:
-    """Four digits are shown; a time below a second in ms. "1 request", "2 requests"."""
-    sign, size = (MINUS if value < 0 else ""), abs(value)
-    if unit == "s":
-        return f"{sign}{_digits(size * 1000)} ms" if 0 < size < 0.99995 else f"{sign}{_digits(size)} s"
-    if unit == "share":
-        return f"{sign}{_digits(size * 100)} %"
-    if unit == "times":
-        return f"{sign}{size:.3g}×"
-    if unit in ("bytes", "bytes/s"):
-        return sign + _bytes(size, unit.removeprefix("bytes"))
-    if not unit:  # an order's number is no amount: no separators
-        return f"{sign}{size:.4g}" if isinstance(size, float) else f"{sign}{size}"
-    noun, slash, per = unit.partition("/")
-    return f"{sign}{_digits(size)} {noun.removesuffix('s') if size == 1 else noun}{slash}{per}"
-
-
-def _digits(size: float) -> str:
-    if isinstance(size, int) or size >= 1000:
-        return f"{size:,.0f}"
-    return f"{size:.4g}"
-
-
-def _bytes(size: float, per: str) -> str:
-    """Decimal, as networks count."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= 0.9995 * step:  # else three digits of the smaller unit would be 1e+03
-            return f"{size / step:.3g} {unit}{per}"
-    return f"{size:.3g} B{per}"

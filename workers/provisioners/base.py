@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from controller.core.errors import ConfigError
@@ -19,7 +20,11 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One instance as its provisioner sees it. `state`: starting | ready | stopping | exited. Times are epoch seconds.
+    """One instance as its provisioner sees it. Times are epoch seconds.
+
+    `state`: pending (it waits for something, which `error` names) | starting (its process runs) | ready | unhealthy (it
+    was ready and fails its health checks) | stopping | lost (its engine may still run, but the provisioner cannot tell)
+    | exited (its engine has ended for certain, so another one may take its place and its devices).
 
     `awake`: for an instance that sleeps according to its row, the version of that row if the engine reports that it is
     awake.
@@ -36,9 +41,19 @@ class Observed:
 
 
 class Provisioner(Protocol):
-    """`observe` lists every instance that exists, whoever started it. An instance that is not listed does not exist."""
+    """What it can do is declared in `controller.scale.provisioning`, under the name that it registers."""
 
-    def observe(self) -> list[Observed]: ...
+    @classmethod
+    def here(cls, data_dir: Path) -> Provisioner | None:
+        """The provisioner for a worker with this DATA_DIR; None if it cannot work there. Called in each round of the
+        reconciler, in a thread that may use the database."""
+        ...
+
+    def observe(self) -> list[Observed]:
+        """Every instance of ours that exists, whoever started it. An instance that is not listed does not exist, so it
+        raises if it cannot tell. It must end at some time by itself, and uses no database: it runs in a thread of its
+        own, for `Abilities.observe_s` at most."""
+        ...
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
         """Start an engine and return at once; `observe` shows when it is ready. Raises ConfigError if the spec cannot

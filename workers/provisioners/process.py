@@ -13,24 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.scale.provisioning import PROCESS
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 from workers.supervisor.engine_processes import DESIRED, STATE, STOP
 from workers.supervisor.ports import write_json
 
+WAITS = "waits for the supervisor of make up to start it"
 
-@PROVISIONERS.register("process")
+
+@PROVISIONERS.register(PROCESS)
 class ProcessProvisioner:
     """`folder`: DATA_DIR/engines of the supervisor on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @classmethod
+    def here(cls, data_dir: Path) -> ProcessProvisioner | None:
+        folder = data_dir / "engines"
+        return cls(folder) if folder.is_dir() else None
+
     def observe(self) -> list[Observed]:
-        """Engines that the supervisor has not started yet count as starting."""
+        """Engines that the supervisor has not started yet are pending. Raises OSError if the folder is gone."""
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} does not exist")
         found = {state["id"]: _observed(state) for state in map(_read, self.folder.glob(f"*{STATE}")) if state}
         for desired in self.folder.glob(f"*{DESIRED}"):
             instance_id = desired.name.removesuffix(DESIRED)
-            found.setdefault(instance_id, Observed(instance_id, "starting"))
+            found.setdefault(instance_id, Observed(instance_id, "pending", error=WAITS))
         return sorted(found.values(), key=lambda observed: observed.id)
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:

@@ -6,11 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import requests
 
 from controller.core.errors import ConfigError
+from controller.models import Instance
+from controller.models.fleet import Weights
+from controller.scale.provisioning import STATIC
+from workers.actions.instance_keys import key_of
 from workers.actions.parallel_calls import Asker
 from workers.actions.sleep_client import SleepClient
 from workers.actions.weights_client import EngineAway
@@ -60,13 +65,21 @@ class Watch:
         return [self._seen.get((id, url)) or Observed(id, "starting", url, error=silent) for id, url in asked]
 
 
-@PROVISIONERS.register("static")
+WATCH = Watch()  # kept between rounds: an endpoint that hangs is not asked again until its call has ended
+
+
+@PROVISIONERS.register(STATIC)
 class StaticProvisioner:
     """`endpoints`: base URL or Endpoint by instance id. `start` and `stop` only change this list."""
 
     def __init__(self, endpoints: Mapping[str, str | Endpoint], watch: Watch | None = None) -> None:
         self.endpoints = {id: Endpoint(each) if isinstance(each, str) else each for id, each in endpoints.items()}
         self._watch = watch or Watch()
+
+    @classmethod
+    def here(cls, data_dir: Path) -> StaticProvisioner:
+        """With the registered endpoints of the database."""
+        return cls(registered_endpoints(), WATCH)
 
     def observe(self) -> list[Observed]:
         return self._watch.look(self.endpoints)
@@ -80,6 +93,20 @@ class StaticProvisioner:
     def stop(self, id: str, grace_s: float) -> None:
         """Remove it from the list. Its server is not ours to stop, and its drain has ended already."""
         self.endpoints.pop(id, None)
+
+
+def registered_endpoints() -> dict[str, Endpoint]:
+    """The registered endpoints. Their role is compared with the engine's only when they join, since it may be switching
+    later; a sleeping one is asked whether it still sleeps."""
+    rows = Instance.objects.live().filter(provisioner=STATIC).exclude(url="")
+    return {row.pk: _endpoint(row) for row in rows}
+
+
+def _endpoint(row: Instance) -> Endpoint:
+    asleep = row.version if row.weights == Weights.ASLEEP else None
+    if row.observed_state == Instance.Observed.READY:
+        return Endpoint(row.url, row.backend, asleep=asleep, key=key_of(row))
+    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row))
 
 
 def _look(id: str, endpoint: Endpoint) -> Observed:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
@@ -20,66 +21,79 @@ from django.db import Error
 
 from controller.core.errors import ConfigError
 from controller.models import Instance
-from controller.models.fleet import Weights
-from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Replace, Seen, Step, StopWanted, converge
+from controller.scale.lifecycle import (
+    CallStart,
+    CallStop,
+    FoundAwake,
+    Mark,
+    Replace,
+    Seen,
+    Step,
+    StopWanted,
+    Wanted,
+    converge,
+)
 from controller.scale.observation import fresh, outstanding
 from controller.services.fleet import lifecycle
-from workers.actions.instance_keys import key_of
+from controller.services.fleet.provisioners import provisioner_looked
 from workers.actions.instance_links import join
 from workers.live import announce
-from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch
+from workers.provisioners import PROVISIONERS, Look, Looks, Observed, Provisioner
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 
 log = logging.getLogger(__name__)
-WATCH = Watch()  # kept between runs: an endpoint that hangs is not asked again until its call has ended
+LOOKS = Looks()  # kept between runs: a provisioner that hangs is not asked again until its call has ended
 
 
 @shared_task(name=RECONCILE, soft_time_limit=7, time_limit=9)
 def reconcile() -> None:
-    reconcile_once(provisioners(Path(settings.DATA_DIR)), time.time())
+    reconcile_once(provisioners(Path(settings.DATA_DIR)), time.time(), LOOKS)
 
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
-    """The provisioners that work on this machine, by name. `process` needs the folder of a supervisor; `static` gets
-    the registered endpoints from the database."""
-    found: dict[str, Provisioner] = {"static": StaticProvisioner(_endpoints(), WATCH)}
-    folder = data_dir / "engines"
-    if folder.is_dir():
-        found["process"] = ProcessProvisioner(folder)
-    return found
+    """The provisioners that work on this machine, by name."""
+    found = {name: PROVISIONERS[name].here(data_dir) for name in PROVISIONERS}
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def _endpoints() -> dict[str, Endpoint]:
-    """The registered endpoints. Their role is compared with the engine's only when they join, since it may be switching
-    later; a sleeping one is asked whether it still sleeps."""
-    rows = Instance.objects.live().filter(provisioner="static").exclude(url="")
-    return {row.pk: _endpoint(row) for row in rows}
+class Taken(NamedTuple):
+    """A step, and the provisioner whose instance it is about."""
+
+    by: str
+    step: Step
 
 
-def _endpoint(row: Instance) -> Endpoint:
-    asleep = row.version if row.weights == Weights.ASLEEP else None
-    if row.observed_state == Instance.Observed.READY:
-        return Endpoint(row.url, row.backend, asleep=asleep, key=key_of(row))
-    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row))
+def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Looks | None = None) -> list[Step]:
+    """Reconcile all instances once; returns the steps taken. `now`: epoch seconds.
 
-
-def reconcile_once(by_name: dict[str, Provisioner], now: float) -> list[Step]:
-    """Reconcile all instances once; returns the steps taken. `now`: epoch seconds."""
-    seen = {observed.id: observed for provisioner in by_name.values() for observed in provisioner.observe()}
+    A provisioner that could not be seen is left alone: nothing of it is started, stopped or replaced.
+    """
+    found = (looks or Looks()).at(by_name)
+    for name, look in found.items():
+        provisioner_looked(name=name, instances=None if look.seen is None else len(look.seen), error=look.error)
     fleet = fresh(fleet_or_nothing(), now)
     wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
-    steps = converge(wanted, {id: _seen(observed) for id, observed in seen.items()}, now, settings.DRAIN_TIMEOUT_S)
-    for step in steps:
+    steps = [each for name in sorted({*found, *wanted}) for each in _steps(name, wanted.get(name, []), found, now)]
+    for by, step in steps:
         try:
-            take(step, by_name)
+            take(step, by, by_name)
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # the other instances must not wait for this one, whatever the error is
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
             _store_error(step, error)
-    lifecycle.instances_seen(ids=_running(seen.values()))
-    return steps
+    lifecycle.instances_seen(ids=_running(each for look in found.values() for each in look.seen or ()))
+    return [step for _, step in steps]
+
+
+def _steps(name: str, wanted: list[Wanted], found: Mapping[str, Look], now: float) -> list[Taken]:
+    """Steps of the instances of one provisioner. One that is not on this machine has nothing that could be seen."""
+    look = found.get(name, Look(()))
+    if look.seen is None:
+        return []
+    seen = {observed.id: _seen(observed) for observed in look.seen}
+    return [Taken(name, step) for step in converge(wanted, seen, now, settings.DRAIN_TIMEOUT_S)]
 
 
 def _store_error(step: Step, error: Exception) -> None:
@@ -92,7 +106,8 @@ def _store_error(step: Step, error: Exception) -> None:
     lifecycle.instance_error_set(instance_id=step.id, error=message if ours else f"{type(error).__name__}: {message}")
 
 
-def take(step: Step, by_name: dict[str, Provisioner]) -> None:
+def take(step: Step, by: str, by_name: Mapping[str, Provisioner]) -> None:
+    """`by`: the name of the provisioner whose instance it is about."""
     match step:
         case Mark():
             if step.state == Instance.Observed.READY and settings.FLEET_TOKEN:
@@ -106,11 +121,9 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
         case StopWanted():
             announce(lifecycle.instance_end_drain(step=step))
         case CallStart(id):
-            name, spec = lifecycle.instance_start(instance_id=id)
-            _provisioner(by_name, name).start(id, spec)
+            _provisioner(by_name, by).start(id, lifecycle.instance_start(instance_id=id))
         case CallStop(id, grace_s):
-            of_row = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
-            _provisioner(by_name, of_row or "process").stop(id, grace_s)
+            _provisioner(by_name, by).stop(id, grace_s)
 
 
 def _join(step: Mark) -> None:
@@ -120,7 +133,7 @@ def _join(step: Mark) -> None:
         join(row, step.url)
 
 
-def _provisioner(by_name: dict[str, Provisioner], name: str) -> Provisioner:
+def _provisioner(by_name: Mapping[str, Provisioner], name: str) -> Provisioner:
     if name not in by_name:
         raise ConfigError(f"provisioner {name!r} is not available here; available: {', '.join(sorted(by_name))}")
     return by_name[name]
@@ -133,4 +146,8 @@ def _seen(observed: Observed) -> Seen:
 
 def _running(observed: Iterable[Observed]) -> list[str]:
     """Ids of instances whose process was seen running."""
-    return [o.id for o in observed if o.state in ("ready", "stopping") or (o.state == "starting" and o.started_at)]
+    return [
+        o.id
+        for o in observed
+        if o.state in ("ready", "unhealthy", "stopping") or (o.state == "starting" and o.started_at)
+    ]

@@ -18,6 +18,7 @@ import aiohttp
 from controller.core import events as ev
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Load, Role
+from controller.scale.provisioning import abilities
 from workers.backends.base import Backend, EngineError, Limits
 from workers.backends.registry import backend_for
 
@@ -54,7 +55,7 @@ class Seat:
     @property
     def replaceable(self) -> bool:
         """Whether another one is started when it ends: not for a registered server, which its owner runs."""
-        return self.spec.labels.get("provisioner", "static") != "static"
+        return abilities(self.spec.labels.get("provisioner", "")).starts
 
     def awaited(self, now: float) -> bool:
         stays = not self.draining and not self.leaving and self.spec.role is not Role.DECODE

@@ -14,6 +14,7 @@ from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE, NOTHING_TO_START
+from controller.scale.observation import NO_CAPACITY
 from controller.selectors.fleet.topology import rooms_for
 from controller.selectors.fleet.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
@@ -129,7 +130,7 @@ def instances_now() -> dict[tuple[int, str], Counts]:
     """By model and role, as the scaler would count them (`controller.scale.observation`); no entry without
     instances."""
     rows = Instance.objects.live().exclude(desired_state=Instance.Desired.STOPPED)
-    there = rows.exclude(observed_state__in=[Instance.Observed.UNREACHABLE, *Instance.GONE])
+    there = rows.exclude(observed_state__in=NO_CAPACITY)
     groups = there.values_list("model_id", "role", "desired_state", "observed_state", "weights")
     found: dict[tuple[int, str], Counts] = {}
     for model, role, desired, observed, weights, count in groups.annotate(count=Count("pk")).order_by():
@@ -247,7 +248,7 @@ def _start(row: Any, first: First | None) -> InstanceStart:
         ready_s = min(ready_s, served)
     how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
-    cold = not _taken(row) and row.provisioner != "static"
+    cold = not _taken(row) and not row.abilities.registers
     now = {"state": row.shown_state, "error": row.error}
     return InstanceStart(
         row.pk, row.provisioner + how, desired_at, ready_s, served, weights, load_s, cold, idle_s, **now

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from django.db.models import QuerySet
 
-from controller.models import Device, Host, Instance, InstanceDevice, Link
+from controller.models import Device, Host, Instance, InstanceDevice, Link, ProvisionerLook
 from controller.models.fleet import Weights
 
 
@@ -93,6 +93,11 @@ def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
     ours = [each.instance for each in warm if (each.instance.model_id, each.instance.role) in kinds]
     wanted = {row.pk: row for row in ours if row.desired_state == Instance.Desired.RUNNING}
     return WarmOn(Counter((row.model_id, row.role) for row in wanted.values()), len(ours), len(free_among(usable)))
+
+
+def provisioners_unseen() -> list[ProvisionerLook]:
+    """Provisioners that cannot be looked at now. Their instances are shown as they were last seen."""
+    return list(ProvisionerLook.objects.filter(failing_since__isnull=False))
 
 
 def links() -> dict[str, list[Link]]:

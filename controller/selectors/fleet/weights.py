@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 from controller.core.kv_links import LinkState
 from controller.models import Action, Instance, InstanceLink, Link, RequestRecord
 from controller.models.fleet import Weights
+from controller.scale.provisioning import Hosts
 from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources
 from controller.selectors.records.requests import served_by
 
@@ -82,4 +83,4 @@ def _sending() -> Counter[str]:
 def _host(row: Instance) -> str:
     if row.host is not None:
         return row.host.name
-    return THIS_MACHINE if row.provisioner == "process" else ""
+    return THIS_MACHINE if row.abilities.hosts == Hosts.THIS_MACHINE else ""

@@ -23,6 +23,7 @@ from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
+from controller.scale.provisioning import PROCESS, STATIC
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_version_raise
@@ -74,7 +75,7 @@ def instance_register(
         model=model,
         url=url.rstrip("/"),
         backend=backend,
-        provisioner="static",
+        provisioner=STATIC,
         role=role,
         started_role=role,
         host=host,
@@ -97,7 +98,7 @@ def instance_create(
     model: ServedModel,
     id: str | None = None,
     backend: str = "reference",
-    provisioner: str = "process",
+    provisioner: str = PROCESS,
     role: str = Role.COLLOCATED,
     host: Host | None = None,
     devices: Iterable[Device] = (),
@@ -239,7 +240,7 @@ def instance_remove(*, actor: Actor, instance_id: str, version: int | None = Non
         seen = row.observed_state
         if row.desired_state != Desired.STOPPED:
             raise ValidationError({"desired_state": f"{row} is {seen}. Stop it before you remove it."})
-        if seen not in Instance.GONE and row.provisioner != "static":  # no process of ours
+        if seen not in Instance.GONE and not row.abilities.registers:  # no process of ours
             told = f"{row} is stopping and still {seen}. Try again in a few seconds, once it has ended."
             raise ValidationError({"desired_state": told})
         change.remove(Instance, instance_id, actor=actor, kind="instance")
@@ -296,15 +297,15 @@ def _seqs(number: int | None) -> dict[str, Any]:
 
 
 def _check(row: Instance, new_spec: bool = True) -> None:
-    if row.url and row.provisioner == "static" and (problem := url_problem(row.url, settings.ENGINE_NETWORKS)):
+    if row.url and row.abilities.registers and (problem := url_problem(row.url, settings.ENGINE_NETWORKS)):
         raise ValidationError({"url": problem})
-    if row.provisioner == "static" and not row.url:
+    if row.abilities.registers and not row.url:
         raise ValidationError({"url": "Required for a static instance."})
-    if row.key_name and row.provisioner != "static":
+    if row.key_name and not row.abilities.registers:
         raise ValidationError({"key_name": "Only for a static instance; others get a key from Slackline."})
     if row.key_name and not KEY_NAME.fullmatch(row.key_name):
         raise ValidationError({"key_name": "Use letters, digits and . _ - and start with a letter or digit."})
-    if row.seqs_unsaid and row.provisioner != "static":
+    if row.seqs_unsaid and not row.abilities.registers:
         raise ValidationError({"max_num_seqs": "Required, except for a static instance, which may report it itself."})
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
@@ -317,7 +318,7 @@ def _check(row: Instance, new_spec: bool = True) -> None:
 
 def _check_spec(row: Instance) -> None:
     """Check the whole spec of an instance that is started here; of a registered one only the fields that are read."""
-    own = row.provisioner == "process"
+    own = row.abilities.starts
     if own and (wrong := refusal(row.spec)):
         raise ValidationError({"spec": wrong})
     now = timezone.now().timestamp()

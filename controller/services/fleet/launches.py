@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Decision, Instance
+from controller.scale.provisioning import abilities
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import action_order
@@ -54,7 +55,7 @@ def instance_put(
 
     def create() -> Instance:
         fields = dict(values)
-        if fields["provisioner"] == "static":
+        if abilities(fields["provisioner"]).registers:
             del fields["provisioner"]
             return instance_join(actor=actor, id=instance_id, **fields)
         return instance_create(actor=actor, id=instance_id, **fields)
@@ -62,7 +63,7 @@ def instance_put(
     def change_to(row: Instance) -> Instance:
         _refuse_fixed(row, values)
         changes = {name: value for name, value in values.items() if name not in FIXED}
-        seqs = None if row.provisioner == "static" else DEFAULT_MAX_NUM_SEQS
+        seqs = None if row.abilities.registers else DEFAULT_MAX_NUM_SEQS
         changes = with_defaults(Instance, {"max_num_seqs": seqs, **changes}, EDITABLE)
         now = {**{name: getattr(row, name) for name in changes}, "max_num_seqs": row.configured_seqs}
         changes = {name: value for name, value in changes.items() if now[name] != value}

@@ -26,7 +26,7 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import Kind, sleep_ended, weights_lost
 from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
-from controller.services.fleet.scaling_stages import STARTABLE, like
+from controller.services.fleet.scaling_stages import like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)
@@ -34,21 +34,27 @@ REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that i
 START_TRIES = 8  # with their pauses at least two minutes
 BESIDE = timedelta(seconds=30)  # a replacement and its decision are stored in one transaction
 KINDS = {
+    "pending": "instance_pending",
     "starting": "instance_started",
     "ready": "instance_ready",
     "draining": "instance_draining",
     "unreachable": "instance_unreachable",
+    "unhealthy": "instance_unhealthy",
+    "lost": "instance_lost",
     "stopped": "instance_gone",
 }
 
 
-def wanted_instances(outstanding: Mapping[str, int] | None) -> list[Wanted]:
-    """Every live instance. `outstanding`: requests by instance, those counted whose KV it keeps, 0 for an instance
-    that is missing; None: no gateway reports."""
+def wanted_instances(outstanding: Mapping[str, int] | None) -> dict[str, list[Wanted]]:
+    """Every live instance, by the name of its provisioner. `outstanding`: requests by instance, those counted whose KV
+    it keeps, 0 for an instance that is missing; None: no gateway reports."""
     runs = dict(
         InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
     )  # the run that the row knows of began no later than its open interval
-    return [_wanted(row, runs.get(row.pk), outstanding) for row in Instance.objects.live()]
+    found: dict[str, list[Wanted]] = {}
+    for row in Instance.objects.live():
+        found.setdefault(row.provisioner, []).append(_wanted(row, runs.get(row.pk), outstanding))
+    return found
 
 
 def instance_mark(*, step: Mark) -> list[Decision]:
@@ -57,7 +63,8 @@ def instance_mark(*, step: Mark) -> list[Decision]:
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=step.id)
         again = step.again and _close_former_run(row, step)
-        if row.observed_state == step.state and row.url == (step.url or row.url) and not again:
+        waits_for = step.state == Instance.Observed.PENDING and row.error != step.error
+        if row.observed_state == step.state and row.url == (step.url or row.url) and not again and not waits_for:
             return []
         waited_s = round((at - row.desired_at).total_seconds(), 2)
         inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_desired_s": waited_s}
@@ -156,7 +163,8 @@ def _never_ready_in_a_row(row: Instance) -> int:
 def _given_up(row: Instance, step: Replace, never_ready: int) -> GivenUp | None:
     """None: a replacement is started."""
     told = {name: value for name, value in row.spec.items() if name in SAYABLE and name != "start_after"}
-    if row.provisioner == "process" and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
+    own = row.abilities.starts and row.backend == "reference"
+    if own and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
         name, why = next(iter(wrong.items()))
         return GivenUp("settings_refused", f"{Instance.SETTINGS_REFUSED}: spec.{name} {why}")
     if step.refused and never_ready >= REFUSED_TRIES:
@@ -199,8 +207,8 @@ def instances_seen(*, ids: Iterable[str]) -> int:
     return Instance.objects.filter(pk__in=list(ids)).update(observed_at=timezone.now())
 
 
-def instance_start(*, instance_id: str) -> tuple[str, dict[str, Any]]:
-    """The name of its provisioner, and what that needs in order to start it.
+def instance_start(*, instance_id: str) -> dict[str, Any]:
+    """What its provisioner needs in order to start it.
 
     Its current role becomes its started role for good, since a provisioner may pass the same options to the engine at
     each later start, whatever role the instance has got meanwhile.
@@ -210,7 +218,7 @@ def instance_start(*, instance_id: str) -> tuple[str, dict[str, Any]]:
         if not row.started_role:
             row.started_role = row.role
             row.save(update_fields=["started_role"])
-    return row.provisioner, instance_spec(row)
+    return instance_spec(row)
 
 
 def instance_spec(row: Instance) -> dict[str, Any]:
@@ -239,8 +247,9 @@ def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] 
         state=row.observed_state,
         since=_since(row),
         url=row.url,
+        error=row.error,
         run=run.timestamp() if run else None,
-        replaceable=row.provisioner in STARTABLE,
+        replaceable=row.abilities.starts,
         outstanding=None if outstanding is None else outstanding.get(row.pk, 0),
     )
 
@@ -249,7 +258,7 @@ def _since(row: Instance) -> float:
     """When its desired state began, or will begin. An instance whose `start_after` is not a time never starts, and its
     row says why; other desired states take effect nevertheless."""
     at = row.desired_at.timestamp()
-    if row.provisioner not in STARTABLE or row.desired_state != Instance.Desired.RUNNING:
+    if not row.abilities.starts or row.desired_state != Instance.Desired.RUNNING:
         return at
     later = start_after(row.spec)
     if later is None:

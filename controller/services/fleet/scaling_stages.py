@@ -18,6 +18,7 @@ from controller.scale import ScalerMemory
 from controller.scale.capacity_plan import OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
+from controller.scale.provisioning import starters
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.fleet.topology import room_for, warm_on
 from controller.services.fleet.actions import LOADABLE, Kind
@@ -25,7 +26,6 @@ from controller.services.fleet.role_switches import roles_ordered, takes_both
 from controller.services.fleet.scaling_policies import scaler_lock, scaling_config
 from controller.services.fleet.sleeping import failed_lately, sleepable
 
-STARTABLE = ("process",)  # provisioners that can start another instance
 NOT_COPIED = ("start_after", "weights")
 COMING = (Weights.LOADING, Weights.WAKING)
 SERVING = (Weights.PRESENT, *COMING)
@@ -138,7 +138,7 @@ def patterns() -> QuerySet[Instance]:
     gone = ExpressionWrapper(
         Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
     )
-    rows = Instance.objects.filter(provisioner__in=STARTABLE).annotate(gone=gone)
+    rows = Instance.objects.filter(provisioner__in=starters()).annotate(gone=gone)
     return rows.order_by("model_id", "role", "gone", "-created_at").distinct("model_id", "role")
 
 
@@ -148,7 +148,7 @@ def spare_of(row: Instance, *, engine_ready: bool = False) -> Spare:
     ready = row.observed_state == Instance.Observed.READY and row.url != ""
     level = row.sleep_level if row.weights == Weights.ASLEEP else 0
     source = weight_source(sleep_level=level, copies=row.backend in LOADABLE, engine_ready=engine_ready)
-    return Spare(row.pk, ready, row.desired_at.timestamp(), row.provisioner not in STARTABLE, source, level)
+    return Spare(row.pk, ready, row.desired_at.timestamp(), not row.abilities.starts, source, level)
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
@@ -169,7 +169,7 @@ def _taking_both_roles(serving: Sequence[Instance]) -> set[str]:
 def _fixed(row: Instance, able: Collection[str]) -> bool:
     """Whether the scaler must not scale it in: a registered endpoint cannot be stopped by us, but may be `able` to
     sleep."""
-    return row.provisioner not in STARTABLE and row.pk not in able
+    return not row.abilities.starts and row.pk not in able
 
 
 def _state(row: Instance, switching: Mapping[str, str]) -> str:
@@ -184,10 +184,10 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
     """The instance whose settings a new one gets: the newest one that we started, even if it is gone. None if its
     engine refused its settings, since another one would fail in the same way until a person starts one with other
     settings."""
-    ours = [row for row in rows if row.provisioner in STARTABLE]
+    ours = [row for row in rows if row.abilities.starts]
     if ours:
         return max(ours, key=lambda row: row.created_at)
-    past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=STARTABLE)
+    past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=starters())
     newest = past.order_by("-created_at").first()
     return None if newest is None or newest.settings_refused else newest
 

@@ -15,7 +15,8 @@ from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
 from controller.services.experiments.commands import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
-from controller.wording.vocabulary import NAMES, VALUES, figure, line, named, number, shown
+from controller.wording.measures import number
+from controller.wording.vocabulary import NAMES, VALUES, figure, line, named, shown
 
 ROOT = Path(__file__).parents[3]
 DECIDE = (

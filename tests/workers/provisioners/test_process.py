@@ -1,10 +1,11 @@
-"""Wish files: what the provisioner writes and reads, and that saying things twice changes nothing."""
+"""Desired-state files: what the provisioner writes and reads, and that saying things twice changes nothing."""
 
 import json
 
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.scale.provisioning import DECLARED
 from workers.provisioners import PROVISIONERS, ProcessProvisioner
 
 SPEC = {"profile": "constant:5ms", "seed": 3}
@@ -20,11 +21,13 @@ def state(folder, id, **fields):
     (folder / f"{id}.state.json").write_text(json.dumps({"id": id, **fields}))
 
 
-def test_a_start_sets_the_desired_state_and_counts_as_starting(folder):
+def test_a_start_sets_the_desired_state_and_waits_for_the_supervisor(folder):
     provisioner = ProcessProvisioner(folder)
     provisioner.start("a", SPEC)
     assert json.loads((folder / "a.desired.json").read_text()) == SPEC
-    assert [(o.id, o.state, o.started_at) for o in provisioner.observe()] == [("a", "starting", None)]
+    [seen] = provisioner.observe()
+    assert (seen.id, seen.state, seen.started_at) == ("a", "pending", None)
+    assert seen.error == "waits for the supervisor of make up to start it"
 
 
 def test_starting_twice_keeps_the_first_spec(folder):
@@ -68,5 +71,12 @@ def test_without_a_supervisors_folder_it_says_so(tmp_path):
         ProcessProvisioner(tmp_path / "none").start("a", SPEC)
 
 
-def test_both_are_registered():
-    assert list(PROVISIONERS) == ["process", "static"]
+def test_a_folder_that_is_gone_is_not_an_empty_fleet(folder):
+    provisioner = ProcessProvisioner(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="engines"):
+        provisioner.observe()
+
+
+def test_every_provisioner_that_is_declared_is_implemented():
+    assert list(PROVISIONERS) == list(DECLARED)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("pa
 @pytest.fixture
 def look(monkeypatch):
     """One look of the reconciler at registered endpoints, over their sockets."""
-    monkeypatch.setattr(reconcile, "WATCH", Watch(Asker(patience_s=60.0)))
+    monkeypatch.setattr(static, "WATCH", Watch(Asker(patience_s=60.0)))
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
     for name in ("ASK_S", "HEALTH_TIMEOUT_S"):
         monkeypatch.setattr(static, name, 60.0)

@@ -8,8 +8,9 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from controller.models import Decision, Instance, InstanceInterval
+from controller.models import Decision, Instance, InstanceInterval, ProvisionerLook
 from controller.policies.batching import selects
+from controller.selectors.fleet.topology import provisioners_unseen
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import (
@@ -22,6 +23,7 @@ from controller.services.fleet.instances import (
 )
 from controller.services.fleet.scaling_stages import stage_of
 from controller.services.fleet.served_models import served_model_create
+from controller.wording.sentences import sentence
 from workers.engine.config import parse
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
@@ -365,3 +367,96 @@ def test_an_endpoint_that_is_registered_was_started_in_the_role_it_is_registered
         instance_set_role(actor=SYSTEM, instance_id="s1", role=role)
         (seen,) = gateway_snapshot().instances
         assert (seen.role, seen.selects) == (role, True)
+
+
+# ---- provisioners, each by itself ------------------------------------------------------------------------------------
+
+
+class Away:
+    """A provisioner that cannot be reached."""
+
+    def __init__(self):
+        self.calls = []
+
+    def observe(self):
+        raise ConnectionError("no route")
+
+    def start(self, id, spec):
+        self.calls.append(("start", id))
+
+    def stop(self, id, grace_s):
+        self.calls.append(("stop", id))
+
+
+def test_one_that_is_away_keeps_its_instances_as_last_seen_and_the_others_go_on(look, fake, one, policy):
+    for id in ("r1", "d1", "g1"):
+        instance_create(actor=SYSTEM, id=id, model=policy.model)
+        fake.becomes(id, "ready")
+    look(2)
+    instance_drain(actor=SYSTEM, instance_id="d1")
+    instance_stop(actor=SYSTEM, instance_id="g1")
+    Instance.objects.filter(pk="d1").update(desired_at=timezone.now() - timedelta(days=1))
+    before = list(Instance.objects.order_by("pk").values("pk", "observed_state", "desired_state", "url", "error"))
+    away, static, since = Away(), type(fake)(), time.time()
+    instance_register(actor=SYSTEM, id="s1", model=policy.model, url="http://h:1")
+    static.becomes("s1", "ready", url="http://h:1")
+    for _ in range(3):
+        steps = reconcile_once({"process": away, "static": static}, time.time())
+    assert (steps, away.calls) == ([], [])
+    assert list(Instance.objects.exclude(pk="s1").order_by("pk").values(*before[0])) == before
+    assert Instance.objects.get(pk="s1").observed_state == "ready"
+    stale = ProvisionerLook.objects.get(name="process")
+    assert (stale.error, stale.instances) == ("ConnectionError: no route", 4)
+    assert stale.failing_since.timestamp() >= since > stale.seen_at.timestamp()
+    assert ProvisionerLook.objects.get(name="static").failing_since is None
+    assert [each.name for each in provisioners_unseen()] == ["process"]
+    look(3)
+    assert Instance.objects.get(pk="g1").observed_state == "stopped"
+    assert provisioners_unseen() == []
+
+
+def test_what_two_provisioners_call_by_one_name_is_told_apart(look, fake, one):
+    """An instance is looked for at its own provisioner, and a stranger elsewhere is stopped there."""
+    other = type(fake)()
+    other.becomes("e1", "ready")
+    reconcile_once({"process": fake, "static": other}, time.time())
+    assert "e1" in fake.started
+    assert (fake.stopped, other.stopped) == ([], ["e1"])
+
+
+def test_pending_says_for_want_of_what_and_has_no_limit(look, fake, one):
+    look()
+    Instance.objects.update(desired_at=timezone.now() - timedelta(days=1))
+    fake.becomes("e1", "pending", url="", started_at=None, error="waits for a device of kind H100")
+    look(3)
+    row = Instance.objects.get(pk="e1")
+    assert (row.observed_state, row.error) == ("pending", "waits for a device of kind H100")
+    fake.becomes("e1", "pending", url="", started_at=None, error="waits for 2 CPUs")
+    look(3)
+    assert Instance.objects.get(pk="e1").error == "waits for 2 CPUs"
+    assert kinds() == ["instance_pending", "instance_pending"]
+    assert sentence(Decision.objects.filter(kind="instance_pending").earliest("pk")) == (
+        "e1 waits for a device of kind H100"
+    )
+    assert not InstanceInterval.objects.exists(), "it costs nothing yet"
+
+
+@pytest.mark.parametrize(("state", "kind"), [("unhealthy", "instance_unhealthy"), ("lost", "instance_lost")])
+def test_one_in_doubt_gets_no_requests_and_is_replaced_once_it_has_certainly_ended(look, fake, one, state, kind):
+    fake.becomes("e1", "ready")
+    look()
+    assert [each.id for each in gateway_snapshot().instances] == ["e1"]
+    fake.becomes("e1", state, error="node n1 is gone")
+    look(3)
+    assert gateway_snapshot().instances == ()
+    assert Instance.objects.count() == 1, "its engine may still run"
+    assert kinds()[-1] == kind
+    fake.becomes("e1", "ready")
+    look()
+    assert [each.id for each in gateway_snapshot().instances] == ["e1"]
+    fake.becomes("e1", state)
+    look()
+    fake.becomes("e1", "exited", exit_code=None, error="its lease has ended")
+    look(2)
+    assert Instance.objects.get(pk="e1").observed_state == "failed"
+    assert Instance.objects.filter(desired_state="running").count() == 1
