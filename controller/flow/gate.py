@@ -45,8 +45,8 @@ class GateConfig:
     - `window_s`: over which a flow's rate is measured. `settle_s`: how long a flow that just started, or that nobody
       filled up, is assumed to take its whole port. `retest_s`: how often that is measured again.
     - `spare`: the least free share of both of its ports with which a flow is let in beside those before it.
-    - `slice_s`: for how long a flow with a floor (weight loads) is let in, when it was held so long that this is its
-      share.
+    - `slice_s`: for how long a flow with a floor (weight loads) is let in, when its port had none for so long that this
+      is their share. They take turns.
     """
 
     lease_s: float = 5.0
@@ -106,6 +106,7 @@ class Gate:
         self._measured_at = -math.inf
         self._retested_at = -math.inf
         self._number = 0
+        self._slice_ends: dict[str, float] = {}  # of the last slice on each port
 
     def __len__(self) -> int:
         return len(self._senders)
@@ -225,7 +226,7 @@ class Gate:
         ordered = sorted(self._senders.values(), key=lambda each: (each.turn.rank, each.number))
         for _, group in itertools.groupby(ordered, key=lambda each: each.turn.rank):
             taken: dict[str, float] = {}
-            for sender in group:
+            for sender in sorted(group, key=lambda each: each.since):  # who was held for longest gets the next slice
                 ports = {sender.flow.egress, sender.flow.ingress}
                 go = all(room[port] >= least for port in ports) or self._has_slice(sender, now)
                 if go != sender.go:
@@ -237,13 +238,18 @@ class Gate:
                 room[port] -= rate
 
     def _has_slice(self, sender: _Sender, now: float) -> bool:
-        """Whether a flow with a floor has been held for so long that it is let in for a moment."""
+        """Whether a flow with a floor is let in for a moment: it and all others on its ports were held for so long."""
         if now < sender.slice_until:
             return True
         floor, slice_s = sender.turn.floor, self.config.slice_s
-        if not floor or sender.go or sender.waiting or now - sender.since < slice_s * (1 - floor) / floor:
+        if not floor or sender.go or sender.waiting:
+            return False
+        ports = (sender.flow.egress, sender.flow.ingress)
+        last = max([sender.since, *(self._slice_ends.get(port, -math.inf) for port in ports)])
+        if now - last < slice_s * (1 - floor) / floor:
             return False
         sender.slice_until = now + slice_s
+        self._slice_ends |= dict.fromkeys(ports, sender.slice_until)
         return True
 
     # ---- for people -------------------------------------------------------------------------------------------------

@@ -138,6 +138,18 @@ def test_weight_loads_have_their_floor_and_end_under_overload():
     assert host.ended["weights"] > 4.0, "5 % of the port, and not more"
 
 
+def test_weight_loads_share_their_floor_and_take_turns():
+    host, loads = Host(), [f"weights{number}" for number in range(6)]
+    for name in loads:
+        host.add(name, 10_000, stage=Stage.WEIGHTS)
+    host.add("kv", 100_000, due=2000.0)
+    host.run(60.0)
+    moved = [10_000 - host.left[name] for name in loads]
+    assert all(moved)
+    assert sum(moved) < 0.08 * 60.0 * RATE
+    assert max(moved) < 2 * min(moved)
+
+
 def test_short_memory_goes_before_everything():
     host = Host("shortest_first")
     host.add("small", 100, due=9.0)
