@@ -65,7 +65,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)
     served = RequestRules(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
-    kv, store, disaggregation = config.kv, None, None
+    kv, store, disaggregation, flows = config.kv, None, None, None
     if kv.token and config.group is None:  # each of several ranks has only the KV of its own heads
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
@@ -75,7 +75,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         )
         disaggregation.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, disaggregation)
-    weights = WeightManager(_weight_store(config, engine, store))
+    weights = WeightManager(_weight_store(config, engine, store, flows))
     guard = FleetGuard(kv.token, (kv.reached_at, config.host), config.urls, config.api_key)
     management = Management(engine, config, served, generator, weights, guard)
     routes = {**guard.routes(), **management.routes()}
@@ -88,7 +88,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     return App(routes, read_limits("engine").body_bytes, guard.admit), engine, disaggregation
 
 
-def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> WeightStore:
+def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None, flows: FlowClient | None) -> WeightStore:
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(
@@ -105,6 +105,7 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
         *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy),
         model=config.model,
         marks=config.torch.marks,
+        flows=flows,
     )
     if given.keep_room:
         return own

@@ -1,7 +1,8 @@
 """Asks the transfer daemon of this host whether a transfer may send now, and never waits for it for ever.
 
 Every doubt ends a transfer's schedule, and it goes on unscheduled: no daemon, no answer, a daemon that fell silent, an
-expired lease, or more than `MOST_HELD_S` of holding in total. `Flow.reason` then says which.
+expired lease, or more than `MOST_HELD_S` of holding: in total, or of a weight load at once, since its floor lets it go
+again and again. `Flow.reason` then says which.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 
 import orjson
 
+from controller.flow.flows import Stage
+
 ANSWER_S = 0.5  # until a submit is answered
 SILENCE_S = 3.0  # the daemon says something each second
-MOST_HELD_S = 20.0  # of one transfer; below the gateway's time-out of a transfer that moves (30 s)
+MOST_HELD_S = 20.0  # of one KV transfer; below the gateway's time-out of a transfer that moves (30 s)
 STILL_S = 1.0  # how often a held transfer says so
 REPORT_S = 0.05  # between two reports of progress
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
@@ -26,6 +29,7 @@ LATE_S = 1.0  # a transfer that is late already counts as due so soon: it ends, 
 NO_TARGET_S = 30.0  # the same, for a transfer of a request without a deadline
 MAX_LINE = 4 << 20
 SCHEDULED = "scheduled"
+LINK, MEMORY = "link", "memory"  # what a transfer takes bandwidth of: the host's link, or the memory of the host
 log = logging.getLogger(__name__)
 
 
@@ -33,8 +37,9 @@ class Flow:
     """One transfer. `reason`: SCHEDULED, or why it is not: `unavailable`, `no_answer`, `silent`, `lost`, `expired`,
     `refused`, `held_too_long`. `level`: 1 (most urgent) to 8, 0 if unknown. `promotions`: levels it rose by."""
 
-    def __init__(self, client: FlowClient, flow_id: str, size: float) -> None:
+    def __init__(self, client: FlowClient, flow_id: str, size: float, *, held_in_total: bool = True) -> None:
         self.id = flow_id
+        self._held_in_total = held_in_total
         self.level = self.promotions = 0
         self.wire_class: int | None = None
         self.held_s = 0.0
@@ -50,6 +55,11 @@ class Flow:
     def scheduled(self) -> bool:
         return self.reason == SCHEDULED
 
+    @property
+    def may_send(self) -> bool:
+        """Whether `turn` would return at once. Any thread may ask."""
+        return not self.scheduled or self._go is True
+
     async def turn(self, still: Callable[[], Awaitable[None]], pressed: Callable[[], bool] = lambda: False) -> None:
         """Return once it may send. While it is held, `still` is called each second; `pressed`: whether memory is short
         here, which makes the transfer the most urgent one. Raises what `still` raises."""
@@ -60,7 +70,7 @@ class Flow:
             if self._go is None and now - began >= ANSWER_S:
                 self.unscheduled("no_answer")
                 break
-            if self.held_s >= MOST_HELD_S:
+            if self.held_s - (0.0 if self._held_in_total else before) >= MOST_HELD_S:
                 self.unscheduled("held_too_long")
                 break
             if not self._pressed and pressed():
@@ -148,16 +158,29 @@ class FlowClient:
     def connected(self) -> bool:
         return self._writer is not None
 
-    def submit(self, stage: int, size: int, to: str, due_in_s: float | None, request: str = "", unit: str = "") -> Flow:
+    def submit(
+        self,
+        stage: int,
+        size: int,
+        to: str,
+        due_in_s: float | None,
+        request: str = "",
+        unit: str = "",
+        over: str = LINK,
+    ) -> Flow:
         """Announce a transfer of `size` bytes to the host `to`. `due_in_s`: until its last byte is due, None without a
-        deadline. It is scheduled at once or not at all; `end` must follow in any case."""
-        flow = Flow(self, f"{self._name}:{next(self._numbers)}", size)
+        deadline, as weight loads always are. `over`: LINK or MEMORY. It is scheduled at once or not at all; `end` must
+        follow in any case."""
+        weights = stage == Stage.WEIGHTS
+        flow = Flow(self, f"{self._name}:{next(self._numbers)}", size, held_in_total=not weights)
         if self._writer is None:
             flow.reason = "unavailable"
             return flow
         self._flows[flow.id] = flow
         due = NO_TARGET_S if due_in_s is None else max(due_in_s, LATE_S)
-        about = {"stage": stage, "size_bytes": size, "to": to, "due_in_s": due, "unit": unit}
+        about: dict[str, Any] = {"stage": stage, "size_bytes": size, "to": to, "unit": unit, "over": over}
+        if not weights:
+            about["due_in_s"] = due
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
         return flow
 

@@ -3,7 +3,8 @@
 Messages are JSON, one a line. A client submits each transfer once and then reports how far it is:
 
 - `submit`: `id`, `stage` (1 to 4), `size_bytes`, `to` (where it goes), `due_in_s` (KV transfers: seconds until the last
-  byte is due), and optionally `unit`, `batch`, `requests`, `layer`, `later_bytes`.
+  byte is due), and optionally `unit`, `batch`, `requests`, `layer`, `later_bytes`, and `over`: `link` (the default) or
+  `memory`, for what is read from a copy in this host's memory and takes nothing of its link.
 - `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
 - `urgent`: `id`: an end of it is short of memory. `completion`: `id`: it was sent or given up. `status`.
 
@@ -34,9 +35,11 @@ from controller.flow.flows import MsFlow, Stage
 from controller.flow.gate import Expired, Gate, GateAction, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
+from workers.flowd.client import LINK, MEMORY
 from workers.flowd.settings import OFF, FlowSettings
 
-EGRESS = "out"  # the one port through which everything leaves this host
+# The port of each resource that a transfer can take bandwidth of. Everything leaves this host through one link.
+EGRESS = {LINK: "out", MEMORY: "memory"}
 PERIOD_S = 0.02  # how often transfers may be promoted
 ALIVE_S = 1.0
 MAX_LINE = 16 << 10
@@ -268,6 +271,9 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
     requests = said.get("requests", [])
     if not isinstance(requests, list) or not all(isinstance(each, str) for each in requests):
         raise Refused("requests", "requests is a list of ids")
+    over = said.get("over", LINK)
+    if over not in EGRESS:
+        raise Refused("over", f"over is {' or '.join(EGRESS)}, not {over!r}")
     layer = said.get("layer", 0)
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise Refused("layer", "layer is a whole number")
@@ -275,7 +281,7 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
         id=_text(said, "id"),
         stage=Stage(stage),
         size_bytes=_number(said, "size_bytes"),
-        egress=EGRESS,
+        egress=EGRESS[over],
         ingress=f"in:{_text(said, 'to')}",
         unit=_text(said, "unit", ""),
         batch=_text(said, "batch", ""),

@@ -58,6 +58,7 @@ WRONG = {
     "id": [{"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 501}],
     "to": [{"to": ""}, {"to": None}],
     "later_bytes": [{"later_bytes": -1}],
+    "over": [{"over": "rdma"}, {"over": 7}],
     "layer": [{"layer": -1}, {"layer": 1.5}],
     "requests": [{"requests": "r"}, {"requests": [1]}],
     "unit": [{"stage": 1}],
@@ -164,6 +165,29 @@ async def test_holding_has_an_end(path, monkeypatch):
         await second.turn(nothing)
         assert second.reason == "held_too_long"
         assert 0.5 <= second.held_s < 2.0
+
+
+async def test_a_weight_load_is_held_for_longer_in_total_than_at_once(path, monkeypatch):
+    """Its floor lets it go again and again, so that the end of holding is none of a KV transfer's."""
+    monkeypatch.setattr(flow_client, "MOST_HELD_S", 1.5)
+    async with serving(path, slice_s=0.05) as daemon, connected(path) as client, sending(client):
+        load = client.submit(4, 100 * MB, "host", None)
+        while load.held_s < 2.0:
+            await load.turn(nothing)
+            load.sent(MB)
+            await asyncio.sleep(0.01)
+        assert load.scheduled
+        (flow,) = [each for each in daemon.status()["flows"] if each["stage"] == 4]
+        assert flow["due_in_s"] is None
+        load.end()
+
+
+async def test_what_is_read_from_memory_is_not_held_for_the_link(path):
+    async with serving(path), connected(path) as client, sending(client):
+        load = client.submit(4, MB, "engine", None, over=flow_client.MEMORY)
+        await load.turn(nothing)
+        assert (load.reason, load.held_s < flow_client.ANSWER_S) == (SCHEDULED, True)
+        load.end()
 
 
 # ---- without a daemon -----------------------------------------------------------------------------------------------

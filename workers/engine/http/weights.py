@@ -94,6 +94,7 @@ class WeightEndpoints:
             "host_copy": manager.store.has_host_copy or manager.store.shared_copy,
             "attempts": [attempt.to_json() for attempt in manager.attempts],
             "present_s": manager.present_s,
+            "held_s": manager.held_s,
         }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from workers.engine.torch.group import RankGroup, RankLost
 from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper
+from workers.engine.weights.turns import LoadTurn
 
 
 class RankWeights(StoreWrapper[TorchWeights]):
@@ -29,11 +30,11 @@ class RankWeights(StoreWrapper[TorchWeights]):
     def shared_copy(self) -> bool:
         return False
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
         if source.kind == "engine":
             raise LoadFailed("an engine of several tensor-parallel ranks cannot take weights from another engine")
         ask = asyncio.to_thread(self._group.ask, "load", source.kind)
-        own, others = await asyncio.gather(self._own.load(source), ask, return_exceptions=True)
+        own, others = await asyncio.gather(self._own.load(source, turn), ask, return_exceptions=True)
         if isinstance(own, int) and isinstance(others, list):
             await self._drop_copies()
             return own + sum(others)

@@ -19,6 +19,7 @@ import aiohttp
 from controller.core.errors import SlacklineError
 from workers.engine.weights.checkpoint_identity import ANY
 from workers.engine.weights.peer_calls import NoChallenge, call_fleet
+from workers.engine.weights.turns import LoadTurn
 
 KINDS = ("engine", "host", "disk")
 log = logging.getLogger("workers.engine")
@@ -68,13 +69,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to load from a source. `error`: "" if it succeeded."""
+    """One attempt to load from a source. `error`: "" if it succeeded. `flow`, `held_s`, `level`: as in LoadTurn;
+    `held_s` is a part of `seconds`."""
 
     kind: str
     url: str
     seconds: float
     bytes: int
     error: str
+    flow: str = ""
+    held_s: float = 0.0
+    level: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,8 +114,9 @@ class WeightStore(Protocol):
         """Whether another engine is reading them, or they are being copied for others."""
         ...
 
-    async def load(self, source: Source) -> int:
-        """Load from the source; returns the bytes read. Raises LoadFailed; then no weights are present."""
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
+        """Load from the source; returns the bytes read. `turn` is kept up to date. Raises LoadFailed; then no weights
+        are present."""
         ...
 
     async def release(self, keep_host_copy: bool) -> None:
@@ -166,6 +172,7 @@ class WeightManager:
         self.loading = self._releasing = False
         self.order = ""  # the caller's name of the newest load
         self.attempts: list[Attempt] = []  # of the newest load
+        self._turn = LoadTurn()  # of the newest attempt
         self._loaded_at: float | None = None  # monotonic seconds at which the newest load succeeded
 
     @property
@@ -216,16 +223,26 @@ class WeightManager:
         finally:
             self._releasing = False
 
+    @property
+    def held_s(self) -> float:
+        """Seconds in which the newest load was held so far, on a shared link."""
+        return sum(each.held_s for each in self.attempts) + (self._turn.held_s if self.loading else 0.0)
+
     async def _try(self, source: Source) -> bool:
         began, moved, error = time.monotonic(), 0, ""
+        self._turn = turn = LoadTurn()
         try:
-            moved = await self.store.load(source)
+            moved = await self.store.load(source, turn)
         except LoadFailed as failure:
             error = str(failure)
         except Exception as failure:  # whatever the error is, the next source is tried
             log.exception("weight load from %s failed", source)
             error = f"{type(failure).__name__}: {failure}"[:500] or "no reason given"
-        self.attempts.append(Attempt(source.kind, source.url, time.monotonic() - began, moved, error))
+        seconds = time.monotonic() - began
+        self._turn = LoadTurn()
+        self.attempts.append(
+            Attempt(source.kind, source.url, seconds, moved, error, turn.flow, turn.held_s, turn.level)
+        )
         return not error
 
 
@@ -245,7 +262,7 @@ class EmulatedWeights:
         self._load_s = dict(load_s)
         self._token = token
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
         if source.kind == "host" and not self.has_host_copy:
             raise LoadFailed("there is no copy in host memory")
         if source.kind == "engine":

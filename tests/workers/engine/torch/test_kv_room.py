@@ -27,6 +27,7 @@ from workers.engine.torch.ranks import Alone
 from workers.engine.torch.task import OperatorProgram
 from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, Source
+from workers.engine.weights.turns import LoadTurn
 
 pytestmark = pytest.mark.torch
 DISK = Source("disk")
@@ -133,7 +134,7 @@ class Weights:
         self.nbytes, self.has_host_copy, self.shared_copy, self.sending = 10, True, False, False
         self._cache = cache
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
         self.seen.append(self._cache.held)
         if self.error:
             raise LoadFailed(self.error)

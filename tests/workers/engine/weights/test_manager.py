@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workers.engine.weights.manager import EmulatedWeights, Identity, LoadFailed, Source, WeightManager
+from workers.engine.weights.turns import LoadTurn
 
 
 class Store:
@@ -21,7 +22,7 @@ class Store:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
         await self.gate.wait()
         found = self.does[source.kind]
         if isinstance(found, Exception):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from workers.engine.torch.kv.identity import ModelIdentity
 from workers.engine.torch.model.cache import KVCache
 from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper, WeightStore
+from workers.engine.weights.turns import LoadTurn
 
 LOOK_S = 0.05
 log = logging.getLogger("workers.engine")
@@ -39,11 +40,11 @@ class WithKv(StoreWrapper[WeightStore]):
         if not own.present:
             cache.give_up()
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
         self._stop_waiting()
         await self._room()
         try:
-            return await self._own.load(source)
+            return await self._own.load(source, turn)
         except Exception:  # not for a cancelled load, which may still succeed in its thread
             self._release_unless_present()
             raise

@@ -18,18 +18,23 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
+import orjson
 import torch
 import torch.distributed as dist
 
 from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.pieces import longest_operation, patience
+from workers.engine.weights.turns import LoadTurn
 from workers.http.fleet_proof import address, keyed
 
 SENDER, RECEIVER = 0, 1
+PACED = "paced"  # key with which the sender says the size of its pieces, if it asks for turns
+TURN = "turn"  # key with the number of the piece that the sender sends next, and its LoadTurn
 LANDED = "landed"  # key with which the receiver confirms that all weights have arrived and are correct
 # By default, when a peer dies, NCCL's watchdog ends the surviving process after waiting a minute for dumps.
 ONLY_THE_TRANSFER_BREAKS = {
@@ -60,12 +65,14 @@ class Meeting(dist.Store):
         self._known: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._alone = False
+        self._heard = 0  # keys from the other engine
         self._reading = self._loop.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
                 said = await read_frame(reader)
+                self._heard += 1
                 self._learn(str(said["key"]), bytes.fromhex(said["value"]))
         except (*_BROKEN, KeyError, TypeError, ValueError):
             self._left()
@@ -118,6 +125,42 @@ class Meeting(dist.Store):
         """Called by the sender: wait for the confirmation, at most as long as the last `nbytes` may take. Without it
         the sender would only know that everything was sent. Raises RuntimeError."""
         self.wait([LANDED], patience(nbytes))
+
+    # ---- turns of the sender on a shared link ------------------------------------------------------------------------
+
+    def paces(self, piece_bytes: int) -> None:
+        """Called by the sender, before the group is formed: it will announce each piece."""
+        self.set(PACED, str(piece_bytes).encode())
+
+    @property
+    def piece_bytes(self) -> int | None:
+        """Of a sender that announces each piece; None: it does not. Known once the group is formed, since the keys of
+        the sender come in order. Raises ValueError."""
+        return int(self._known[PACED]) if PACED in self._known else None
+
+    def tell_turn(self, number: int, turn: LoadTurn) -> None:
+        """Called by the sender. Raises RuntimeError if the other engine disconnected."""
+        if self._alone:
+            raise RuntimeError("the other engine disconnected")
+        self.set(TURN, orjson.dumps({"piece": number, **asdict(turn)}))
+
+    def await_turn(self, number: int, turn: LoadTurn, within: timedelta) -> None:
+        """Called by the receiver: wait until this piece is announced, while the sender says that it is held. `turn`
+        gets what it says. Raises RuntimeError if it says nothing for as long as `within`, ValueError."""
+        with self._changed:
+            while not self._is_turn(number, turn):
+                if self._alone:
+                    raise RuntimeError("the other engine disconnected")
+                heard, seconds = self._heard, within.total_seconds()
+                if not self._changed.wait_for(lambda before=heard: self._alone or self._heard != before, seconds):  # type: ignore[misc]
+                    raise RuntimeError(f"the source did not announce piece {number} within {seconds:g} s")
+
+    def _is_turn(self, number: int, turn: LoadTurn) -> bool:
+        if TURN not in self._known:
+            return False
+        said = orjson.loads(self._known[TURN])
+        turn.flow, turn.held_s, turn.level = str(said["flow"])[:40], float(said["held_s"]), int(said["level"])
+        return bool(said["piece"] >= number)
 
     @contextmanager
     def cutting(self, group: Any) -> Iterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +20,45 @@ IN_FLIGHT = 16  # limit of pieces in flight, for small tensors
 PATIENCE_S = 5.0  # for a peer that is alive and busy
 SLOWEST = 10e6  # bytes/s of the slowest link that is not cut off
 T = TypeVar("T")
+
+
+class Pace(Protocol):
+    """Turns of a transfer on a shared link. Both sides must have the same `piece_bytes`."""
+
+    @property
+    def piece_bytes(self) -> int: ...
+
+    @property
+    def in_flight_bytes(self) -> int: ...
+
+    def next(self, number: int) -> None:
+        """Return once the piece with this number, from 1, may move. Raises RuntimeError."""
+        ...
+
+    def moved(self, nbytes: int) -> None:
+        """So many more bytes have moved."""
+        ...
+
+
+class Unpaced:
+    """Without flow scheduling: nothing waits."""
+
+    @property
+    def piece_bytes(self) -> int:
+        return PIECE_BYTES
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return IN_FLIGHT_BYTES
+
+    def next(self, number: int) -> None:
+        pass
+
+    def moved(self, nbytes: int) -> None:
+        pass
+
+
+UNPACED = Unpaced()
 
 
 def patience(nbytes: int) -> timedelta:
@@ -41,31 +80,37 @@ class _Piece(NamedTuple, Generic[T]):
     ends: T | None
 
 
-def passed(verb: Callable[..., Any], peer: int, blocks: Iterable[tuple[T, torch.Tensor]]) -> Iterator[T]:
+def passed(
+    verb: Callable[..., Any], peer: int, blocks: Iterable[tuple[T, torch.Tensor]], pace: Pace = UNPACED
+) -> Iterator[T]:
     """Queue all blocks, each contiguous. Yields the key of each block, in order, once it was completely sent or
     received.
 
-    `verb`: the group's `send` or `recv`. Raises RuntimeError if the peer is silent for too long.
+    `verb`: the group's `send` or `recv`. `pace`: whether the next piece may move.
+
+    Raises RuntimeError if the peer is silent for too long.
     """
     pending: deque[_Piece[T]] = deque()
     queued = tag = 0
     # Not a comprehension, whose frame would keep the group, which must end in this thread (`transfer._together`).
     for name, block in blocks:
-        pieces = block.view(torch.uint8).view(-1).split(PIECE_BYTES)
+        pieces = block.view(torch.uint8).view(-1).split(pace.piece_bytes)
         for number, piece in enumerate(pieces, 1):
-            while pending and (queued + piece.nbytes > IN_FLIGHT_BYTES or len(pending) >= IN_FLIGHT):
+            while pending and (queued + piece.nbytes > pace.in_flight_bytes or len(pending) >= IN_FLIGHT):
                 queued -= pending[0].memory.nbytes
-                if (ended := _waited(pending.popleft())) is not None:
+                if (ended := _waited(pending.popleft(), pace)) is not None:
                     yield ended
             tag += 1
+            pace.next(tag)
             pending.append(_Piece(verb([piece], peer, tag), piece, name if number == len(pieces) else None))
             queued += piece.nbytes
     while pending:
-        if (ended := _waited(pending.popleft())) is not None:
+        if (ended := _waited(pending.popleft(), pace)) is not None:
             yield ended
 
 
-def _waited(piece: _Piece[T]) -> T | None:
+def _waited(piece: _Piece[T], pace: Pace = UNPACED) -> T | None:
     cuda = piece.memory.device.type == "cuda"
     piece.work.wait(longest_operation() if cuda else patience(piece.memory.nbytes))
+    pace.moved(piece.memory.nbytes)
     return piece.ends

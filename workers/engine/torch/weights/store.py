@@ -22,6 +22,8 @@ from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, 
 from workers.engine.weights.host_copy import HostCopy, NoCopy
 from workers.engine.weights.manager import Digesting, Identity, LoadFailed, Source
 from workers.engine.weights.peer_calls import call_fleet
+from workers.engine.weights.turns import LoadTurn, LoadTurns, load_turns
+from workers.flowd.client import MEMORY, FlowClient
 
 ASK_S = 10.0  # timeout of a response, and of progress with the digests of a source
 HOLD_S = 0.5  # a request waits this long for digests, which suffices for small models
@@ -33,7 +35,8 @@ class TorchWeights:
     """`host`: address of this engine for other engines; `timeout_s`: for two engines to form a group; `shared`: the
     copy that the engines of this host share, None: there is none; `model`: the served name. `marks`: of the folder
     before the present weights were read from it (`checkpoint_identity.marks_of`). Reading takes minutes, in which the
-    checkpoint may be replaced; without marks the checkpoint of the present weights is unknown."""
+    checkpoint may be replaced; without marks the checkpoint of the present weights is unknown. `flows`: whom to ask
+    before weights move (None: nobody)."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class TorchWeights:
         *,
         model: str,
         marks: tuple[str, ...] = (),
+        flows: FlowClient | None = None,
     ) -> None:
         self.memory = memory
         self._folder = folder
@@ -59,6 +63,7 @@ class TorchWeights:
         self._host = host
         self._token = token
         self._timeout_s = timeout_s
+        self._flows = flows
         self._sends = 0
         self._digesting: Future[list[TensorInfo]] | None = None
         self._shared, self._sharing = shared, False
@@ -90,12 +95,13 @@ class TorchWeights:
     def shared_copy(self) -> bool:
         return self._shared is not None and self._shared.whole() is not None
 
-    async def load(self, source: Source) -> int:
+    async def load(self, source: Source, turn: LoadTurn | None = None) -> int:
+        turn = turn or LoadTurn()
         try:
             if source.kind == "engine":
-                return await self._receive(source.url)
+                return await self._receive(source.url, turn)
             if source.kind == "host":
-                return await asyncio.to_thread(self._load_host)
+                return await self._from_host(turn)
             key = self._shared.key() if self._shared is not None else ""
             read = await asyncio.to_thread(self._load_disk)
             self._share(key)
@@ -122,14 +128,23 @@ class TorchWeights:
             )
         return found
 
-    def _load_host(self) -> int:
+    async def _from_host(self, turn: LoadTurn) -> int:
+        """Read a copy in this host's memory, whose bandwidth other loads want too."""
+        turns = load_turns(self._flows, self.nbytes, f"engine of {self._model}", turn, over=MEMORY)
+        try:
+            return await asyncio.to_thread(self._load_host, turns)
+        finally:
+            if turns is not None:
+                turns.end()
+
+    def _load_host(self, turns: LoadTurns | None) -> int:
         if self._shared is None or self.memory.has_host_copy:
-            read = self.memory.load_host()
+            read = self.memory.load_host(turns=turns)
             self._held = self._kept
             return read
         try:
             marks = marks_of(self._folder)  # the key of the copy is made of them
-            read = self.memory.load_host(self._shared.whole())
+            read = self.memory.load_host(self._shared.whole(), turns)
             self._held = self._checkpoint.of(marks)
             return read
         except WeightsError:
@@ -155,7 +170,7 @@ class TorchWeights:
         finally:
             self._sharing = False
 
-    async def _receive(self, url: str) -> int:
+    async def _receive(self, url: str, turn: LoadTurn) -> int:
         wants = Identity(self._model, await asyncio.to_thread(self._checkpoint.wanted))
         wanted = {"model": wants.model, "checkpoint": wants.checkpoint}
         async with awaited(self._host, self._token, self._timeout_s) as waiting:
@@ -163,7 +178,7 @@ class TorchWeights:
             said = await self._ask(url, order)
             theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in said["tensors"]]
             meeting = await waiting.met(ASK_S)
-            read = await asyncio.to_thread(self.memory.receive, meeting, theirs)
+            read = await asyncio.to_thread(self.memory.receive, meeting, theirs, turn)
         self._held = wants.checkpoint
         if wants.checkpoint.startswith(ANY):  # only the source knows the checkpoint
             held = Identity(self._model, str(said.get("checkpoint", "")))
@@ -221,8 +236,11 @@ class TorchWeights:
                 raise LoadFailed(str(error)) from error
             raise
         # A daemon thread, since a receiver that hangs must not keep the engine from stopping.
+        turns = load_turns(self._flows, self.nbytes, host)
+        if turns is not None:
+            meeting.paces(turns.piece_bytes)
         to = f"{host}:{port}"
-        threading.Thread(target=self._send, args=(meeting, to, self._sent(meeting)), daemon=True).start()
+        threading.Thread(target=self._send, args=(meeting, to, turns, self._sent(meeting)), daemon=True).start()
         return [list(info) for info in manifest]
 
     async def _manifest(self) -> list[TensorInfo]:
@@ -256,12 +274,14 @@ class TorchWeights:
 
         return lambda: asyncio.run_coroutine_threadsafe(end(), loop)
 
-    def _send(self, meeting: Meeting, to: str, sent: Callable[[], object]) -> None:
+    def _send(self, meeting: Meeting, to: str, turns: LoadTurns | None, sent: Callable[[], object]) -> None:
         try:
-            size = self.memory.send(meeting)
+            size = self.memory.send(meeting, turns)
             log.info("sent %.1f MB of weights to %s", size / 1e6, to)
         except Exception as error:
             log.warning("could not send weights to %s: %s", to, error)
         finally:
             with contextlib.suppress(RuntimeError):  # the event loop has ended, and so does the engine
+                if turns is not None:
+                    turns.end()
                 sent()

@@ -23,8 +23,9 @@ from workers.engine.torch.streams import beside
 from workers.engine.torch.weights.digest import algorithm_of, digest, native
 from workers.engine.torch.weights.files import Slot, WeightsError, fill, opened
 from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting
-from workers.engine.torch.weights.pieces import IN_FLIGHT_BYTES, passed
+from workers.engine.torch.weights.pieces import IN_FLIGHT_BYTES, UNPACED, Pace, Unpaced, passed, patience
 from workers.engine.weights.host_copy import WHOLE, CopyEntry, digests_of
+from workers.engine.weights.turns import LoadTurn, LoadTurns
 
 
 class TensorInfo(NamedTuple):
@@ -143,8 +144,9 @@ class WeightMemory:
         self._came()
         return read
 
-    def load_host(self, shared: Path | None = None) -> int:
+    def load_host(self, shared: Path | None = None, turns: LoadTurns | None = None) -> int:
         """Load from the copy that this engine kept, or else from the one in the folder that this host's engines share.
+        `turns`: whether the next tensor may be read.
 
         Raises WeightsError, and RuntimeError if there is not enough memory; then no weights are present. A damaged copy
         of this engine is dropped; after a lack of memory it stays for the next attempt.
@@ -152,7 +154,7 @@ class WeightMemory:
         if self._host is not None:
             self._begin(from_copy=True)
             try:
-                return self._copied(self._host.__getitem__, self._host_digests)
+                return self._copied(self._host.__getitem__, self._host_digests, turns or UNPACED)
             except WeightsError:
                 self.drop_host_copy()
                 raise
@@ -160,32 +162,34 @@ class WeightMemory:
             raise WeightsError("there is no copy in host memory")
         checkpoint = opened(self._slots, shared)
         self._begin()
-        return self._copied(checkpoint.read, _digests(shared))
+        return self._copied(checkpoint.read, _digests(shared), turns or UNPACED)
 
-    def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str]) -> int:
+    def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str], pace: Pace) -> int:
         """Copy each tensor and check its digest, before or after the copy, on the device that the algorithm is for."""
         own = native(self._device)
-        for name, memory in self._memory.items():
+        for number, (name, memory) in enumerate(self._memory.items(), 1):
+            pace.next(number)
             expected, copy = digests.get(name, ""), read(name)
             if (algorithm := _algorithm(name, expected)) != own and digest(copy, algorithm) != expected:
                 raise _damaged(name)
             memory.copy_(copy)
             if algorithm == own and digest(memory) != expected:
                 raise _damaged(name)
+            pace.moved(memory.nbytes)
         if all(_algorithm(name, expected) == own for name, expected in digests.items()):
             self._digests = dict(digests)  # digests of another algorithm cannot be sent to a receiver
         self._came()
         return self.nbytes
 
-    def receive(self, meeting: Meeting, theirs: Sequence[TensorInfo]) -> int:
-        """Receive from the engine with this manifest; returns the bytes. Raises WeightsError; then no weights are
-        present."""
+    def receive(self, meeting: Meeting, theirs: Sequence[TensorInfo], turn: LoadTurn | None = None) -> int:
+        """Receive from the engine with this manifest; returns the bytes. `turn` gets what the source says of its turns.
+        Raises WeightsError; then no weights are present."""
         self.check(theirs)
         self._begin()
         wanted = {info.name: info.digest for info in theirs}
 
         def take(group: Any) -> None:
-            for name, memory in self._received(group):
+            for name, memory in self._received(group, _pace_of(meeting, turn or LoadTurn())):
                 if digest(memory) != wanted[name]:
                     raise WeightsError(f"tensor {name} arrived damaged")
             meeting.landed()
@@ -235,24 +239,27 @@ class WeightMemory:
 
     # ---- the wire --------------------------------------------------------------------------------------------------
 
-    def send(self, meeting: Meeting) -> int:
-        """Send to the connected engine; returns the bytes. Raises WeightsError."""
+    def send(self, meeting: Meeting, turns: LoadTurns | None = None) -> int:
+        """Send to the connected engine; returns the bytes. `turns`: whether the next piece may be sent; the meeting
+        `paces` then. Raises WeightsError."""
         self._require()
 
         largest = max(memory.nbytes for memory in self._memory.values())
 
         def give(group: Any) -> None:
-            for _ in passed(group.send, RECEIVER, self._blocks()):
+            for _ in passed(group.send, RECEIVER, self._blocks(), turns or UNPACED):
                 pass
             meeting.wait_landed(IN_FLIGHT_BYTES + largest)  # the bytes in flight, and the digest of a tensor
 
+        if turns is not None:
+            turns.told = meeting.tell_turn
         _together(meeting, SENDER, self._device, give, "sending failed")
         return self.nbytes
 
     def _blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, memory.contiguous()) for name, memory in self._memory.items())
 
-    def _received(self, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, group: Any, pace: Pace) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor once it was received. A slice of a wider tensor is received into a contiguous buffer first."""
         detours: dict[str, torch.Tensor] = {}
 
@@ -264,11 +271,37 @@ class WeightMemory:
                     detours[name] = torch.empty_like(memory, memory_format=torch.contiguous_format)
                     yield name, detours[name]
 
-        for name in passed(group.recv, SENDER, blocks()):
+        for name in passed(group.recv, SENDER, blocks(), pace):
             memory = self._memory[name]
             if (detour := detours.pop(name, None)) is not None:
                 memory.copy_(detour)
             yield name, memory
+
+
+class _Announced(Unpaced):
+    """The pace of a source that announces each piece, as its receiver sees it."""
+
+    def __init__(self, meeting: Meeting, piece_bytes: int, turn: LoadTurn) -> None:
+        self._meeting, self._piece_bytes, self._turn = meeting, piece_bytes, turn
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._piece_bytes
+
+    def next(self, number: int) -> None:
+        self._meeting.await_turn(number, self._turn, patience(IN_FLIGHT_BYTES))
+
+
+def _pace_of(meeting: Meeting, turn: LoadTurn) -> Pace:
+    try:
+        given = meeting.piece_bytes
+    except ValueError:
+        given = 0
+    if given is None:
+        return UNPACED
+    if given <= 0:
+        raise WeightsError("the source announced pieces without a size")
+    return _Announced(meeting, given, turn)
 
 
 def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None], what: str) -> None:
