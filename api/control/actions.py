@@ -33,6 +33,12 @@ class AttemptOutput(serializers.Serializer):
     source = serializers.CharField(allow_blank=True, help_text="Id of the engine behind the url, where it is known.")
     seconds = serializers.FloatField()
     bytes = serializers.IntegerField()
+    flow = serializers.CharField(
+        required=False,
+        help_text="With flow scheduling: `scheduled`, or why this load was not scheduled. Otherwise empty.",
+    )
+    held_s = serializers.FloatField(required=False, help_text="Of `seconds`: while it was held for other transfers.")
+    level = serializers.IntegerField(required=False, help_text="Its last level, 1 the most urgent, 0 unknown.")
     error = serializers.CharField(allow_blank=True)
 
 

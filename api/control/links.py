@@ -58,7 +58,10 @@ class LinkOutput(VersionedOutput):
     target = serializers.CharField(source="target.name")
     moved = serializers.IntegerField(help_text="Number of weight transfers that succeeded.")
     failed = serializers.IntegerField(help_text="Number of weight transfers that failed.")
-    measured_bytes_s = serializers.FloatField(allow_null=True, help_text="Bandwidth of the newest successful transfer.")
+    measured_bytes_s = serializers.FloatField(
+        allow_null=True,
+        help_text="Bandwidth of the newest successful transfer, without the time in which it was held.",
+    )
     last_error = serializers.CharField(allow_blank=True, help_text="Error of the newest failed transfer.")
 
     class Meta:

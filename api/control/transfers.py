@@ -32,13 +32,13 @@ class TransferOutput(serializers.ModelSerializer):
 
     action = serializers.IntegerField(source="action_id")
     link = serializers.IntegerField(source="link_id", allow_null=True)
-    bytes_s = serializers.FloatField(allow_null=True)
+    bytes_s = serializers.FloatField(allow_null=True, help_text="Without the time in which it was held.")
 
     class Meta:
         model = Transfer
         fields = (
             "id", "action", "source_kind", "source", "target", "link", "attempt", "bytes", "seconds", "bytes_s",
-            "state", "error", "recorded_at",
+            "flow", "held_s", "flow_level", "state", "error", "recorded_at",
         )  # fmt: skip
         read_only_fields = fields
 

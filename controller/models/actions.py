@@ -78,6 +78,9 @@ class Action(models.Model):
 class Transfer(models.Model):
     """One attempt of a weight load: source, link, bytes, seconds, and the error if it failed.
 
+    With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`, while
+    the source might not send. `flow_level`: its last level, 1 the most urgent, 0 unknown.
+
     `source`: the engine that gave the weights; "" if they did not come from an engine's memory. KV transfers have
     their own table (`KvTransfer`).
     """
@@ -94,6 +97,9 @@ class Transfer(models.Model):
     attempt = models.PositiveSmallIntegerField()
     bytes = models.BigIntegerField()
     seconds = models.FloatField()
+    flow = models.CharField(max_length=40, blank=True, default="", db_default="")
+    held_s = models.FloatField(default=0.0, db_default=0.0)
+    flow_level = models.PositiveSmallIntegerField(default=0, db_default=0)
     state = models.CharField(max_length=8, choices=State.choices)
     error = models.TextField(blank=True)
     recorded_at = models.DateTimeField()
@@ -116,5 +122,6 @@ class Transfer(models.Model):
 
     @property
     def bytes_s(self) -> float | None:
-        """Bytes/s; None if nothing was transferred."""
-        return self.bytes / self.seconds if self.bytes and self.seconds > 0 else None
+        """Bytes/s while it was not held; None if nothing was transferred."""
+        moving_s = self.seconds - self.held_s
+        return self.bytes / moving_s if self.bytes and moving_s > 0 else None

@@ -84,16 +84,17 @@ def devices() -> QuerySet[Device]:
 
 
 def links() -> QuerySet[Link]:
-    """Links between hosts with a summary of their transfers of the last day: `moved`, `failed`, `measured_bytes_s` and
-    `last_error`."""
+    """Links between hosts with a summary of their transfers of the last day: `moved`, `failed`, `measured_bytes_s` (not
+    counting time in which the transfer was held) and `last_error`."""
     lately = Transfer.objects.filter(link=OuterRef("pk"), recorded_at__gt=timezone.now() - LATELY)
     done = lately.filter(state=Transfer.State.DONE, seconds__gt=0, bytes__gt=0).order_by("-id")
+    timed = done.filter(seconds__gt=F("held_s"))
     failed = lately.filter(state=Transfer.State.FAILED).order_by("-id")
-    speed = ExpressionWrapper(F("bytes") / F("seconds"), output_field=FloatField())
+    speed = ExpressionWrapper(F("bytes") / (F("seconds") - F("held_s")), output_field=FloatField())
     return Link.objects.select_related("source", "target").annotate(
         moved=_count(done),
         failed=_count(failed),
-        measured_bytes_s=Subquery(done.annotate(speed=speed).values("speed")[:1]),
+        measured_bytes_s=Subquery(timed.annotate(speed=speed).values("speed")[:1]),
         last_error=Coalesce(Subquery(failed.values("error")[:1]), Value(""), output_field=TextField()),
     )
 

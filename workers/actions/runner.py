@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -40,7 +41,6 @@ MOST = 128  # actions of one run
 ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
 
 TIMEOUTS = {
-    Action.Kind.WEIGHTS_LOAD: weight_loads.LOAD_TIMEOUT,
     Action.Kind.SLEEP: sleeping.TIMEOUT,
     Action.Kind.WAKE: sleeping.TIMEOUT,
     Action.Kind.ROLE_SWITCH: role_switches.TIMEOUT,
@@ -173,11 +173,19 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the desired state of the instance is {wanted}"
-    asleep = action.kind == Action.Kind.SLEEP
-    limit = sleeping.sleep_timeout() if asleep else TIMEOUTS[Action.Kind(action.kind)]
+    limit = _limit(action)
     if timezone.now() - action.created_at <= limit:
         return None
     return "timeout", f"not within {limit.total_seconds():.0f} s; {action.error}"
+
+
+def _limit(action: Action) -> timedelta:
+    match action.kind:
+        case Action.Kind.SLEEP:
+            return sleeping.sleep_timeout()
+        case Action.Kind.WEIGHTS_LOAD:
+            return weight_loads.load_timeout(action)
+    return TIMEOUTS[Action.Kind(action.kind)]
 
 
 def _engine(action: Action, ask: EngineClients) -> WeightsClient | SleepClient:

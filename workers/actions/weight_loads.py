@@ -21,10 +21,12 @@ from controller.services.fleet.actions import action_end, action_keep
 from controller.wording.vocabulary import reason_in_words
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 
-LOAD_TIMEOUT = timedelta(minutes=10)  # from the order until the weights are present
+LOAD_TIMEOUT = timedelta(minutes=10)  # from the order until the weights are present, without the time that it was held
+MOST_HELD = timedelta(hours=2)  # which does not count: at a floor of 5 %, what 6 minutes take on an idle link
 MOST_TRIES = 3  # more than one, since an engine that was restarted in between has forgotten its load
 WATCH = timedelta(hours=1)  # for a first request
 MOST = 2.0**62  # of a figure
+MOST_LEVEL = 1000
 RECORDS_COME = timedelta(seconds=10)  # requests are recorded when they end, so an earlier token may be recorded later
 
 
@@ -37,6 +39,12 @@ def advance(action: Action, engine: WeightsClient, utilisation: Mapping[str, flo
     except EngineRefuses as error:
         # It is busy with another load, whose result the next run sees.
         return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
+
+
+def load_timeout(action: Action) -> timedelta:
+    """How long this load may take: more urgent transfers may hold it, and a floor lets it end nevertheless."""
+    held = timedelta(seconds=min(_figure(action.params.get("held_s")), MOST_HELD.total_seconds()))
+    return LOAD_TIMEOUT + held
 
 
 def tried(action: Action, engine: WeightsClient) -> Sequence[Mapping[str, Any]]:
@@ -70,7 +78,8 @@ def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, fl
     if said.state == "present":
         return _present(action, said, mine)
     if said.state == "loading":
-        trying = {"trying": len(said.attempts)} if mine else {}  # the source that sends now, for plans of other loads
+        # The source that sends now, for plans of other loads, and how long it was held, for the time-out.
+        trying = {"trying": len(said.attempts), "held_s": _figure(said.held_s)} if mine else {}
         return _later(action, state=Action.State.RUNNING, params={**action.params, **trying})
     if mine:
         return give_up(action, "no_source", _last_error(said.attempts), said.attempts)
@@ -111,6 +120,8 @@ def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None
     outcome: dict[str, Any] = {"state": "present", "bytes": said.bytes, "attempts": attempts}
     if good is not None:
         outcome |= {"source": good["kind"], "from": good["source"], "load_s": round(good["seconds"], 3)}
+        if good["flow"]:
+            outcome |= {"flow": good["flow"], "held_s": good["held_s"], "flow_level": good["level"]}
         outcome["tried_s"] = round(sum(each["seconds"] for each in attempts), 3)
         if said.present_s is not None:  # measured by the engine, since this run comes later
             ordered_s = (timezone.now() - action.created_at).total_seconds()
@@ -236,6 +247,9 @@ def _named(action: Action, attempts: Sequence[Mapping[str, Any]]) -> list[dict[s
             "source": ids.get(each.get("url", ""), "") if each.get("url") else "",
             "seconds": round(_figure(each.get("seconds")), 4),
             "bytes": int(_figure(each.get("bytes"))),
+            "flow": str(each.get("flow", ""))[:40],
+            "held_s": round(_figure(each.get("held_s")), 4),
+            "level": min(int(_figure(each.get("level"))), MOST_LEVEL),
             "error": str(each.get("error", "")),
         }
         for each in attempts

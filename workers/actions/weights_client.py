@@ -31,7 +31,8 @@ class EngineRefuses(SlacklineError):
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """`order`: the name of the newest load; `attempts`: of that load; `present_s`: seconds since it succeeded."""
+    """`order`: the name of the newest load; `attempts`: of that load; `present_s`: seconds since it succeeded;
+    `held_s`: for how long it was held on a shared link so far."""
 
     state: str  # present | loading | absent
     order: str = ""
@@ -39,6 +40,7 @@ class EngineWeights:
     host_copy: bool = False
     attempts: Sequence[Mapping[str, Any]] = ()
     present_s: float | None = None
+    held_s: float = 0.0
 
 
 class WeightsClient:
@@ -85,6 +87,7 @@ def _weights(said: Mapping[str, Any]) -> EngineWeights:
             bool(said.get("host_copy")),
             attempts,
             None if present_s is None else float(present_s),
+            float(said.get("held_s", 0.0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineAway(f"unreadable answer about weights: {error!r}") from error

@@ -95,7 +95,10 @@ def test_what_moved_over_which_link_and_how_fast(viewer, admin, warm):
     action = weights_load_order(actor=factories.ACTOR, instance_id=warm.pk)
     attempts = [
         {"kind": "engine", "source": source.pk, "bytes": 0, "seconds": 1.0, "error": "cut", "url": source.url},
-        {"kind": "engine", "source": source.pk, "bytes": 30, "seconds": 2.0, "error": "", "url": source.url},
+        {
+            **{"kind": "engine", "source": source.pk, "bytes": 30, "seconds": 5.0, "error": "", "url": source.url},
+            **{"flow": "scheduled", "held_s": 3.0, "level": 8},
+        },
     ]
     action_end(
         action=action_lease(action_id=action.pk), state="done", kind="weights_load", subject=("instance", warm.pk),
@@ -105,7 +108,9 @@ def test_what_moved_over_which_link_and_how_fast(viewer, admin, warm):
     assert [(row["attempt"], row["state"], row["bytes_s"], row["link"]) for row in rows] == [
         (2, "done", 15.0, link["id"]), (1, "failed", None, link["id"]),
     ]  # fmt: skip
-    assert viewer.get(f"/transfers/{rows[0]['id']}").data["source"] == "source"
+    row = viewer.get(f"/transfers/{rows[0]['id']}").data
+    assert (row["source"], row["flow"], row["held_s"], row["flow_level"]) == ("source", "scheduled", 3.0, 8)
     assert viewer.get("/transfers", state="failed", link=link["id"]).data["items"][0]["error"] == "cut"
     link = viewer.get(f"/links/{link['id']}").data
-    assert (link["moved"], link["failed"], link["measured_bytes_s"], link["last_error"]) == (1, 1, 15.0, "cut")
+    moving = "held time is no bandwidth"
+    assert (link["moved"], link["failed"], link["measured_bytes_s"], link["last_error"]) == (1, 1, 15.0, "cut"), moving

@@ -174,6 +174,44 @@ def test_an_engine_that_is_away_is_asked_again_until_time_is_up(warm, engine, lo
     assert "ConnectionError" in decision.outcome["error"]
 
 
+def test_time_in_which_a_load_was_held_is_not_counted(warm, engine, look_once):
+    action = order(warm)
+    look_once()
+    engine.said = EngineWeights("loading", engine.said.order, 100, held_s=900.0)
+    assert look_once() == []
+    Action.objects.update(created_at=timezone.now() - timedelta(minutes=20))
+    assert look_once() == []
+    action.refresh_from_db()
+    assert (action.state, action.params["held_s"]) == ("running", 900.0)
+    Action.objects.update(created_at=timezone.now() - timedelta(minutes=26))
+    (decision,) = look_once()
+    assert decision.reason == "timeout"
+
+
+def test_a_held_load_is_recorded_as_the_engine_says(warm, holder, engine, look_once):
+    action = order(warm)
+    look_once()
+    engine.ends(("engine", holder.url, ""))
+    (attempt,) = engine.said.attempts
+    attempt |= {"flow": "scheduled", "held_s": 0.4, "level": 8}
+    (decision,) = look_once()
+    assert [decision.outcome[name] for name in ("flow", "held_s", "flow_level")] == ["scheduled", 0.4, 8]
+    (row,) = action.transfers.all()
+    assert (row.flow, row.held_s, row.flow_level, row.bytes_s) == ("scheduled", 0.4, 8, pytest.approx(1000.0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"held_s": "nan"}, {"held_s": float("inf")}, {"level": -1}, {"level": 1e30}, {"flow": None}]
+)
+def test_what_no_record_can_hold_is_left_out(warm, holder, engine, look_once, wrong):
+    order(warm)
+    look_once()
+    engine.ends(("engine", holder.url, ""))
+    engine.said.attempts[0].update(wrong)
+    (decision,) = look_once()
+    assert decision.kind == "weights_load"
+
+
 def test_what_was_tried_before_time_was_up_is_told(warm, engine, look_once):
     order(warm)
     look_once()

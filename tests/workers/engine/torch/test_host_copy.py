@@ -21,6 +21,7 @@ from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.host_copy import WHOLE, HostCopy, home
 from workers.engine.weights.manager import LoadFailed, Source
+from workers.engine.weights.turns import LoadTurn
 
 pytestmark = pytest.mark.torch
 TOKEN = FLEET["token"]
@@ -139,7 +140,7 @@ async def test_weights_from_another_engine_are_not_written_as_the_checkpoints(tm
     """Another engine may serve an older checkpoint than the one that lies on this disk now."""
     weights = store(memory(present=False), tmp_path)
 
-    async def received(url: str) -> int:
+    async def received(url: str, turn: LoadTurn) -> int:
         weights.memory.load_disk(folder())  # whatever they are
         return weights.nbytes
 
