@@ -89,12 +89,9 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
 # ---- HyperFlexis -----------------------------------------------------------------------------------------------------
 
 ORDER = (
-    "all by TTFT, in the seconds in which more requests wait than the instances can start. The set serves the "
-    "cheapest first (apparent tardiness cost, `lookahead_s` 10), HyperFlexis the tightest TPOT, first come, "
-    "first served. If the backlog passes within seconds, since instances are starting or the load is at the "
-    "knee, no request has to be postponed, and the set postpones some. A shorter lookahead avoids that and "
-    "costs attainment where the backlog stays, more so for slower models. Above the capacity of the fleet that "
-    "scaled out (4.5 x), HyperFlexis' pacing and order together make the difference (table of parts exchanged)"
+    "the set serves by deadline whatever can be in time and defers the rest, by worth; HyperFlexis serves the tightest "
+    "TPOT first, first come, first served, and paces by maturity. Which of them makes the difference while a fleet "
+    "scales out is in the table of parts exchanged"
 )
 
 
@@ -179,14 +176,15 @@ def _reported(progress: Progress, quick: bool) -> Iterable[Claim]:
 
 
 def _parts_of_the_order(quick: bool) -> Table:
-    """Which part makes the difference while a fleet scales out: the lookahead, the order or the pacing."""
+    """Which part makes the difference while a fleet scales out: the plan, the order or the pacing."""
     lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
     named = {"ordering": {"name": "tpot_then_arrival"}}
     cases: Mapping[str, Contender] = {
         "HyperFlexis as printed": CONTENDERS[OURS[1]],
         "set": CONTENDERS[OURS[0]],
-        "lookahead 2 s": Contender("", "slackline", {"ordering": {"lookahead_s": 2.0}}),
-        "lookahead 0.5 s": Contender("", "slackline", {"ordering": {"lookahead_s": 0.5}}),
+        "plans with the whole rate": Contender("", "slackline", {"ordering": {"trust": 1.0}}),
+        "deadlines alone": Contender("", "slackline", {"ordering": {"name": "earliest_deadline_first"}}),
+        "tardiness alone": Contender("", "slackline", {"ordering": {"name": "apparent_tardiness_cost"}}),
         "HyperFlexis' order": Contender("", "slackline", named),
         "its order and pacing": Contender("", "slackline", {**named, "pacing": {"name": "maturity"}}),
     }
