@@ -129,6 +129,11 @@ def cells() -> dict[str, dict[str, Any]]:
         found[f"disaggregated_{prefill}_{decode}"] = cell(
             f"{prefill} prefill and {decode} decode instances", disaggregated(prefill, decode), links=LINKS
         )
+    prefills, decodes = disaggregated(2, 2)
+    decodes |= {"max_num_seqs": 16, "first_token_with_kv": False}  # vLLM and SGLang; few slots, so that they are scarce
+    found["disaggregated_in_a_slot"] = cell(
+        "decode instances that compute the first token in a slot", [prefills, decodes], links=LINKS
+    )
     return found
 
 

@@ -17,8 +17,8 @@ from controller.slo.attainment import judge
 class SimulatedRequest:
     """State of one request. `sends`: attempts on engines. Times are on the gateway's clock, absolute.
 
-    The client of a disaggregated request has its first token once the decode instance has the KV, although the prefill
-    instance sampled it (decision 30).
+    The client of a disaggregated request has its first token from the decode instance, once that has the KV, although
+    the prefill instance sampled it (decision 30), or after a step there (InstanceSettings.first_token_with_kv).
     """
 
     __slots__ = (
@@ -78,20 +78,21 @@ class SimulatedRequest:
             self.seq.max_tokens, self.seq.keep_kv = 1, True
         return self.seq
 
-    def decode_sequence(self, now: float, rank: int) -> Seq:
+    def decode_sequence(self, now: float, rank: int, first_with_kv: bool) -> Seq:
         """The sequence as a decode instance continues it: one token exists, or will, and all before it is computed
-        elsewhere.
+        elsewhere. Without `first_with_kv` the decode instance samples the first token again.
         """
         running, seq = self.seq, self.sequence(now)
         self.seq = running
-        seq.priority, seq.output_tokens = rank, 1
+        seq.priority, seq.output_tokens = rank, int(first_with_kv)
         return seq
 
     def go_on(self, instance_id: str, seq: Seq, now: float) -> None:
-        """Its KV has arrived: the decode instance sends the first token."""
-        seq.first_token_at = seq.last_token_at = now
+        """Its KV has arrived: the decode instance sends the first token, if it has one."""
         self.instance, self.seq, self.landed_at = instance_id, seq, now
-        self.head = array("d", (now,))
+        if seq.output_tokens:
+            seq.first_token_at = seq.last_token_at = now
+            self.head = array("d", (now,))
 
     def recall(self) -> None:
         """The decode instance drops it again, before the client had its first token."""

@@ -47,6 +47,8 @@ class InstanceSettings:
       `left`: it had left before the part of the run that is simulated; it keeps its number, which failures, ports and
       speeds refer to.
     - `sleep_level`: 1 or 2: it sleeps at this level when the run begins, until a scale-out wakes it; 0: it serves.
+    - `first_token_with_kv`: as a decode instance it sends the first token once the KV has arrived, as the reference
+      engine does. False: it computes that token, once it has a slot, and says nothing before, as vLLM and SGLang.
     """
 
     latency: LatencyCoefficients
@@ -78,6 +80,7 @@ class InstanceSettings:
     until_s: float | None = None
     left: bool = False
     sleep_level: int = 0
+    first_token_with_kv: bool = True
 
     def __post_init__(self) -> None:
         if self.role not in list(Role):
@@ -98,8 +101,9 @@ class InstanceSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         self._check_presence()
-        if not isinstance(self.profiled, bool):
-            raise ConfigError("profiled must be true or false", field="profiled")
+        for flag in ("profiled", "first_token_with_kv"):
+            if not isinstance(getattr(self, flag), bool):
+                raise ConfigError(f"{flag} must be true or false", field=flag)
         if not self.profiled and self.believed is not None:
             raise ConfigError("an instance without a profile has no believed one", field="profiled")
         if min(self.latency) < 0:
@@ -200,7 +204,7 @@ class InstanceSettings:
             unit_cost=self.unit_cost * self.tensor_parallel,
             latency=(self.believed or self.latency) if self.profiled else None,
             selects=selects(self.part.batching),
-            first_token_with_kv=True,  # as the reference engine does
+            first_token_with_kv=self.first_token_with_kv,
         )
 
 

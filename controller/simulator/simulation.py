@@ -311,6 +311,8 @@ class Simulation:
         """The client's first token, unless another instance decodes: then that one sends it (fleet.disaggregation)."""
         if self._current(seq) and not seq.keep_kv:
             in_flight = self._in_flight[seq.id]
+            if in_flight.landing:  # its decode engine says no more than this of the transfer
+                self.driver.tell(ev.TransferDone(seq.id, in_flight.instance))
             in_flight.first_at = self.heap.now if in_flight.first_at is None else in_flight.first_at
             self.driver.tell(ev.FirstToken(seq.id))
 

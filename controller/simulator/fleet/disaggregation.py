@@ -185,7 +185,7 @@ class SimulatedTransfers:
         if instance is None or self._ports.dead(place.source, now) or self._ports.dead(place.target, now):
             self._failed(name, place.target, "no_instance" if instance is None else "link_down")
             return
-        seq = in_flight.decode_sequence(now, place.rank)
+        seq = in_flight.decode_sequence(now, place.rank, instance.spec.first_token_with_kv)
         answers = self._run.tell_engine(instance, [Reserve(seq)])
         if not any(isinstance(action, Reserved) for action in answers):
             self._failed(name, place.target, "no_room")
@@ -247,7 +247,8 @@ class SimulatedTransfers:
         move.moved = KvMoved(round(move.size), tokens=tokens, seconds=self._run.heap.now - move.began)
         in_flight.go_on(instance.id, move.seq, self._run.heap.now)
         self._run.tell_engine(instance, [Landed(move.seq)])
-        self._run.later(partial(self._heard_done, move, name))
+        if instance.spec.first_token_with_kv:
+            self._run.later(partial(self._heard_done, move, name))
 
     def _heard_done(self, move: Move, name: str) -> None:
         """Report the transfer and its first token, unless it was rolled back before the report arrived."""
