@@ -190,6 +190,7 @@ class Gateway:
             text=parsed.text,
             source=applied.source,
             translation=translation,
+            context_tokens=parsed.model.context_tokens,
         )
         in_flight.salt = self._salt(tenant.name)
         in_flight.key_id = caller.key_id

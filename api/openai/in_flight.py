@@ -24,7 +24,15 @@ from controller.core.kv_links import KvMoved
 from controller.core.types import Request
 from controller.dispatch.lifecycle import State
 from controller.predict.lengths import NO_TEXT, PromptText
-from workers.backends.base import AnswerChunk, Backend, CallTargets, EngineError, UpstreamCall, Usage
+from workers.backends.base import (
+    MOST_TOLD_TOKENS,
+    AnswerChunk,
+    Backend,
+    CallTargets,
+    EngineError,
+    UpstreamCall,
+    Usage,
+)
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -42,6 +50,7 @@ class InFlightRequest:
         "call",
         "charged_tokens",
         "chat",
+        "context_tokens",
         "decisions",
         "error",
         "head",
@@ -51,6 +60,7 @@ class InFlightRequest:
         "moved",
         "offer",
         "output_tokens",
+        "overstated",
         "paired",
         "prefill",
         "prefill_instance",
@@ -85,6 +95,7 @@ class InFlightRequest:
         charged_tokens: int = 0,
         source: str = "defaults",
         translation: Translation | None = None,
+        context_tokens: int = MOST_TOLD_TOKENS,
     ) -> None:
         self.request = request
         self.head = head
@@ -114,7 +125,9 @@ class InFlightRequest:
         self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed
         self.output_tokens = 0
-        self.usage: Usage | None = None
+        self.context_tokens = context_tokens  # of its model
+        self.usage: Usage | None = None  # as far as it can be true (`counted`)
+        self.overstated = False  # its engine counted more than that
         self.assumes_first_token: asyncio.TimerHandle | None = None  # not streamed: when it is expected
         self.decisions: list[dict[str, Any]] | None = None
         self.error: EngineError | None = None  # of its last failed call, until the scheduler says what follows
@@ -181,6 +194,17 @@ class InFlightRequest:
             return False
         task.cancel()
         return True
+
+    def counted(self, usage: Usage | None) -> None:
+        """Its engine's count, cut to the context of its model and the answer that was asked for: a wrong one must not
+        use up its tenant's quota or teach the predictions."""
+        if usage is None:
+            self.usage = None
+            return
+        context, asked = self.context_tokens, self.request.max_tokens
+        longest = context if asked is None else min(asked, context)
+        self.usage = Usage(min(usage.prompt_tokens, context), min(usage.completion_tokens, longest))
+        self.overstated = self.overstated or self.usage != usage
 
     def headers(self) -> list[Header]:
         """Its id (also under OpenAI's name), class, instance and time in the queue, and its tenant's quota."""
@@ -249,7 +273,7 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
         in_flight.delivered(chunk.tokens, now)
         driver.first_token(in_flight, now) if first else driver.progressed(in_flight, now)
     if chunk.usage is not None:
-        in_flight.usage = chunk.usage
+        in_flight.counted(chunk.usage)
     if in_flight.state is State.SENT:
         if not chunk.tokens and not chunk.done:
             if len(held) > MOST_HELD_BYTES:
@@ -272,7 +296,7 @@ async def start_stream(in_flight: InFlightRequest) -> None:
 
 async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
     raw = _translated(in_flight, chunk.raw)
-    in_flight.usage = chunk.usage
+    in_flight.counted(chunk.usage)
     in_flight.state = State.ANSWERING
     driver.completed(in_flight, driver.clock())
     await respond(in_flight.send, 200, raw, in_flight.headers())

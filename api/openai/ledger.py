@@ -63,6 +63,7 @@ class Ledger:
     ) -> None:
         """The same for a request that its quota refused, which was never let in."""
         record, cause = _record(in_flight, outcome, now, code, status)
+        self._sink.add(record, cause)  # first: whatever fails below, the request has its record
         if outcome is Outcome.OK:
             self.finished.tick(in_flight.request.model, now)
             self._learn(in_flight, record, now)
@@ -70,7 +71,6 @@ class Ledger:
             self.refusals[record.tenant, record.slo_class, code] += 1
         self.windows.observe(record, cause, now)
         self._instruments.ended(record)
-        self._sink.add(record, cause)
 
 
 # ---- the record -----------------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class Runtime:
         self._later: asyncio.TimerHandle | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._overstating: set[str] = set()  # instances whose counts were once too high: said once for each
         self._performs: dict[type, Callable[[Any], None]] = {
             ev.Send: self._send,
             ev.Refuse: self._refused,
@@ -164,6 +165,12 @@ class Runtime:
     def completed(self, in_flight: InFlightRequest, now: float) -> None:
         if in_flight.usage is not None:
             in_flight.output_tokens = in_flight.usage.completion_tokens
+            if in_flight.overstated and in_flight.instance not in self._overstating:
+                self._overstating.add(in_flight.instance)
+                told = (
+                    "%s counts more tokens than %s allows; its counts are cut to what the request and its model allow"
+                )
+                log.warning(told, in_flight.instance, in_flight.request.id)
         in_flight.task = None  # it ends by itself after the last write
         self.push(ev.Finished(in_flight.request.id, in_flight.output_tokens))
         self._end(in_flight, Cause.ANSWERED)

@@ -39,10 +39,17 @@ class LinkReport(NamedTuple):
 def report_from_json(raw: Mapping[str, Any]) -> LinkReport:
     """The inverse of `_asdict` after JSON.
 
-    Keys of newer engines are ignored. Raises KeyError, TypeError or ValueError.
+    Keys of newer engines are ignored. Raises KeyError, TypeError or ValueError, also for a figure that is negative, not
+    finite or too large: all of the fleet count with it.
     """
     known = {name: raw[name] for name in LinkReport._fields if name in raw}
+    for name in _FIGURES & known.keys():
+        if known[name] is not None and not 0 <= known[name] < INT64:
+            raise ValueError(f"{name} is {str(known[name])[:30]}")
     return LinkReport(**{**known, "state": LinkState(raw["state"])})
+
+
+_FIGURES = {"latency_s", "bandwidth_bytes_s", "bytes", "transfers", "failures", "port"}
 
 
 class KvMoved(NamedTuple):

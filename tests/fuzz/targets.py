@@ -30,7 +30,7 @@ from controller.simulator.workloads.sources import parse_row
 from workers.actions.sleep_client import parse_state
 from workers.actions.weights_client import EngineAway, _weights
 from workers.backends import sglang_state
-from workers.backends.base import EngineError, Limits
+from workers.backends.base import MOST_TOLD_TOKENS, EngineError, Limits
 from workers.backends.http import EventReader, kv_moved, parse_usage
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import parse_load, parse_prefilled
@@ -224,15 +224,18 @@ class Told(ReferenceBackend):
     b'{"bytes":1,"layers":2,"tokens":3,"cached":0,"seconds":0.1}',
     b'{"state":"present","bytes":5,"attempts":[{}],"present_s":1}',
     b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+    b'{"usage":{"prompt_tokens":1.7e308,"completion_tokens":-7}}',
 )
 def told(data: bytes) -> None:
     backend = Told(data)
     for ask in (backend.links, backend.role, lambda: backend.free_kv(["r"])):
         with suppress(EngineError):
             run(_asked(ask()))
-    for parse in (parse_prefilled, parse_usage, kv_moved):
+    for parse in (parse_prefilled, kv_moved):
         with suppress(EngineError):
             parse(data)
+    usage = parse_usage(data)
+    assert usage is None or all(type(count) is int and 0 <= count <= MOST_TOLD_TOKENS for count in usage)
     with suppress(EngineAway, orjson.JSONDecodeError):
         said = orjson.loads(data)
         if isinstance(said, dict):

@@ -45,8 +45,17 @@ class Capabilities:
     tells_landing: bool = False  # the headers of a whole answer come when the KV has arrived
 
 
+MOST_TOLD_TOKENS = 1 << 31  # no context is nearly as long
+
+
+def told_count(value: object) -> int | None:
+    """A count of tokens as an engine tells it: a whole number from 0 to MOST_TOLD_TOKENS. None for anything else, since
+    quotas, records and predictions count with it."""
+    return value if type(value) is int and 0 <= value <= MOST_TOLD_TOKENS else None
+
+
 class Usage(NamedTuple):
-    """Token counts as the engine itself reports them."""
+    """Token counts as the engine itself reports them, each as `told_count` reads it."""
 
     prompt_tokens: int
     completion_tokens: int

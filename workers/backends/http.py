@@ -22,7 +22,16 @@ from yarl import URL
 
 from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, Usage
+from workers.backends.base import (
+    AnswerChunk,
+    EngineError,
+    Limits,
+    NotSupported,
+    RoleSwitch,
+    UpstreamCall,
+    Usage,
+    told_count,
+)
 from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 from workers.http.engine_keys import EngineKey, NoEngineKey
 from workers.http.outbound import read_answer
@@ -233,12 +242,14 @@ def check_whole(raw: bytes) -> None:
 
 
 def parse_usage(raw: bytes) -> Usage | None:
-    """The `usage` object of a JSON answer or usage event; None without one."""
+    """The `usage` object of a JSON answer or usage event; None without one, or with a figure that is no count."""
     try:
         usage = orjson.loads(raw).get("usage")
-        return Usage(int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)) if usage else None
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens")
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         return None
+    counts = told_count(prompt), told_count(0 if completion is None else completion)
+    return None if counts[0] is None or counts[1] is None else Usage(counts[0], counts[1])
 
 
 class EventReader:

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from api.openai.protocol.translation import UnreadableAnswer
+from workers.backends.base import told_count
 
 FIXED: dict[str, Any] = {
     "object": "response",
@@ -77,13 +78,13 @@ class ResponseObject:
 
 def _usage(chat: Mapping[str, Any]) -> dict[str, Any]:
     """The chat's token counts under the names of a response."""
-    prompt, output = int(chat.get("prompt_tokens") or 0), int(chat.get("completion_tokens") or 0)
+    prompt, output = told_count(chat.get("prompt_tokens")) or 0, told_count(chat.get("completion_tokens")) or 0
     read, written = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": int(read.get("cached_tokens") or 0)},
+        "input_tokens_details": {"cached_tokens": told_count(read.get("cached_tokens")) or 0},
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": int(written.get("reasoning_tokens") or 0)},
+        "output_tokens_details": {"reasoning_tokens": told_count(written.get("reasoning_tokens")) or 0},
         "total_tokens": prompt + output,
     }
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from api.openai.state.fleet import GatewayFleet, Seat
 from controller.core.events import LinkSeen
-from controller.core.kv_links import LinkReport, report_from_json
+from controller.core.kv_links import INT64, LinkReport, report_from_json
 from controller.core.staleness import STALE_PERIODS
 from controller.core.types import Load, Role
 from workers.backends.base import EngineError
@@ -90,7 +90,7 @@ class Monitor:
     async def _poll(self, instance_id: str) -> None:
         try:
             seat = self._fleet.seats[instance_id]
-            load = await seat.backend.telemetry(self._clock())
+            load = readable(await seat.backend.telemetry(self._clock()))
             self._fleet.reported(instance_id, load)  # at once, since reading links may take longer
             published = self._published[instance_id] = load._asdict() | {"observed_at": self._shared.now()}
             reports = await self._read_links(seat)
@@ -100,7 +100,7 @@ class Monitor:
         except EngineError as error:
             self._published.pop(instance_id, None)
             self._fleet.silent(instance_id, error)
-        except (ValueError, IndexError) as error:  # not a metrics page
+        except (ArithmeticError, ValueError, IndexError) as error:  # not a metrics page
             self._fleet.silent(instance_id, EngineError(f"instance {instance_id} sent unreadable telemetry: {error}"))
         finally:
             self._polling.discard(instance_id)
@@ -146,7 +146,7 @@ class Monitor:
             try:
                 age_s = max(0.0, shared - fields["observed_at"])
                 told = {name: value for name, value in fields.items() if name != LINKS}
-                load = Load(**told | {"observed_at": now - age_s})
+                load = readable(Load(**told | {"observed_at": now - age_s}))
                 reports = [report_from_json(each) for each in fields.get(LINKS, ())]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 # Of a gateway of another version, during an upgrade: this one then polls the engine itself.
@@ -157,6 +157,15 @@ class Monitor:
                 self._links.reported(instance_id, reports)
                 taken.add(instance_id)
         return taken
+
+
+def readable(load: Load) -> Load:
+    """The same load. Raises ValueError, for any engine, where a figure is none that can be counted with: negative, not
+    finite, or larger than JSON and the database take."""
+    for name, value in load._asdict().items():
+        if value is not None and not 0 <= value < INT64:
+            raise ValueError(f"{name} is {str(value)[:30]}")
+    return load
 
 
 class LinkWatch:
