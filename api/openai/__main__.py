@@ -22,6 +22,7 @@ from api.openai.gateway import GatewayOptions
 from api.openai.protocol.schemas import allow_media
 from api.openai.server import GatewayServer
 from api.openai.service import GatewayService, Store
+from api.openai.state.spool import RecordBounds
 from api.openai.tenants import QueueBounds
 from controller.core.errors import ConfigError
 from workers.http.limits import HttpLimits, raise_file_limit, read_limits
@@ -63,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         token_pacing=settings.TOKEN_PACING,
         salt_key=settings.SECRET_KEY.encode(),
         queue=QueueBounds(settings.QUEUE_BODY_MIB << 20, settings.TENANT_QUEUE_SHARE),
+        records=RecordBounds(
+            buffer_bytes=settings.RECORDS_BUFFER_MIB << 20, spool_bytes=settings.RECORDS_SPOOL_MIB << 20
+        ),
         config_max_age_s=settings.CONFIG_MAX_AGE_S,
         metrics_token=settings.METRICS_TOKEN,
         scheduler_log=arguments.scheduler_log,

@@ -31,6 +31,7 @@ from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import GatewayFleet
 from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.state.scheduler_log import SchedulerLog
+from api.openai.state.spool import RecordBounds
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tenants import KeyRing, QueueBounds, Quotas
 from api.openai.tokenizers import Tokenizers
@@ -59,6 +60,7 @@ class GatewayOptions:
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: no pacing
     salt_key: bytes = b""  # of the salts that keep tenants apart in the prefix caches of engines; empty: no salts
     queue: QueueBounds = field(default_factory=QueueBounds)
+    records: RecordBounds = field(default_factory=RecordBounds)
     config_max_age_s: float = math.inf  # requests are refused while the configuration is older
     metrics_token: str = ""  # who may read /metrics and the details of /healthz (`workers.http.details`)
     scheduler_log: Path | None = None  # where to record the scheduler's events and actions

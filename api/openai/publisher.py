@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from api.openai import status
 from api.openai.gateway import Gateway
+from api.openai.state.losses import Losses, figures
 from api.openai.state.offloop import OffLoop
 from api.openai.state.queue_feed import QueueFeed
 from api.openai.state.shares import Shares
@@ -72,14 +73,19 @@ class Audit(Protocol):
         """Records a batch of refusals as one decision; returns its message for live pages."""
         ...
 
+    def records_lost(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+        """Records that records of requests were given up; returns its message for live pages."""
+        ...
+
     def keys_used(self, key_ids: Iterable[int]) -> None: ...
 
 
 class Publisher:
     """Writes to the audit go through `store`, in a thread."""
 
-    def __init__(self, gateway: Gateway, board: LiveBoard, store: Audit) -> None:
+    def __init__(self, gateway: Gateway, board: LiveBoard, store: Audit, losses: Losses | None = None) -> None:
         self._gateway = gateway
+        self._losses = losses or Losses()
         self._board = board
         self._store = store
         self._seq = count(1)
@@ -115,6 +121,7 @@ class Publisher:
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now
             await self._refusals(now)
+            await self._lost()
             await self._keys()
 
     async def read_clock(self) -> None:
@@ -191,6 +198,23 @@ class Publisher:
             self._gateway.ledger.refusals.update(batch)
             return
         self._refused_since = now
+        await self._show(message)
+
+    async def _lost(self) -> None:
+        """One decision on all records that were given up since the last one; with PostgreSQL away it waits."""
+        untold = self._losses.take()
+        if not untold:
+            return
+        try:
+            record = partial(self._store.records_lost, self._gateway.options.name, figures(untold))
+            message = await self._thread.call(record, WRITE_S)
+        except Exception as error:  # any failure keeps them for the next decision
+            log.warning("lost records are not yet in the audit: %r", error)
+            self._losses.give_back(untold)
+            return
+        await self._show(message)
+
+    async def _show(self, message: DecisionMessage) -> None:
         try:
             await self._board.send(LIVE_DECISIONS, message)
         except LiveUnavailable as error:

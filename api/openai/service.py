@@ -13,8 +13,9 @@ import aiohttp
 from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.publisher import Audit, Publisher
-from api.openai.state.recorder import Recorder, Spool
+from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
+from api.openai.state.spool import Spool
 from controller.core.types import RequestRecord
 from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
@@ -48,7 +49,9 @@ class GatewayService:
 
     async def start(self) -> Gateway:
         self._session = _session()
-        self._recorder = Recorder(self._store.write, Spool(self._data_dir / "spool" / self._options.name))
+        self._recorder = Recorder(
+            self._store.write, Spool(self._data_dir / "spool" / self._options.name, self._options.records)
+        )
         self._live = LiveState(self._redis_url, self._options.name) if self._redis_url else None
         gateway = self.gateway = Gateway(self._options, self._session, self._recorder, self._live)
         gateway.instruments.watch(lambda: [*status.gauges(gateway), *self._backlog()])
@@ -65,7 +68,7 @@ class GatewayService:
         return gateway
 
     async def _publish(self, gateway: Gateway, live: LiveState) -> None:
-        publisher = self._publisher = Publisher(gateway, live, self._store)
+        publisher = self._publisher = Publisher(gateway, live, self._store, self._recorder.losses)
         await publisher.tick()  # before its first request it knows the shared clock and its share of the fleet
         self._keep("publisher", publisher.run)
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
@@ -111,6 +114,11 @@ class GatewayService:
             ("records_buffered", "Request records in memory.", {}, recorder.waiting),
             ("refusals_grouped", "Refused requests that no record stands for yet.", {}, self._refusals_open()),
             ("records_spool_files", "Batches of records waiting on disk.", {}, recorder.spooled),
+            ("records_spool_bytes", "Bytes of these batches.", {}, recorder.spool.held_bytes),
+            *(
+                ("records_lost_total", "Requests whose record was given up.", {"kind": kind, "full": where}, count)
+                for (kind, where), count in sorted(recorder.losses.total.items())
+            ),
             ("records_written_total", "Records the database took.", {}, recorder.written),
             (
                 "config_age_seconds",

@@ -115,6 +115,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     # people
     ("sessions_ended", "person_asked"): "{actor} ended {sessions} of the sessions of {subject}",
     # links
+    ("records_lost", ""): (
+        "{actor} gave up the records of {requests} requests, {refused_requests} of them refused, that arrived within "
+        "{seconds:g} s until {until}: stored figures do not count them"
+    ),
     ("link_down", "no_answer"): "the link from {source} to {target} is down, so KV transfers use other links",
     ("link_up", "answers_again"): "the link from {source} to {target} is up again after {down_s:.0f} s",
 }

@@ -78,6 +78,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "requests": ("requests", ""),
     "commonest": ("most common reason", "code"),
     "by_code": ("by reason", "codes"),
+    "refused_requests": ("of them refused", "requests"),
     "by_class": ("by tenant and class", "requests"),
     # scaling
     "load": ("load", "share"),
@@ -444,6 +445,7 @@ REASONS: dict[str, str] = {
     "invalid_api_key": "the API key or token is unknown, expired or revoked",
     "scope_missing": "the API key or service account lacks the scope",
     "keys_change_nothing": "a tenant's API key cannot make changes",
+    "no_room_for_records": "PostgreSQL did not take the records, and the room for them was full",
     "older_than_kept": "older than the retention period",
 }
 

@@ -1,9 +1,11 @@
 """Request records on their way to PostgreSQL: buffered, written in batches, spooled to disk when it is away.
 
-No record is lost while the process lives: a batch is dropped only once the database took it, or once it is in a spool
-file, which is fsynced for each batch. A batch whose acknowledgement was lost is written again; the writer ignores ids
-that are stored. After a crash (kill -9) at most `FLUSH_S` of records are missing, and the next gateway that starts with
-the same folder writes the spool.
+A batch is dropped only once the database took it, or once it is in a spool file, which is fsynced for each batch. So no
+record is lost while the process lives and there is room: memory and disk for records have bounds (`RecordBounds`).
+Beyond them refusals are given up first, then what is oldest, and `losses` counts it (decision 175).
+
+A batch whose acknowledgement was lost is written again; the writer ignores ids that are stored. After a crash (kill -9)
+at most `FLUSH_S` of records are missing, and the next gateway that starts with the same folder writes the spool.
 """
 
 from __future__ import annotations
@@ -11,19 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import orjson
-
+from api.openai.state.losses import OTHER, REFUSED, Loss, Losses, kind_of, loss_of
 from api.openai.state.offloop import Busy, OffLoop
-from controller.core.types import RequestRecord, record_as_dict
+from api.openai.state.spool import Spool
+from controller.core.types import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -40,50 +40,9 @@ class Unstorable(Exception):
     """The database answers and refuses what is in the batch: a retry would not help."""
 
 
-class Spool:
-    """Files of JSON lines, one for each batch, oldest first by name. Only whole files have their final name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("*.part"):  # of a process that died while it wrote: half a batch
-            part.unlink(missing_ok=True)
-        self._serial = 0
-
-    def save(self, records: Sequence[RequestRecord]) -> Path:
-        self._serial += 1
-        name = f"{time.time_ns():020d}-{os.getpid()}-{self._serial:06d}"
-        path, part = self.folder / f"{name}.jsonl", self.folder / f"{name}.part"
-        try:
-            with part.open("wb") as file:
-                file.writelines(orjson.dumps(record_as_dict(record)) + b"\n" for record in records)
-                file.flush()
-                os.fsync(file.fileno())
-            part.rename(path)
-        except BaseException:
-            with suppress(OSError):  # on a full disk it would take the room of the next try
-                part.unlink(missing_ok=True)
-            raise
-        return path
-
-    def set_aside(self, record: RequestRecord) -> Path:
-        """Keep a record that the database refuses in a file of its own, for an operator."""
-        path = self.folder / f"{record.id}.refused"
-        path.write_bytes(orjson.dumps(record_as_dict(record)))
-        return path
-
-    def files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.jsonl"))
-
-    def load(self, path: Path) -> list[RequestRecord]:
-        """Unreadable lines are logged and left out, or they would block the rest for ever."""
-        records = []
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            try:
-                records.append(RequestRecord(**orjson.loads(line)))
-            except (orjson.JSONDecodeError, TypeError) as error:
-                log.error("%s line %d is not a record: %s", path, number, error)
-        return records
+def weight(record: RequestRecord) -> int:
+    """Bytes of memory that it takes, roughly: its decisions are most of it."""
+    return 1_500 + 1_500 * len(record.decisions) + 40 * len(record.token_times)
 
 
 class Recorder:
@@ -93,9 +52,10 @@ class Recorder:
         self.spool = spool
         self.failing_since: float | None = None
         self.written = 0
-        self.spooled = 0  # batches on disk, as last seen: a scrape of metrics must not wait for a disk
         self._writer = writer
-        self._buffer: deque[RequestRecord] = deque()
+        self.losses = Losses()
+        self._buffers: dict[str, deque[RequestRecord]] = {OTHER: deque(), REFUSED: deque()}  # in the order of writing
+        self._buffered_bytes = 0
         self._hand: Sequence[RequestRecord] = ()  # taken from the buffer, and neither written nor saved yet
         self._under_way: asyncio.Task[None] | None = None
         self._database = OffLoop("records")
@@ -105,14 +65,46 @@ class Recorder:
         self._flushing = asyncio.Lock()
 
     def add(self, record: RequestRecord) -> None:
-        self._buffer.append(record)
-        if len(self._buffer) >= BATCH:
+        self._keep(record)
+        if self._buffered >= BATCH:
             self._full.set()
+        self._within_bounds()
+
+    @property
+    def spooled(self) -> int:
+        """Files on disk, as last seen: a scrape of metrics must not wait for a disk."""
+        return self.spool.held_files
 
     @property
     def waiting(self) -> int:
         """How many records are in memory only."""
-        return len(self._buffer) + len(self._hand)
+        return self._buffered + len(self._hand)
+
+    @property
+    def _buffered(self) -> int:
+        return sum(map(len, self._buffers.values()))
+
+    def _keep(self, record: RequestRecord, *, first: bool = False) -> None:
+        buffer = self._buffers[kind_of(record)]
+        buffer.appendleft(record) if first else buffer.append(record)
+        self._buffered_bytes += weight(record)
+
+    def _take(self, kind: str) -> RequestRecord:
+        record = self._buffers[kind].popleft()
+        self._buffered_bytes -= weight(record)
+        return record
+
+    def _within_bounds(self) -> None:
+        """Give up the oldest refusals, then the oldest other records."""
+        bounds = self.spool.bounds
+        while self._buffered > bounds.buffer_records or self._buffered_bytes > bounds.buffer_bytes:
+            kind = REFUSED if self._buffers[REFUSED] else OTHER
+            self._lost(loss_of("memory", kind, [self._take(kind)]))
+
+    def _lost(self, loss: Loss) -> None:
+        if not self.losses.total:
+            log.error("records are lost (%s): see slackline_records_lost_total", loss.where)
+        self.losses.add(loss)
 
     async def run(self) -> None:
         while True:
@@ -129,13 +121,21 @@ class Recorder:
             await self._flush()
 
     async def _flush(self) -> None:
-        while self._buffer:
-            self._hand = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
+        while self._buffered:
+            self._hand = self._batch()
             if left := await self._write(self._hand):
                 await self._save(left)
             self._hand = ()
         if time.monotonic() >= self._retry_at:
             await self._replay()
+
+    def _batch(self) -> Sequence[RequestRecord]:
+        return [self._take(kind) for kind in self._kinds(BATCH)]
+
+    def _kinds(self, most: int) -> Sequence[str]:
+        """Of the records to write next: refusals after all others."""
+        others = min(most, len(self._buffers[OTHER]))
+        return [OTHER] * others + [REFUSED] * min(most - others, len(self._buffers[REFUSED]))
 
     async def _write(self, batch: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
         """Write a batch. Returns the records that were neither written nor set aside."""
@@ -166,6 +166,7 @@ class Recorder:
         except (OSError, TimeoutError, Busy) as trouble:
             log.error("the database refuses record %s, which cannot be set aside: %r", batch[0].id, trouble)
             return batch
+        self._told_by_disk()
         log.error("the database refuses record %s, kept in %s: %s", batch[0].id, path, error)
         return ()
 
@@ -179,26 +180,30 @@ class Recorder:
         """Spool a batch. With a full disk it stays in memory for the next flush."""
         try:
             await self._disk.call(lambda: self.spool.save(batch), WRITE_S)
-            self.spooled += 1
         except (OSError, TimeoutError, Busy) as error:
             log.error("%d records cannot be spooled, they stay in memory: %r", len(batch), error)
             self._hand = batch
             self._put_back()
             await asyncio.sleep(RETRY_S)
+        self._told_by_disk()
+
+    def _told_by_disk(self) -> None:
+        while self.spool.lost:
+            self._lost(self.spool.lost.pop())
 
     async def _replay(self) -> None:
         paths = await self._disk.call(self.spool.files, WRITE_S)
-        self.spooled = len(paths)
         for path in paths:
             records = await self._disk.call(partial(self.spool.load, path), WRITE_S)
             if await self._write(records):  # the file stays as it is: the writer ignores ids that are stored
                 return
-            await self._disk.call(path.unlink, WRITE_S)
-            self.spooled -= 1
+            await self._disk.call(partial(self.spool.done, path), WRITE_S)
 
     def _put_back(self) -> None:
-        self._buffer.extendleft(reversed(self._hand))
+        for record in reversed(self._hand):
+            self._keep(record, first=True)
         self._hand = ()
+        self._within_bounds()
 
     async def close(self) -> None:
         """At shutdown, within CLOSE_S: one last flush. What the database does not take in half that time is spooled.

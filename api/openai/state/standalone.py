@@ -37,5 +37,8 @@ class FileStore:
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         raise NoDatabase("a gateway that runs alone keeps no audit")
 
+    def records_lost(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+        raise NoDatabase("a gateway that runs alone keeps no audit")
+
     def keys_used(self, key_ids: Iterable[int]) -> None:
         raise NoDatabase("a gateway that runs alone keeps no list of keys")

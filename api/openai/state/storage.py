@@ -54,6 +54,13 @@ class Database:
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         """Record a batch of refusals as one decision; returns its message for live pages."""
+        return self._decided(gateway, "refusals", str(figures["commonest"]), figures)
+
+    def records_lost(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+        """Record that records were given up; returns its message for live pages."""
+        return self._decided(gateway, "records_lost", "no_room_for_records", figures)
+
+    def _decided(self, gateway: str, kind: str, reason: str, figures: Mapping[str, Any]) -> DecisionMessage:
         from django.db import close_old_connections
 
         from controller.services.actors import Actor
@@ -63,10 +70,10 @@ class Database:
         close_old_connections()
         decision = decision_record(
             actor=Actor.gateway(gateway),
-            kind="refusals",
+            kind=kind,
             subject_type="gateway",
             subject=gateway,
-            reason=str(figures["commonest"]),
+            reason=reason,
             inputs=figures,
         )
         return message_of(decision)

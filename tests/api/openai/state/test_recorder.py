@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from api.openai.state import recorder as module
 from api.openai.state.offloop import Busy
-from api.openai.state.recorder import Recorder, Spool, Unstorable
+from api.openai.state.recorder import Recorder, Unstorable
+from api.openai.state.spool import Spool
 from controller.core.types import RequestRecord, record_as_dict
 
 
@@ -187,14 +189,14 @@ async def test_a_refused_record_that_cannot_be_set_aside_takes_no_other_with_it(
     class FullDisk(Spool):
         full = True
 
-        def save(self, records: Sequence[RequestRecord]) -> Path:
+        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
             saved.append([item.id for item in records])
             if self.full:
                 self.full = False
                 raise error
             return super().save(records)
 
-        def set_aside(self, record: RequestRecord) -> Path:
+        def set_aside(self, record: RequestRecord) -> Path | None:
             if len(saved) < 2:
                 raise error
             return super().set_aside(record)
@@ -216,7 +218,7 @@ async def test_a_full_disk_keeps_records_in_memory(
     class FullDisk(Spool):
         full = True
 
-        def save(self, records: Sequence[RequestRecord]) -> Path:
+        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
             if self.full:
                 self.full = False
                 raise OSError("no space left on device")
@@ -238,7 +240,7 @@ class BrokenDisk(Spool):
 
     gate: threading.Event | None = None
 
-    def save(self, records: Sequence[RequestRecord]) -> Path:
+    def save(self, records: Sequence[RequestRecord]) -> list[Path]:
         if self.gate is not None:
             self.gate.wait(30)
         raise OSError("input/output error")
@@ -329,14 +331,14 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(
         raise error
 
     spool = Spool(tmp_path)
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(type(error)):
         spool.save([record("a")])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_process_that_died_left_half_written_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    path = Spool(tmp_path).save([record("a")])
+    [path] = Spool(tmp_path).save([record("a")])
     Spool(tmp_path).set_aside(record("bad"))
     (tmp_path / "crashed.part").write_bytes(b'{"id": "half')
     spool = Spool(tmp_path)
@@ -346,7 +348,7 @@ def test_what_a_process_that_died_left_half_written_is_removed_at_the_next_start
 
 def test_a_spool_file_is_whole_or_absent(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    path = spool.save([record("a")])
+    [path] = spool.save([record("a")])
     (tmp_path / "crashed.part").write_bytes(b'{"id": "half')
     assert spool.files() == [path]
     assert orjson.loads(path.read_bytes()) == record_as_dict(record("a"))
@@ -354,14 +356,14 @@ def test_a_spool_file_is_whole_or_absent(tmp_path: Path) -> None:
 
 def test_an_unreadable_line_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    path = spool.save([record("a"), record("b")])
+    [path] = spool.save([record("a"), record("b")])
     path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id:"a"'))
     assert [item.id for item in spool.load(path)] == ["b"]
 
 
 def test_a_spool_file_of_the_version_before_is_replayed(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    path = spool.save([record("a")])
+    [path] = spool.save([record("a")])
     raw = orjson.loads(path.read_bytes())
     del raw["prefill_instance"]
     path.write_bytes(orjson.dumps(raw) + b"\n")
