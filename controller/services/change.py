@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -22,8 +23,10 @@ HIDDEN = frozenset({"sha256", "created_at", "updated_at"})
 
 
 class VersionConflict(SlacklineError):
-    """Another change was saved first. `current`: the stored version; `seen`: the version that this change is based
-    on."""
+    """Another change was saved first. `current`: the stored version; `seen`: the version that this change is based on.
+    `absent`: what fields that the caller did not name would have got (`controller.services.replace`)."""
+
+    absent: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, subject: str, seen: int, current: int) -> None:
         super().__init__(

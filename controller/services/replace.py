@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -21,7 +22,9 @@ class NotStored(SlacklineError):
 
 
 class AlreadyStored(SlacklineError):
-    """The caller expects that the object does not exist yet, but it does."""
+    """The caller expects that the object does not exist yet, but it does. `absent`: see `put`."""
+
+    absent: Mapping[str, Any] = MappingProxyType({})
 
 
 class FixedField(SlacklineError):
@@ -46,10 +49,12 @@ def put(
     key: Mapping[str, Any],
     *,
     expected: Expected,
+    absent: Mapping[str, Any],
     create: Callable[[], V],
     change: Callable[[V], V],
 ) -> tuple[V, bool]:
-    """The stored row, and whether it was created. `key`: field values that identify it.
+    """The stored row, and whether it was created. `key`: field values that identify it. `absent`: what fields get that
+    the caller does not name, for the errors: a refused caller must see what the call would have reset.
 
     Two callers may create the same object at the same moment; the second one then changes what the first one created.
     Raises VersionConflict, NotStored, AlreadyStored, and what `create` and `change` raise.
@@ -67,18 +72,21 @@ def put(
                 row = rows.select_for_update().first()
                 if row is None:
                     raise
+        refused: AlreadyStored | VersionConflict | None = None
         if expected.missing:
-            raise AlreadyStored(f"{row} already exists.")
-        if expected.version is not None and row.version != expected.version:
-            raise VersionConflict(str(row), expected.version, row.version)
+            refused = AlreadyStored(f"{row} already exists.")
+        elif expected.version is not None and row.version != expected.version:
+            refused = VersionConflict(str(row), expected.version, row.version)
+        if refused is not None:
+            refused.absent = absent
+            raise refused
         return change(row), False
 
 
-def with_defaults(
+def defaults_of(
     table: type[models.Model], values: Mapping[str, Any], names: Iterable[str], *, kept: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The values of all fields in `names`: those given, and for the others the default of the field, except for `kept`,
-    which stay as they are stored."""
+    """The default of each field in `names` that has no value in `values`, except for `kept`, which stay as they are
+    stored."""
     fields = {name: table._meta.get_field(name) for name in names if name not in values and name not in kept}
-    defaults = {name: field.get_default() for name, field in fields.items() if isinstance(field, models.Field)}
-    return {**defaults, **values}
+    return {name: field.get_default() for name, field in fields.items() if isinstance(field, models.Field)}

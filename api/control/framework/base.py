@@ -106,7 +106,7 @@ class ControlView(APIView):
     def handle_exception(self, exc: Exception) -> Response:
         response: Response = super().handle_exception(exc)
         if isinstance(exc, VersionConflict | AlreadyStored):
-            add_stored(response, self._stored(), self._sent)
+            add_stored(response, self._stored(), {**exc.absent, **self._sent})
         refusal_record(self.request, exc)  # after the handler has rolled back the transaction
         return response
 

@@ -13,14 +13,13 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Decision, Instance
 from controller.scale.provisioning import abilities
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import action_order
 from controller.services.fleet.instances import EDITABLE, instance_create, instance_register, instance_update
-from controller.services.replace import Expected, FixedField, put, with_defaults
+from controller.services.replace import Expected, FixedField, defaults_of, put
 
 LAUNCH = "engine_launch"  # kind of the Decision
 JOINS_WITHIN = timedelta(hours=1)  # an instance of that name that is registered later is another one
@@ -53,6 +52,10 @@ def instance_put(
     """Create the instance or replace its values; whether it was created. Absent values get their default; the desired
     state and the role stay. Raises FixedField for a value that never changes, or if the instance is stopped."""
 
+    absent = defaults_of(Instance, values, EDITABLE)
+    if "max_num_seqs" in absent and abilities(values["provisioner"]).registers:
+        absent["max_num_seqs"] = None
+
     def create() -> Instance:
         fields = dict(values)
         if abilities(fields["provisioner"]).registers:
@@ -62,16 +65,14 @@ def instance_put(
 
     def change_to(row: Instance) -> Instance:
         _refuse_fixed(row, values)
-        changes = {name: value for name, value in values.items() if name not in FIXED}
-        seqs = None if row.abilities.registers else DEFAULT_MAX_NUM_SEQS
-        changes = with_defaults(Instance, {"max_num_seqs": seqs, **changes}, EDITABLE)
+        changes = {**absent, **{name: value for name, value in values.items() if name not in FIXED}}
         now = {**{name: getattr(row, name) for name in changes}, "max_num_seqs": row.configured_seqs}
         changes = {name: value for name, value in changes.items() if now[name] != value}
         if not changes:
             return row
         return instance_update(actor=actor, instance_id=row.pk, version=row.version, changes=changes)
 
-    return put(Instance, {"pk": instance_id}, expected=expected, create=create, change=change_to)
+    return put(Instance, {"pk": instance_id}, expected=expected, absent=absent, create=create, change=change_to)
 
 
 def _refuse_fixed(row: Instance, values: Mapping[str, Any]) -> None:

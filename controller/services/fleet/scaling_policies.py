@@ -13,7 +13,7 @@ from controller.models import ScalerState, ScalingPolicy, ServedModel
 from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, put, with_defaults
+from controller.services.replace import Expected, defaults_of, put
 
 LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, however many workers run
 SHORTEST_INTERVAL_S = 1.0  # between two ticks of Celery beat
@@ -78,14 +78,16 @@ def scaling_policy_put(
     """Create the policy or replace its values; whether it was created. Absent values get their default, except
     `enabled`: a policy that an operator has disabled stays disabled until somebody says otherwise."""
 
+    absent = defaults_of(ScalingPolicy, values, EDITABLE, kept=("enabled",))
+
     def change_to(row: ScalingPolicy) -> ScalingPolicy:
-        changes = with_defaults(ScalingPolicy, values, EDITABLE, kept=("enabled",))
-        return scaling_policy_update(actor=actor, policy_id=row.pk, version=row.version, changes=changes)
+        return scaling_policy_update(actor=actor, policy_id=row.pk, version=row.version, changes={**absent, **values})
 
     return put(
         ScalingPolicy,
         {"model": model, "role": role},
         expected=expected,
+        absent=absent,
         create=lambda: scaling_policy_create(actor=actor, model=model, role=role, **values),
         change=change_to,
     )

@@ -14,7 +14,7 @@ from controller.core.snapshot import LevelBounds
 from controller.models import PriorityMapping, Tenant
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, put, with_defaults
+from controller.services.replace import Expected, defaults_of, put
 from controller.slo.mapping import CONTENTION_RULES
 
 EDITABLE = ("levels", "window", "window_age_s", "contention")
@@ -57,14 +57,18 @@ def priority_mapping_put(
 ) -> tuple[PriorityMapping, bool]:
     """Create the mapping or replace its values; whether it was created. Absent values get their default."""
 
+    absent = defaults_of(PriorityMapping, values, EDITABLE)
+
     def change_to(row: PriorityMapping) -> PriorityMapping:
-        changes = with_defaults(PriorityMapping, values, EDITABLE)
-        return priority_mapping_update(actor=actor, mapping_id=row.pk, version=row.version, changes=changes)
+        return priority_mapping_update(
+            actor=actor, mapping_id=row.pk, version=row.version, changes={**absent, **values}
+        )
 
     return put(
         PriorityMapping,
         {"tenant": tenant},
         expected=expected,
+        absent=absent,
         create=lambda: priority_mapping_create(actor=actor, tenant=tenant, **values),
         change=change_to,
     )

@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from controller.models import SLOClass, Tenant
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, put, with_defaults
+from controller.services.replace import Expected, defaults_of, put
 from controller.services.slo.tenants import tenant_update
 from controller.slo.classes import is_level_label
 
@@ -73,14 +73,16 @@ def slo_class_put(
 ) -> tuple[SLOClass, bool]:
     """Create the class or replace its values; whether it was created. Absent values get their default."""
 
+    absent = defaults_of(SLOClass, values, EDITABLE)
+
     def change_to(row: SLOClass) -> SLOClass:
-        changes = with_defaults(SLOClass, values, EDITABLE)
-        return slo_class_update(actor=actor, slo_class_id=row.pk, version=row.version, changes=changes)
+        return slo_class_update(actor=actor, slo_class_id=row.pk, version=row.version, changes={**absent, **values})
 
     return put(
         SLOClass,
         {"name": name, "tenant": tenant},
         expected=expected,
+        absent=absent,
         create=lambda: slo_class_create(actor=actor, name=name, tenant=tenant, **values),
         change=change_to,
     )

@@ -12,7 +12,7 @@ from controller.models import Tenant
 from controller.models.base import NAME
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, put, with_defaults
+from controller.services.replace import Expected, defaults_of, put
 
 QUOTAS = ("rpm", "tpm", "max_concurrency")
 ENTITLEMENTS = (
@@ -54,14 +54,17 @@ def tenant_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: 
     """Create the tenant or replace its values; whether it was created. Absent values get their default, except
     `state`: a tenant that an admin has suspended stays suspended until somebody says otherwise."""
 
+    quotas = {name: value for name, value in quotas_of_new_tenants().items() if name not in values}
+    absent = {**defaults_of(Tenant, values, EDITABLE, kept=("state",)), **quotas}
+
     def change_to(row: Tenant) -> Tenant:
-        changes = with_defaults(Tenant, {**quotas_of_new_tenants(), **values}, EDITABLE, kept=("state",))
-        return tenant_update(actor=actor, tenant_id=row.pk, version=row.version, changes=changes)
+        return tenant_update(actor=actor, tenant_id=row.pk, version=row.version, changes={**absent, **values})
 
     return put(
         Tenant,
         {"name": name},
         expected=expected,
+        absent=absent,
         create=lambda: tenant_create(actor=actor, name=name, **values),
         change=change_to,
     )

@@ -74,6 +74,47 @@ def test_conditions_of_a_put(admin, path, body, other):
     assert admin.put(path, other, If_None_Match='"2"').status_code == 400
 
 
+ABSENT = {
+    "slo class": ("/slo-classes/by-name/chat", {"ttft_s": 1, "tpot_s": 0.1}, {"title": "Chat", "deadline_s": 9.0}),
+    "shared mapping": ("/priority-mappings/shared", {"levels": [LEVEL]}, {"window": 77, "window_age_s": 9.0}),
+    "tenant": ("/tenants/by-name/new", {"tpm": 5}, {"rpm": 7, "allowed_models": ["llama"], "queue_share": 0.3}),
+    "policy": ("/scaling-policies/by-model/llama", {"max_instances": 3}, {"upper": 0.95, "cooldown_s": 5.0}),
+    "static instance": ("/instances/one", STATIC, {"unit_cost": 2.0, "key_name": "gpu-1", "max_num_seqs": 9}),
+    "process instance": ("/instances/two", PROCESS, {"device_kind": "h100", "max_num_seqs": 9}),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "more"), ABSENT.values(), ids=ABSENT)
+@pytest.mark.parametrize("header", [{"If_Match": '"1"'}, {"If_None_Match": "*"}], ids=["stale", "exists"])
+def test_a_412_shows_what_the_body_would_have_reset_by_saying_nothing(admin, path, body, more, header):
+    """A PUT states all values: what another operator set and the body does not name would be back at its default."""
+    made = admin.put(path, body)
+    theirs = admin.put(path, {**body, **more}, If_Match='"1"')
+    before = stored()
+    mine = admin.put(path, body, **header)
+    assert mine.status_code == 412, mine.data
+    wanted = [{"field": name, "stored": theirs.data[name], "sent": made.data[name]} for name in more]
+    assert sorted(mine.data["error"]["differences"], key=str) == sorted(wanted, key=str)
+    assert stored() == before
+    assert admin.put(path, body, If_Match=mine["ETag"]).data["etag"] == '"3"'
+
+
+@pytest.mark.parametrize(("path", "body", "other"), CASES.values(), ids=CASES)
+def test_the_etag_decides_and_not_the_values(admin, path, body, other):
+    """Who has not seen the stored version gets 412, even if both happen to want the same."""
+    admin.put(path, body)
+    admin.put(path, other)
+    assert admin.put(path, other, If_Match='"1"').status_code == 412
+    again = admin.put(path, other, If_Match='"2"')
+    assert (again.status_code, again["ETag"]) == (200, '"2"')
+
+
+def test_what_stays_where_it_is_is_no_difference(admin):
+    admin.put("/tenants/by-name/new", {"rpm": 5})
+    Tenant.objects.filter(name="new").update(state="suspended")
+    assert admin.put("/tenants/by-name/new", {"rpm": 5}, If_Match='"9"').data["error"]["differences"] == []
+
+
 @pytest.mark.parametrize(("path", "body", "other"), [case for case in CASES.values() if "by-" in case[0]])
 def test_it_is_read_and_removed_by_name_too(admin, path, body, other):
     assert admin.client.get("/api/v1" + path).status_code == 404
