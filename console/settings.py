@@ -119,7 +119,7 @@ _DATA_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "controller.
 _PAGE_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "django.contrib.admin",
+    "console.admin_config.RoleAdminConfig",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",

@@ -24,7 +24,7 @@ class BoundedPaginator(Paginator):
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """All staff can view; nobody can add, change or delete."""
+    """Whoever the site lets in can view; nobody can add, change or delete."""
 
     list_per_page = 50
     list_max_show_all = 200
@@ -33,7 +33,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     actions = None
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return request.user.is_active and request.user.is_staff
+        return self.admin_site.has_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self.has_module_permission(request)

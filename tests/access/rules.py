@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.api.control.test_access import RULES as CONTROL
 
 ANYONE, SIGNED_IN, VIEWER, OPERATOR, ADMIN = "anyone", "signed in", "viewer", "operator", "admin"
-STAFF, SUPERUSER = "staff", "superuser"
+SUPERUSER = "superuser"
 NONE = "-"
 PEOPLE = ("nobody", "no role", VIEWER, OPERATOR, ADMIN)
 REACH = {ANYONE: 0, SIGNED_IN: 1, VIEWER: 2, OPERATOR: 3, ADMIN: 4}  # index into PEOPLE of the least who gets in
@@ -106,10 +106,11 @@ STATUS = {
     "/metrics": "METRICS_TOKEN",
 }
 
-# The admin site, by the end of the route. Accounts with the staff flag read; superusers change people, nothing else.
+# The admin site, by the end of the route. Accounts with the staff flag and the role read; superusers change people,
+# nothing else.
 ADMIN_SITE: dict[str, Rule] = {
     "admin/auth/user/": Rule(SUPERUSER, SUPERUSER),
-    "admin/": Rule(STAFF, STAFF),  # what is under it can be read only, whatever is sent
+    "admin/": Rule(VIEWER, VIEWER),  # what is under it can be read only, whatever is sent
     "admin/login/": Rule(ANYONE, ANYONE),  # leads to the console's own form
 }
 

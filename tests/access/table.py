@@ -53,7 +53,7 @@ ADMIN = """
 |---|---|---|
 | `/admin/login/` | anybody: leads to the console's sign-in page | - |
 | `/admin/auth/user/` and below | superusers | superusers |
-| everything else under `/admin/` | accounts with the staff flag | nobody |
+| everything else under `/admin/` | viewers with the staff flag | nobody |
 """
 
 

@@ -53,7 +53,7 @@ class SignIn(LoginView):
 def admin_sign_in(request: HttpRequest) -> HttpResponse:
     """Instead of the admin site's own form, so that there is one form with one set of limits."""
     if request.user.is_authenticated:
-        raise PermissionDenied("The admin site requires a staff account.")
+        raise PermissionDenied("The admin site requires a staff account with the viewer role.")
     return redirect_to_login(request.GET.get("next") or reverse("admin:index"))
 
 

@@ -36,7 +36,7 @@ def decide(**fields) -> Decision:
 
 @pytest.fixture
 def staff(client):
-    client.force_login(factories.user(is_staff=True))
+    client.force_login(factories.user("viewer", is_staff=True))
     return client
 
 
@@ -52,9 +52,32 @@ def test_people_without_staff_status_are_sent_to_the_login(client):
     assert client.get(DECISIONS).status_code == 302
 
 
+@pytest.mark.parametrize("path", ["/admin/", DECISIONS, f"{DECISIONS}export/", "/admin/jsi18n/"])
+def test_the_staff_flag_without_a_role_opens_nothing(client, path):
+    decide(inputs={"load": 0.93})
+    person = factories.user(is_staff=True)
+    client.force_login(person)
+    assert (client.get(path).status_code, client.get(path)["location"]) == (302, f"/admin/login/?next={path}")
+    refused = client.get(client.get(path)["location"])
+    assert refused.status_code == 403
+    assert b"The admin site requires a staff account with the viewer role." in refused.content
+
+
+def test_a_role_that_is_taken_away_closes_the_admin_site_at_the_next_call(client):
+    person = factories.user("operator", is_staff=True)
+    client.force_login(person)
+    assert client.get(DECISIONS).status_code == 200
+    person.groups.clear()
+    assert client.get(DECISIONS).status_code == 302
+
+
 OURS = sorted(
     (model._meta.model_name, model) for model in admin.site._registry if model._meta.app_label == "controller"
 )
+
+
+def test_the_site_has_all_tables():
+    assert len(OURS) >= 15
 
 
 @pytest.mark.parametrize(("name", "model"), OURS, ids=[name for name, _ in OURS])
@@ -135,7 +158,7 @@ async def test_the_export_streams_what_the_filters_leave(monkeypatch):
         await sync_to_async(decide)(subject=f"={number}", inputs={"load": number})
     await sync_to_async(decide)(kind="scale_in")
     client = AsyncClient()
-    await client.aforce_login(await sync_to_async(factories.user)(is_staff=True))
+    await client.aforce_login(await sync_to_async(factories.user)("viewer", is_staff=True))
 
     response = await client.get(f"{DECISIONS}export/?kind=scale_out")
     text = b"".join([part async for part in response]).decode()

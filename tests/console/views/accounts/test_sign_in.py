@@ -103,7 +103,7 @@ def test_the_admin_site_has_no_form_of_its_own(person, address):
 def test_an_account_that_may_not_use_the_admin_site_is_told(viewer):
     answer = viewer.get("/admin/login/")
     assert answer.status_code == 403
-    assert b"The admin site requires a staff account" in answer.content
+    assert b"The admin site requires a staff account with the viewer role." in answer.content
 
 
 @pytest.mark.parametrize("password", ["short-1-aB", "password1234", "839201748291", "olga-the-great"])
