@@ -61,7 +61,8 @@ STOP_SENDING = InstanceAction(
 )
 
 
-# Sleep has its buttons from `sleep_choices`: what it does to the fleet depends on the other instances.
+SLEEP_BUTTONS = {"sleep": "Sleep", "sleep_2": "Sleep (level 2)"}  # by level
+# Sleep has its effects from `sleep_choices`: what it does to the fleet depends on the other instances.
 ACTIONS: dict[str, InstanceAction] = {
     "load": InstanceAction(
         weights_load_order,
@@ -140,7 +141,7 @@ def sleep_choices(row: Instance) -> list[ActionChoice]:
     others = Counter(Role(role) for role in _serving_beside(row))
     policy = catalogue.scaling_policies().filter(model=row.model, role=row.role, enabled=True).first()
     left = [who_is_left(row, others, policy)]
-    names = {1: ("sleep", "Sleep"), 2: ("sleep_2", "Sleep (level 2)")}
+    names = dict(zip(LEVELS, SLEEP_BUTTONS.items(), strict=True))
     question = f"Put {row.pk} to sleep?"
     return [
         ActionChoice(*names[level], question, "Sleep", " ".join([*left, *_effects(row, level)])) for level in LEVELS

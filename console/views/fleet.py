@@ -21,8 +21,10 @@ from console.forms.numbers import number_of
 from console.live.live_view import merge_instances
 from console.live.polled import SHARED_S, FleetNow, PagePart, charts_due, fleet_now
 from console.live.ttl_cache import TtlCache
-from console.panels.instance_actions import ACTIONS, action_of, choices
+from console.panels.instance_actions import ACTIONS, SLEEP_BUTTONS, action_of, choices
+from console.panels.instance_conflict import conflict_context
 from console.panels.scale_outs import way_of
+from console.views.editing import STALE
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
 from controller.models import Action, Instance, InstanceLink
@@ -249,7 +251,8 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
 @require_POST
 @allows(UserRole.OPERATOR)
 def instance_act(request: HttpRequest) -> HttpResponse:
-    """Run `action` of ACTIONS on `instance`, unless it changed since the page was loaded (`version`)."""
+    """Run `action` of ACTIONS on `instance`, unless it changed since the page was loaded (`version`): then 412 with
+    what is different (`seen`: the states that the page showed)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
     action = action_of(request.POST.get("action", ""), row)
     version = number_of(request.POST.get("version", ""))
@@ -258,10 +261,24 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     try:
         action.service(actor=actor_of(request), instance_id=row.pk, version=version)
     except VersionConflict:
-        messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
+        return act_conflict(request, request.POST["action"], version)
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     else:
         announce_config()
         messages.success(request, f"{row.pk} {action.done}")
     return redirect("instance", row.pk)
+
+
+def act_conflict(request: HttpRequest, name: str, version: int) -> HttpResponse:
+    """What is different now, and the same action on the instance as it is now, if it is still possible."""
+    row = get_object_or_404(catalogue.instances(), pk=request.POST["instance"])
+    choice = next((each for each in choices(row) if each.action == name), None)
+    context = conflict_context(row, version, request.POST.get("seen", "")) | {"field": "action", "value": name}
+    if choice is None:
+        asked = SLEEP_BUTTONS.get(name) or (action_of(name, row) or ACTIONS[name]).button
+        refused = f"{asked} is not possible while {row.pk} is {row.shown_state} and its desired state is "
+        context |= {"asked": asked, "refused": f"{refused}{row.desired_state}."}
+    else:
+        context |= {"asked": choice.button, "effects": [choice.effect]}
+    return render(request, "console/instance_conflict.html", context, status=STALE)

@@ -10,7 +10,9 @@ from django.views.decorators.http import require_http_methods
 
 from console.access import actor_of, allows
 from console.forms.numbers import number_of
+from console.panels.instance_conflict import conflict_context
 from console.panels.role_change import Prospect, prospects
+from console.views.editing import STALE
 from controller.models import Instance
 from controller.selectors import catalogue
 from controller.selectors.roles import UserRole
@@ -23,7 +25,8 @@ from workers.notices import announce_config
 @require_http_methods(["GET", "POST"])
 @allows(UserRole.OPERATOR)
 def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
-    """GET shows the effects; POST changes the role, unless the instance changed since then (`version`)."""
+    """GET shows the effects; POST changes the role, unless the instance changed since then (`version`): then 412 with
+    what is different (`seen`: the states that the page showed)."""
     row = get_object_or_404(catalogue.instances(), pk=instance_id)
     found = prospects_of(row)
     if request.method == "GET":
@@ -32,6 +35,8 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     prospect = next((each for each in found if each.role == chosen), None)
     if version is None or (prospect is None and chosen != row.role):
         raise BadRequest("role must be collocated, prefill or decode; version must be the one that was shown")
+    if version != row.version:
+        return role_conflict(request, row.pk, chosen, version)
     if prospect is not None and prospect.refused:
         messages.error(request, prospect.refused)
         return redirect("instance-role", row.pk)
@@ -39,7 +44,7 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     try:
         action = role_order(actor=actor, instance_id=row.pk, role=chosen, version=version)
     except VersionConflict:
-        messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
+        return role_conflict(request, row.pk, chosen, version)
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     else:
@@ -48,6 +53,16 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
         ordered = f"{row.pk} switches to {chosen} once its running requests finish."
         messages.success(request, done if action is None else ordered)
     return redirect("instance", row.pk)
+
+
+def role_conflict(request: HttpRequest, instance_id: str, chosen: str, version: int) -> HttpResponse:
+    row = get_object_or_404(catalogue.instances(), pk=instance_id)
+    prospect = next((each for each in prospects_of(row) if each.role == chosen), None)
+    refused = f"The role of {row.pk} is {chosen} already." if prospect is None else prospect.refused
+    effects = prospect.effects if prospect is not None else []
+    context = conflict_context(row, version, request.POST.get("seen", "")) | {"field": "role", "value": chosen}
+    context |= {"asked": f"Change role to {chosen}", "refused": refused, "effects": effects}
+    return render(request, "console/instance_conflict.html", context, status=STALE)
 
 
 def prospects_of(row: Instance) -> list[Prospect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -107,14 +108,21 @@ def test_who_says_no_leaves_the_instance_as_it_is(visit, caller, lane):
     assert decisions == []
 
 
-def test_a_page_that_is_out_of_date_does_nothing_and_says_so(visit, caller):
+def test_a_page_that_is_out_of_date_does_nothing_and_shows_the_differences(visit, caller, trouble):
     """Two operators before one instance: the second one acts on what it was."""
+    trouble.expected = ("412",)
     instance = ready_one(caller)
     first, second = (visit("operator", f"/fleet/instances/{instance}/role/") for _ in range(2))
     first.get_by_role("button", name="Change role to decode").click()
     expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is now decode")).to_be_visible()
     second.get_by_role("button", name="Change role to decode").click()
-    expect(second.get_by_role("status").filter(has_text="was changed by someone else")).to_be_visible()
+    expect(second.get_by_role("alert")).to_contain_text(f"{instance} has changed since you opened the page")
+    expect(second.get_by_role("row", name="role")).to_contain_text("collocated")
+    expect(second.get_by_role("row", name="role")).to_contain_text("decode")
+    expect(second.get_by_text(f"The role of {instance} is decode already.")).to_be_visible()
+    expect(second.get_by_role("button", name="Change role to decode")).to_have_count(0)
+    second.get_by_role("link", name=f"Back to {instance}").click()
+    expect(second).to_have_url(re.compile(f"/fleet/instances/{instance}/$"))
     first.goto(f"/fleet/instances/{instance}/role/")
     first.get_by_role("button", name="Change role to collocated").click()
     expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is now collocated")).to_be_visible()

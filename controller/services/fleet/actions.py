@@ -60,9 +60,9 @@ def weights_load_order(
             params["woken"] = woken
         action = action_order(actor, row, Kind.WEIGHTS_LOAD, params)
         inputs = {"sources": params.get("sources", "chosen when it is told"), "action": action.pk}
-        change.audit(actor, "instance", "load_ordered", row, inputs)
         if row.weights in HOLLOW:
             weights_set(row, Weights.LOADING)
+        change.audit(actor, "instance", "load_ordered", row, inputs)
     return action
 
 

@@ -58,8 +58,8 @@ def sleep_order(
         if scale_in is not None:
             params["scale_in"] = dict(scale_in)
         action = action_order(actor, row, Kind.SLEEP, params)
-        change.audit(actor, "instance", "sleep_ordered", row, {"level": level, "action": action.pk})
         weights_set(row, Weights.LEAVING, level)
+        change.audit(actor, "instance", "sleep_ordered", row, {"level": level, "action": action.pk})
     return action
 
 
@@ -87,8 +87,8 @@ def wake_order(
         if scale_out is not None:
             params["scale_out"] = dict(scale_out)
         action = action_order(actor, row, Kind.WAKE, params)
-        change.audit(actor, "instance", "wake_ordered", row, {"level": row.sleep_level, "action": action.pk})
         weights_set(row, Weights.WAKING)
+        change.audit(actor, "instance", "wake_ordered", row, {"level": row.sleep_level, "action": action.pk})
     return action
 
 

@@ -135,7 +135,8 @@ def test_actions_set_the_desired_state_and_are_audited(operator, live_store):
     row.refresh_from_db()
     assert row.desired_state == "draining"
     stale = operator.post(reverse("instance-act"), {**act, "action": "stop"}, follow=True)
-    assert b"was changed by someone else" in stale.content
+    assert stale.status_code == 412
+    assert b"has changed since you opened the page. Nothing was done" in stale.content
     row.refresh_from_db()
     assert row.desired_state == "draining"
     operator.post(reverse("instance-act"), {**act, "version": row.version, "action": "stop"})

@@ -55,8 +55,9 @@ def test_what_is_impossible_is_refused_with_its_reason(operator, row, told):
 
 def test_the_second_of_two_operators_changes_nothing(operator, row):
     post(operator, row, "decode")
-    html = post(operator, row, "collocated", version=row.version).content.decode()
-    assert "was changed by someone else" in html
+    answer = post(operator, row, "collocated", version=row.version)
+    assert answer.status_code == 412
+    assert "has changed since you opened the page. Nothing was done" in answer.content.decode()
     assert Instance.objects.get(pk=row.pk).role == "decode"
 
 
