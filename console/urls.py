@@ -9,7 +9,18 @@ from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
 from api.control.openapi.document import DocsView, SchemaView
-from console.views import audit, experiments, fleet, instance_role, overview, queue, requests, scaling, traces
+from console.views import (
+    audit,
+    experiments,
+    fleet,
+    instance_new,
+    instance_role,
+    overview,
+    queue,
+    requests,
+    scaling,
+    traces,
+)
 from console.views.accounts import service_accounts, sessions, sign_in, tenants
 from console.views.configuration import changes, classes, mappings, previews
 from console.views.site import health, metrics, patterns
@@ -51,6 +62,7 @@ urlpatterns = [
     path("keys/<int:key_id>/revoke/", tenants.key_revoke, name="key-revoke"),
     path("fleet/", fleet.fleet, name="fleet"),
     path("fleet/live/", fleet.fleet_live, name="fleet-live"),
+    path("fleet/new/", instance_new.instance_new, name="instance-new"),
     path("fleet/act/", fleet.instance_act, name="instance-act"),
     path("fleet/instances/<path:instance_id>/role/", instance_role.instance_role, name="instance-role"),
     path("fleet/instances/<path:instance_id>/live/", fleet.instance_live, name="instance-live"),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from django.core.validators import RegexValidator
 from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,6 +19,7 @@ from api.control.framework.preconditions import claimed_version, expected, match
 from api.control.framework.references import host_named, model_named
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
+from controller.models.base import INSTANCE_ID
 from controller.models.fleet import Role
 from controller.scale.provisioning import DECLARED, abilities
 from controller.selectors.catalogue import instances
@@ -52,11 +52,6 @@ LOOKUPS = {
     "desired_state": "desired_state",
     "observed_state": "observed_state",
 }
-
-ID = RegexValidator(
-    r"\A[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\Z",
-    "Use letters, digits and . _ - and start with a letter or digit.",
-)
 
 
 class InstanceQuery(PageQuery):
@@ -93,7 +88,7 @@ class _InstanceFields(serializers.Serializer):
         max_length=64,
         required=False,
         allow_blank=True,
-        validators=[ID],
+        validators=[INSTANCE_ID],
         help_text="Of a `static` instance whose server asks for an API key: name of its file in ENGINE_KEYS_DIR.",
     )
     spec = JsonObjectField(
@@ -108,7 +103,9 @@ class InstanceInput(_InstanceFields):
 
     needs: ClassVar[tuple[str, ...]] = ("id", "url")  # of a static instance
 
-    id = serializers.CharField(max_length=63, validators=[ID], required=False, help_text="Generated if absent.")
+    id = serializers.CharField(
+        max_length=63, validators=[INSTANCE_ID], required=False, help_text="Generated if absent."
+    )
     model = serializers.CharField(max_length=120, help_text="A model's name.")
     backend = serializers.ChoiceField(choices=BACKENDS)
     provisioner = serializers.ChoiceField(choices=PROVISIONERS)

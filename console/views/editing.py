@@ -77,7 +77,7 @@ def say_updated(
         messages.success(request, format_html("{}{}", text, link()))
 
 
-def saved(page: str, *ids: int) -> HttpResponseRedirect:
+def saved(page: str, *ids: int | str) -> HttpResponseRedirect:
     """To `page`, once gateways were told to read the configuration again."""
     announce_config()
     return redirect(page, *ids)

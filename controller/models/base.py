@@ -11,6 +11,11 @@ from django.db import models
 NAME = RegexValidator(
     r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", "Letters, digits and . _ : / - only, starting with a letter or digit."
 )
+# Of an instance: it is one part of addresses and of files.
+INSTANCE_ID = RegexValidator(
+    r"\A[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\Z",
+    "Use letters, digits and . _ - and start with a letter or digit.",
+)
 
 
 def above_zero(value: float) -> None:

@@ -64,6 +64,7 @@ PAGES: dict[str, Rule] = {
     "service-tokens/<int:token_id>/revoke/": ADMIN_ACT,
     "fleet/": READ,
     "fleet/live/": READ,
+    "fleet/new/": EDIT,
     "fleet/act/": ACT,
     "fleet/instances/<path:instance_id>/": READ,
     "fleet/instances/<path:instance_id>/live/": READ,

@@ -186,6 +186,7 @@ FORMS = [
     ("mapping-edit", ("mapping",), {"window": "77", "levels-TOTAL_FORMS": "1", "levels-INITIAL_FORMS": "1"}, "window"),
     ("tenant-new", (), {"name": "t1"}, "name"),
     ("tenant-edit", ("tenant",), {"title": "t2"}, "title"),
+    ("instance-new", (), {"id": "gpu-1"}, "id"),
     ("scaling-new", (), {"upper": "0.77"}, "upper"),
     ("scaling-edit", ("policy",), {"upper": "0.77"}, "upper"),
     ("experiment-new", (), {"name": "e1", "contenders-TOTAL_FORMS": "4", "contenders-INITIAL_FORMS": "4"}, "name"),

@@ -1,0 +1,103 @@
+"""The form that registers a running server. Every error belongs to a field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.conf import settings
+
+from console.forms.base import EditForm
+from controller.core.addresses import url_problem
+from controller.models import Host, Instance, ServedModel
+from controller.models.base import INSTANCE_ID
+from controller.models.fleet import KvRole, Role
+from controller.services.fleet.instances import KEY_NAME
+
+BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
+SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
+KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
+
+
+class InstanceForm(EditForm):
+    """A server that runs already. Its API key is named and never entered: the console does not have it."""
+
+    id = forms.CharField(max_length=63, validators=[INSTANCE_ID], label="Name", help_text="Cannot be changed later.")
+    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
+    url = forms.CharField(
+        max_length=255, label="URL", help_text="For example http://10.0.0.7:8000. Must be in ENGINE_NETWORKS."
+    )
+    backend = forms.ChoiceField(choices=list(BACKENDS.items()), initial="vllm")
+    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
+    kv_role = forms.ChoiceField(
+        choices=[("", "unknown"), *((role, role) for role in KvRole.values)],
+        required=False,
+        label="KV role",
+        help_text="Of a vLLM server with a KV connector, as it was started. With kv_both the scaler may switch it.",
+    )
+    key_name = forms.CharField(
+        max_length=64,
+        required=False,
+        label="Name of its API key",
+        help_text="Of the file in ENGINE_KEYS_DIR on the machines of gateways and workers. Not the key itself. Leave "
+        "empty if the server asks for none.",
+    )
+    max_num_seqs = forms.IntegerField(
+        min_value=1,
+        max_value=SEQS_MAX,
+        required=False,
+        label="Maximum running requests",
+        help_text="Leave empty for what the server reports.",
+    )
+    host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
+    device_kind = forms.CharField(
+        max_length=64, required=False, label="Device kind", help_text="Selects the latency profile, for example h100."
+    )
+    tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
+    unit_cost = forms.FloatField(
+        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Of one second of this instance."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["version"]
+        self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
+        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
+        self.fields["key_name"].widget.attrs["autocomplete"] = "off"
+
+    def clean_id(self) -> str:
+        wanted: str = self.cleaned_data["id"]
+        there = Instance.objects.filter(pk=wanted).first()
+        if there is not None:
+            state = "stopped" if there.desired_state == Instance.Desired.STOPPED else "in use"
+            raise forms.ValidationError(f"An instance with this name exists and is {state}. Choose another name.")
+        return wanted
+
+    def clean_url(self) -> str:
+        url = str(self.cleaned_data["url"]).rstrip("/")
+        if problem := url_problem(url, settings.ENGINE_NETWORKS):
+            raise forms.ValidationError(problem)
+        there = Instance.objects.live().filter(url=url).exclude(observed_state__in=Instance.GONE).first()
+        if there is not None:
+            raise forms.ValidationError(f"{there} is registered with this URL.")
+        return url
+
+    def clean_key_name(self) -> str:
+        name: str = self.cleaned_data["key_name"]
+        if name.startswith(KEY_LIKE):
+            raise forms.ValidationError("This looks like a key. Enter the name of the file that the key is in.")
+        if name and not KEY_NAME.fullmatch(name):
+            raise forms.ValidationError("Use letters, digits and . _ - and start with a letter or digit.")
+        return name
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if data.get("kv_role") and data.get("backend", "vllm") != "vllm":
+            self.add_error("kv_role", "Only a vLLM server has one.")
+        return data
+
+    def values(self) -> dict[str, Any]:
+        """What `instance_join` takes."""
+        values = super().values()
+        kv_role = values.pop("kv_role")
+        return values | {"spec": {"kv_role": kv_role} if kv_role else {}}
