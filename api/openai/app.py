@@ -142,8 +142,8 @@ def _only(method: str, wanted: str) -> None:
 async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, body_bytes: int) -> None:
     """Completions, chat completions and responses, streamed and not. Returns when the request has ended."""
     path = scope["path"]
-    caller = gateway.caller(header(scope, b"authorization"))
-    held = Held(gateway.quotas, caller.tenant)
+    key = header(scope, b"authorization")
+    held = Held(gateway.quotas, gateway.caller(key).tenant)
     try:
         try:
             raw = await read_body(scope, receive, body_bytes, held.add)
@@ -157,6 +157,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
+        caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS)
         del parsed
         while (await receive())["type"] != "http.disconnect":

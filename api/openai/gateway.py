@@ -169,10 +169,11 @@ class Gateway:
         return Caller(tenant, key.id)
 
     def submit(self, parsed: Parsed, caller: Caller, send: Send, arrival: float, *, chat: bool) -> InFlightRequest:
-        """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued."""
+        """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued.
+
+        `caller`: as of now, not as of when its body began to come.
+        """
         tenant = caller.tenant
-        if self.closing:  # the gateway may have begun to stop since its key was checked
-            raise shutting_down()
         request, applied = self._request(parsed, tenant, arrival)
         arrived_wall = time.time() - (self.clock() - arrival)
         translation = None

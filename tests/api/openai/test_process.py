@@ -187,6 +187,23 @@ def test_an_answer_that_streams_ends_when_its_key_is_revoked(gateway: GatewayPro
     assert (record.outcome, record.attained) == ("cut", False)
 
 
+def test_a_body_that_ends_after_its_key_was_revoked_is_refused(gateway: GatewayProcess) -> None:
+    """On a raw socket, as whoever stole a key would do it: the head and ten bytes come before, the rest after."""
+    body = json.dumps({"model": "demo", "prompt": [1, 2, 3], "max_tokens": 200, "stream": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {gateway.secret}\r\nConnection: close\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connected:
+        connected.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
+        eventually(lambda: gateway.ask().status_code == 200)
+        api_key_revoke(actor=SYSTEM, key_id=gateway.key.pk)
+        eventually(lambda: gateway.ask().status_code == 401, 3)
+        connected.sendall(body[10:])
+        answer = b"".join(iter(lambda: connected.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"invalid_api_key" in answer
+
+
 def test_bounds_of_the_queue_are_those_of_the_settings(tmp_path: Path, two_engines: list[EngineProcess]) -> None:
     first = gateway_over(tmp_path, two_engines)
     first.stop()
