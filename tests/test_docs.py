@@ -19,7 +19,7 @@ from api.openai.ledger import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.dispatch import MIGRATIONS, POLICY_SETS
-from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.engine.process_spec import SAYABLE

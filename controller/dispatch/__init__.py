@@ -1,8 +1,8 @@
 """Scheduling, pure: the scheduler over dispatcher and migrator, and the policy sets to build one from."""
 
 from controller.dispatch.disaggregation.migrator import Migrator
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.placements import MIGRATIONS
-from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
 from controller.dispatch.policy_sets import (
     DEFAULT_POLICY_SET,

@@ -16,8 +16,8 @@ from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
 from controller.dispatch.disaggregation.migrator import Migrator
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.placements import MIGRATIONS
-from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.scheduler import Defect, Scheduler

@@ -26,11 +26,12 @@ from controller.core.snapshot import FleetState
 from controller.core.types import Role
 from controller.dispatch.disaggregation.first_byte import FirstBytes
 from controller.dispatch.disaggregation.link_book import LinkBook
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.placements import Placement, Prefilled
 from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
-from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
 

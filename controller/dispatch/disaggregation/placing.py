@@ -17,13 +17,13 @@ from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
 from controller.dispatch.disaggregation.link_book import Ask, LinkBook, Trial
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.placements import Choice, Placement, Prefilled
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfers import (
     DecodeTransfer,
     Kind,
-    MigratorConfig,
     Stuck,
     Tier,
     TransferQueue,

@@ -17,8 +17,9 @@ from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import OTHER_MODEL
 from controller.dispatch.disaggregation.link_book import LinkBook
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
-from controller.dispatch.disaggregation.transfers import DecodeTransfer, MigratorConfig, TransferQueue
+from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow_state import Roster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.lifecycle import ENDS, OPEN, STEPS, TWO_STAGES, Cause, OpenRequest, State, after
 from tests.controller.dispatch.fleet import request
 

@@ -12,7 +12,7 @@ import pytest
 from api.control.access.refusals import REASONS as REFUSALS
 from api.openai.protocol.errors import KINDS
 from controller.core.types import Outcome
-from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.lifecycle import State
 from controller.services.fleet.sleeping import LEVELS
 from controller.wording.sentences import SENTENCES, say

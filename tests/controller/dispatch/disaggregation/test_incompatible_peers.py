@@ -8,8 +8,8 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.reach import IncompatiblePeers
-from controller.dispatch.disaggregation.transfers import MigratorConfig
 from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
 from tests.controller.dispatch.disaggregation.test_links import fleet
 from tests.controller.dispatch.disaggregation.test_other_model import not_readable

@@ -3,7 +3,8 @@
 import pytest
 
 from controller.core import events as ev
-from controller.dispatch.disaggregation.transfers import UNEXPLAINED, MigratorConfig
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
+from controller.dispatch.disaggregation.transfers import UNEXPLAINED
 from controller.dispatch.lifecycle import MAX_PREFILLS, State
 from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places
 

@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch import build_migrator
-from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.lifecycle import TWO_STAGES, State
 from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places, sent, up
 from tests.controller.dispatch.fleet import request
