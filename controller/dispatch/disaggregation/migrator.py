@@ -88,7 +88,7 @@ class Migrator:
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """Take in what happened, then place the stages that find an instance."""
-        now = self._now = max(now, self._now)
+        now = self._now = self._queue.now = max(now, self._now)
         actions: list[ev.Action] = []
         for event in events:
             handler = self._handlers.get(type(event))
@@ -318,6 +318,7 @@ class Migrator:
         self.first_bytes.forget(gone)
         self._incompatible.forget(gone)
         self.rollback.kv_releases.gone(gone)
+        self._queue.prefills.forget(gone)
         for transfer in [t for t in self._queue if not t.landed]:
             if transfer.target == gone:
                 transfer.target = ""

@@ -49,11 +49,15 @@ class Prefilled(NamedTuple):
         return self.request.ttft_due - now
 
     def wait_over_slo(self, now: float) -> float:
-        """The wait since the prefill over what the prefill left of the TTFT target: 1 and more is late. At least half
-        of the target counts, since more decode instances do not mend a prefill that ended late."""
+        """The wait since the prefill over what the prefill left of the TTFT target: 1 and more is late."""
+        return self.over_slo(now - self.first_at)
+
+    def over_slo(self, wait_s: float) -> float:
+        """A wait over what the prefill leaves of the TTFT target. At least half of the target counts, since more decode
+        instances do not mend a prefill that ended late."""
         ttft_s = self.request.targets.ttft_s
         left = max(self.request.ttft_due - self.first_at, LEAST_LEFT * ttft_s)
-        return max(0.0, now - self.first_at) / left if left > 0 else 0.0
+        return max(0.0, wait_s) / left if left > 0 else 0.0
 
     def first_byte_s(self, instance_id: str, step_s: float, now: float) -> float:
         """Seconds until the client's first byte, if the request is placed there now: the prefill ends, its KV moves,

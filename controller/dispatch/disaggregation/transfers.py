@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from controller.core.types import Request
 from controller.dispatch.disaggregation.migrator_config import MigratorConfig
+from controller.dispatch.disaggregation.paired_prefills import PairedPrefills
 from controller.dispatch.disaggregation.placements import Order, Prefilled
 from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, State, after
 
@@ -55,6 +56,7 @@ class DecodeTransfer:
         "rank",
         "since",
         "source",
+        "source_busy_s",
         "stage",
         "state",
         "target",
@@ -74,6 +76,7 @@ class DecodeTransfer:
         self.due = now + prefill_s  # when its first token was expected, at the sending of its prefill
         self.overdue_at = math.inf  # a prefill that has not ended by then is rolled back
         self.early = False  # its prefill has not ended, but it may be placed
+        self.source_busy_s = 0.0  # of a pair: what its prefill instance had computed when it was sent there
         self.assumed = False  # committed, but no engine reported it
         self.failures = 0
         self.hopeless = False  # placed only when no other waits
@@ -125,6 +128,21 @@ class DecodeTransfer:
     def begin_early(self, first_at: float) -> None:
         """Let it be placed before its prefill has ended; the first token is expected at `first_at`."""
         self.early, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
+
+    @property
+    def pair_computes(self) -> bool:
+        """It is a pair with both stages sent, whose prefill has not ended."""
+        return self.paired and self.early and self.state in UNDER_WAY
+
+    def pressure(self, prefills: PairedPrefills, now: float) -> float:
+        """Its wait for a decode instance over what was left of its TTFT. One that is still computed waits for none; a
+        pair waits for one whenever its prefill instance, which waits with it, is idle."""
+        if not self.early:
+            return self.stage.wait_over_slo(now)
+        if not self.paired:
+            return 0.0
+        sent_at, busy_s = self.due - self.prefill_s, prefills.seconds(self.source, now) - self.source_busy_s
+        return self.stage.over_slo(now - sent_at - busy_s)
 
 
 Entry = tuple[Order, DecodeTransfer]
@@ -289,13 +307,13 @@ class Line:
         group.remove(transfer)
         (self.late if transfer.hopeless else self.ready).leave(group)
 
-    def pressure(self, now: float) -> float:
+    def pressure(self, prefills: PairedPrefills, now: float) -> float:
         """The largest of their waits over what was left of their TTFT: of each kind's first ones and of its oldest."""
         looked_at: list[DecodeTransfer] = list(islice(self.resting.values(), PRESSURE_ROWS))
         for group in chain(self.ready.groups.values(), self.late.groups.values()):
             looked_at += (transfer for _, transfer in islice(group.entries, PRESSURE_ROWS))
             looked_at += islice(group.since.values(), 1)
-        return max((t.stage.wait_over_slo(now) for t in looked_at if not t.early), default=0.0)  # early: not prefilled
+        return max((transfer.pressure(prefills, now) for transfer in looked_at), default=0.0)
 
     def _kind(self, transfer: DecodeTransfer) -> Kind:
         if transfer.target:
@@ -329,6 +347,8 @@ class TransferQueue:
         self._serial = 0
         self.lines: dict[str, Line] = {}
         self.moving: dict[str, DecodeTransfer] = {}
+        self.prefills = PairedPrefills()
+        self.now = 0.0  # of the pass
 
     def __len__(self) -> int:
         return len(self._all)
@@ -350,6 +370,7 @@ class TransferQueue:
 
     def add(self, transfer: DecodeTransfer) -> None:
         self._all[transfer.request.id] = transfer
+        transfer.source_busy_s = self.prefills.seconds(transfer.source, self.now)
 
     def pop(self, request_id: str) -> DecodeTransfer | None:
         transfer = self._all.pop(request_id, None)
@@ -380,9 +401,10 @@ class TransferQueue:
         self._enter(transfer, now)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
-        """By model: how many wait, those included that are late, and the largest of their waits since the prefill over
-        what it left of their TTFT targets."""
-        return {model: (waiting, line.pressure(now)) for model, line in self.lines.items() if (waiting := len(line))}
+        """By model: how many wait, those included that are late, and the largest of their waits for a decode instance
+        over what the prefill left of their TTFT targets."""
+        lines = [(model, line) for model, line in self.lines.items() if len(line)]
+        return {model: (len(line), line.pressure(self.prefills, now)) for model, line in lines}
 
     # ---- whom to look at -------------------------------------------------------------------------------------------
 
@@ -497,6 +519,8 @@ class TransferQueue:
         elif transfer.state in UNDER_WAY:
             self.moving[transfer.request.id] = transfer
             self._schedule(transfer, now)
+            if transfer.pair_computes:
+                self.prefills.begins(transfer.source, now)
 
     def _wait(self, transfer: DecodeTransfer, now: float) -> None:
         line = self._line(transfer.request.model)
@@ -509,6 +533,8 @@ class TransferQueue:
 
     def _leave(self, transfer: DecodeTransfer) -> None:
         transfer.turn_at = math.inf
+        if transfer.pair_computes and transfer.request.id in self.moving:
+            self.prefills.ends(transfer.source, self.now)
         self.moving.pop(transfer.request.id, None)
         if transfer.state is State.WAITING:
             self._line(transfer.request.model).remove(transfer)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
+from api.openai import status
 from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import completion, until
 from tests.api.openai.servers import ServerBed
@@ -35,11 +36,13 @@ class Fleet(ServerBed):
 
 
 @asynccontextmanager
-async def fleet(**modes: str) -> AsyncIterator[Fleet]:
+async def fleet(decode_slots: int | None = None, **modes: str) -> AsyncIterator[Fleet]:
     """fleet(p="prefill", d="decode")"""
+    few = {} if decode_slots is None else {"max_running_requests": decode_slots}
+    slots = {"prefill": {}, "decode": few, "null": {}}
     async with AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(SglangServer(disaggregation_mode=mode))
+            name: await stack.enter_async_context(SglangServer(disaggregation_mode=mode, **slots[mode]))
             for name, mode in modes.items()
         }
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
@@ -281,3 +284,20 @@ async def test_whatever_breaks_every_request_is_answered_and_nothing_is_left(see
         assert not bed.gateway.runtime.requests
         assert bed.outstanding() == 0
         assert bed.gateway.scheduler.migrator.waiting() == 0
+
+
+async def test_a_pair_that_waits_for_a_decode_instance_is_pressure_on_that_stage() -> None:
+    """Its prefill waits with it, so the prefill instance is idle: more of those would not help."""
+    async with fleet(p="prefill", d="decode", decode_slots=1) as bed:
+        bed.servers["d"].hold.clear()
+        first = bed.send(STREAMED)
+        await until(lambda: bed.servers["d"].jobs)
+        await idle(bed.servers["p"])
+        second = bed.send(STREAMED)
+        await until(lambda: len(bed.gateway.runtime.requests) == 2)
+        await asyncio.sleep(0.3)
+        traffic = status.model_traffic(bed.gateway, bed.gateway.runtime.clock())["demo"]
+        assert (len(bed.servers["p"].bodies), traffic["queued"], traffic["migrating"]) == (1, 0, 1)
+        assert 0.25 / 5.0 < traffic["migrate_wait_over_slo"] < 1.0
+        bed.servers["d"].hold.set()
+        assert [(await each.done()).status for each in (first, second)] == [200, 200]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import build_migrator
+from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.decoders import STEP, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
@@ -83,3 +86,55 @@ def test_what_became_of_an_earlier_attempt_does_not_undo_the_new_one() -> None:
     reply = made.handle([ev.InstanceDown("p"), sent("a", source="q")], 0.1)
     assert of(reply, ev.PrefillAgain) == []
     assert places(reply) == [("a", "d0")]
+
+
+# ---- what the scaler of the decode stage is told ---------------------------------------------------------------------
+
+
+def busy(slots: int = 1) -> Migrator:
+    """Its only decode instance is full."""
+    made = migrator(slots=slots)
+    for index in range(slots):
+        made.handle([sent(f"there{index}", prefill_s=0.1, ttft=4.1)], 0.0)
+        made.handle([ev.TransferStarted(f"there{index}", "d0")], 0.0)
+    return made
+
+
+def test_a_pair_waits_for_a_decode_instance_while_its_prefill_instance_is_idle() -> None:
+    made = busy()
+    made.handle([ev.PrefillDone(request("there0"), "p", 10)], 0.1)
+    assert places(made.handle([sent("a", prefill_s=0.5, ttft=4.5)], 0.1)) == []
+    assert made.pressure(0.1)["m"] == (1, pytest.approx(0.0))
+    assert made.pressure(2.1)["m"] == (1, pytest.approx(2.0 / (4.5 - 0.6)))
+
+
+def test_it_waits_for_nothing_else_while_its_prefill_instance_computes_another() -> None:
+    made = busy()
+    made.handle([sent("a", prefill_s=1.5, ttft=4.5)], 0.0)
+    assert made.pressure(1.0) == {"m": (1, 0.0)}, "the first one is still computed"
+    made.handle([ev.PrefillDone(request("there0"), "p", 10)], 1.0)
+    assert made.pressure(1.6)["m"] == (1, pytest.approx(0.6 / (4.5 - 1.5)))
+
+
+def test_another_prefill_instance_that_computes_makes_no_difference() -> None:
+    made = busy(slots=2)
+    made.handle([ev.PrefillDone(request("there0"), "p", 10)], 0.0)
+    made.handle([ev.PrefillDone(request("there1"), "p", 10)], 0.0)
+    made.handle([ev.Finished("there1", 10)], 0.0)
+    assert places(made.handle([sent("b", source="q", prefill_s=9.0, ttft=60.0)], 0.0)) == [("b", "d0")]
+    made.handle([sent("a", prefill_s=0.5, ttft=4.5)], 0.0)
+    assert made.pressure(1.0)["m"] == (1, pytest.approx(1.0 / 4.0))
+
+
+ENDS = [ev.Cancelled("there0"), ev.Failed("there0", False, "x"), ev.TransferFailed("there0", "d0", "refused")]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
+def test_a_prefill_that_ends_otherwise_is_computed_no_more(end: ev.Event) -> None:
+    """The instance computes for one second. Whoever is in its place then ends its prefill at once."""
+    made = busy()
+    made.handle([sent("a", prefill_s=0.5, ttft=4.5), sent("b", prefill_s=0.5, ttft=4.5)], 0.0)
+    ((name, _),) = places(made.handle([end], 1.0))
+    made.handle([ev.TransferStarted(name, "d0"), ev.PrefillDone(request(name), "p", 10)], 1.0)
+    assert made.pressure(1.0)["m"][1] == 0.0
+    assert made.pressure(3.0)["m"][1] == pytest.approx(2.0 / 4.0)
