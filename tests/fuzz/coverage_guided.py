@@ -19,6 +19,7 @@ django.setup()
 
 OURS = ("workers.backends", "workers.http", "workers.engine", "workers.actions", "api.openai", "controller.core")
 with atheris.instrument_imports(include=[*OURS, "controller.services"]):
+    from tests.fuzz import tokenizing  # noqa: F401  # adds its targets
     from tests.fuzz.targets import SEEDS, TARGETS
 
 NAMES = sorted(TARGETS)

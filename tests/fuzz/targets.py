@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -20,9 +21,11 @@ from uvicorn.server import ServerState
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import parse_request
+from api.openai.state.fleet import GatewayFleet
+from api.openai.state.telemetry import Monitor
 from controller.core.errors import ConfigError
-from controller.core.kv_links import report_from_json
-from controller.core.snapshot import ModelConfig
+from controller.core.events import Telemetry
+from controller.core.snapshot import GatewaySnapshot, ModelConfig
 from controller.core.steps import FinishReason, Seq, SeqState
 from controller.core.types import InstanceSpec, Load, Role
 from controller.services.experiments.traces import checked
@@ -43,6 +46,7 @@ from workers.http import engine_keys
 from workers.http.fleet_proof import Challenges
 from workers.http.limits import HttpLimits
 from workers.http.protocol import bounded
+from workers.shared_clock import SharedClock
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}
@@ -454,15 +458,67 @@ async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     b'{"observed_at":1.0,"running":1,"waiting":0,"kv_usage":0.5,"links":[{"peer":"p","host":"h","port":1,"state":"up"}]}',
     b'{"observed_at":null}',
     b'{"observed_at":1e999,"running":"x"}',
+    b'{"observed_at":1.0,"running":"x"}',
+    b'{"observed_at":1.0,"waiting":null,"kv_usage":-1.0,"max_num_seqs":null}',
 )
 def telemetry(data: bytes) -> None:
-    """As `api.openai.state.telemetry.Telemetry._take` reads it."""
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        fields = orjson.loads(data)
-        age_s = max(0.0, 5.0 - fields["observed_at"])
-        shown = {name: value for name, value in fields.items() if name != "links"}
-        Load(**shown | {"observed_at": 10.0 - age_s})
-        [report_from_json(each) for each in fields.get("links", ())]
+    """A gateway that does not poll reads what the leader has published."""
+    run(_telemetry(data))
+
+
+class ToldByRedis:
+    """Redis that another gateway leads, with these bytes as the message about each instance."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+
+    async def lease(self, what: str, ttl_s: float) -> bool:
+        return False
+
+    async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None: ...
+
+    async def read_telemetry(self, instance_ids: list[str]) -> dict[str, dict[str, Any]]:
+        return {name: orjson.loads(self._said) for name in instance_ids}
+
+
+class Listening:
+    """The runtime: what it hears is what the scheduler decides by."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def push(self, event: Any) -> None:
+        self.events.append(event)
+
+    def instance_down(self, instance_id: str, why: str) -> None: ...
+
+    def serving(self, instance_id: str) -> int:
+        return 0
+
+
+async def _telemetry(data: bytes) -> None:
+    def clock() -> float:
+        return 10.0
+
+    heard = Listening()
+    fleet = GatewayFleet(None, Limits(), clock)  # type: ignore[arg-type]
+    fleet.bind(heard)  # type: ignore[arg-type]
+    fleet.apply(GatewaySnapshot(version=1, instances=(InstanceSpec("e1", "tiny", backend="fake"),)))
+    shared = SharedClock(clock)
+    shared.heard(1.5, 10.0, 10.0)
+    monitor = Monitor(fleet, ToldByRedis(data), clock, shared)
+    await monitor._read_leader()
+    for event in heard.events:
+        if isinstance(event, Telemetry):
+            _is_load(event.load)
+
+
+def _is_load(load: Load) -> None:
+    for name, value in load._asdict().items():
+        if name == "awake" or (value is None and Load._field_defaults.get(name, 0) is None):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise Found(f"the scheduler was told {name}={value!r}")
 
 
 CHALLENGES = Challenges()

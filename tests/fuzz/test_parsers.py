@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import tally
+from tests.fuzz import tally, tokenizing  # noqa: F401  # adds its targets
 from tests.fuzz.targets import SEEDS, TARGETS
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.db]
