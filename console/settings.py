@@ -194,7 +194,7 @@ CHANNEL_LAYERS = {
     }
 }
 REST_FRAMEWORK = {
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "api.control.framework.documented.OperationSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "EXCEPTION_HANDLER": "api.control.framework.errors.exception_handler",
@@ -205,11 +205,11 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": (
         "Control API (`/api/v1`): configuration, instances, records, decisions and experiments. "
         "Data path (`/v1`): OpenAI's API with SLO fields.\n\n"
-        "Lists are keyset pages: `items` and `next_cursor`. Objects that can be changed carry a `version`; a change "
-        "names the version it was made from, in the body or as `If-Match`, and gets 412 `version_conflict` "
-        "with the stored object and the differences if somebody else has changed it since. "
-        "Every change leaves a decision with its actor. "
-        "Errors have one shape: `error.code`, `error.message`, `error.fields`."
+        "Lists come in pages: `items`, and `next_cursor` for the next page. Objects that can be changed have a "
+        "`version`. A change says on which version it is based, in the body or as `If-Match`. If somebody else has "
+        "changed the object since, it gets 412 `version_conflict` with the stored object and the differences. "
+        "Every change is recorded in the audit with its actor. "
+        "All errors have one shape: `error.code`, `error.message`, `error.fields`."
     ),
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",

@@ -78,7 +78,7 @@ class AttainmentOutput(serializers.Serializer):
 
 
 class AttainmentView(ControlView):
-    """Attainment by class and tenant."""
+    """Attainment, quantiles and causes of misses of each class and tenant in one window."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 

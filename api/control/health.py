@@ -27,18 +27,18 @@ class ComponentOutput(serializers.Serializer):
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=STATES)
     detail = serializers.CharField(allow_blank=True)
-    age_s = serializers.FloatField(allow_null=True, help_text="Age of its newest heartbeat.")
+    age_s = serializers.FloatField(allow_null=True, help_text="Age of its newest heartbeat, seconds.")
 
 
 class HealthOutput(serializers.Serializer):
-    """`ok` when every component is."""
+    """`status` is `ok` if every component is."""
 
     status = serializers.ChoiceField(choices=("ok", "degraded"))
-    components = ComponentOutput(many=True, help_text="Empty in answers to a tenant's key.")
+    components = ComponentOutput(many=True, help_text="Empty for a tenant's key.")
 
 
 class HealthView(ControlView):
-    """Always answers 200; the body contains the state of each component, of which a tenant's key gets none."""
+    """Always 200; the body tells the state of each component. Load balancers use `/healthz`, which needs no login."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 

@@ -21,7 +21,7 @@ LOOKUPS = {"source": "source", "target": "target", "model": "model", "state": "s
 class InstanceLinkQuery(PageQuery):
     """Filters of the list."""
 
-    instance = serializers.CharField(max_length=64, required=False, help_text="At either end.")
+    instance = serializers.CharField(max_length=64, required=False, help_text="Id of the instance at either end.")
     source = serializers.CharField(max_length=64, required=False, help_text="An instance's id.")
     target = serializers.CharField(max_length=64, required=False, help_text="An instance's id.")
     model = serializers.CharField(max_length=120, required=False)
@@ -33,7 +33,7 @@ class InstanceLinkQuery(PageQuery):
 
 
 class InstanceLinkOutput(serializers.ModelSerializer):
-    """Over it `target` pulls KV from `source`. Bytes, bytes a second, seconds; a null was not measured."""
+    """A link over which `target` pulls KV from `source`. Bytes, bytes per second, seconds; null: not measured."""
 
     link = serializers.IntegerField(source="link_id", allow_null=True)
 

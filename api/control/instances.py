@@ -65,7 +65,10 @@ class InstanceQuery(PageQuery):
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices, required=False)
     observed_state = serializers.ChoiceField(choices=Instance.Observed.choices, required=False)
     live = serializers.BooleanField(
-        required=False, allow_null=True, default=None, help_text="True: desired or still observed."
+        required=False,
+        allow_null=True,
+        default=None,
+        help_text="True: instances that should run or still do; false: all others.",
     )
 
 
@@ -78,8 +81,9 @@ class _InstanceFields(serializers.Serializer):
         max_value=100_000,
         required=False,
         allow_null=True,
-        help_text="Sequences at once. Of a `static` instance null (the default): as many as its server says itself, or "
-        f"{DEFAULT_MAX_NUM_SEQS} where it says nothing.",
+        help_text="Most sequences that run at once. null, the default of a `static` instance: as many as its "
+        "server reports, or "
+        f"{DEFAULT_MAX_NUM_SEQS} if it reports nothing.",
     )
     unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
@@ -89,12 +93,14 @@ class _InstanceFields(serializers.Serializer):
         required=False,
         allow_blank=True,
         validators=[INSTANCE_ID],
-        help_text="Of a `static` instance whose server asks for an API key: name of its file in ENGINE_KEYS_DIR.",
+        help_text="Name of the file in ENGINE_KEYS_DIR with the API key that the server of a `static` instance "
+        "asks for.",
     )
     spec = JsonObjectField(
         required=False,
-        help_text="What provisioner and engine need to know. Of a vLLM server `kv_role`, as it was started: with "
-        "`kv_both` the scaler may turn it from prefill to decode and back.",
+        help_text="Options of the engine. For a vLLM server `kv_role`, as it was started: with `kv_both` the "
+        "scaler may "
+        "change its role between prefill and decode.",
     )
 
 
@@ -129,8 +135,8 @@ class InstanceInput(_InstanceFields):
 
 
 class InstancePut(InstanceInput):
-    """All fields of an instance: those that are absent get their default. Model, backend, provisioner and URL never
-    change; the role is set by `set-role`."""
+    """All fields of an instance; absent ones get their default value. Model, backend, provisioner and URL cannot be
+    changed, and the role is changed by `set-role`."""
 
     id = None  # in the address
     needs: ClassVar[tuple[str, ...]] = ("url",)
@@ -148,7 +154,7 @@ class InstanceActionSerializer(serializers.Serializer):
     version = VersionField()
 
 
-class InstanceWish(InstanceActionSerializer):
+class InstanceDesired(InstanceActionSerializer):
     """The state that the instance should be in."""
 
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices)
@@ -184,7 +190,9 @@ class WeightSourceSerializer(serializers.Serializer):
     """One source of weights."""
 
     kind = serializers.ChoiceField(choices=SOURCES)
-    url = BaseUrlField(max_length=255, required=False, help_text="Of the engine to copy from; for `engine` only.")
+    url = BaseUrlField(
+        max_length=255, required=False, help_text="URL of the engine to copy from; only for the kind `engine`."
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if (attrs["kind"] == "engine") != ("url" in attrs):
@@ -288,7 +296,7 @@ class _InstanceStateView(_InstanceActionView):
 
 
 class InstanceDrain(_InstanceStateView):
-    """The instance gets no new requests and finishes those that are running."""
+    """Send the instance no new requests and let it finish those that are running."""
 
     @operation(
         "instance_drain", "Drain an instance", body=InstanceActionSerializer, answer=InstanceOutput, errors=MATCHED
@@ -308,7 +316,7 @@ class InstanceStop(_InstanceStateView):
 
 
 class InstanceSetRole(_InstanceActionView):
-    """The instance gets only requests of this stage from now on; running requests finish there.
+    """Send the instance only requests of this stage from now on. Running requests finish there.
 
     An engine that must be told its role (SGLang) is drained first; its role changes when the action `role_switch` ends.
     """
@@ -344,7 +352,7 @@ class InstanceLoad(_InstanceOrderView):
 
 
 class InstanceSleep(_InstanceOrderView):
-    """Release the device memory and keep the process. The instance gets no new requests and finishes those running."""
+    """Release the device memory and keep the process. Running requests finish first; no new ones are sent."""
 
     @ordered("instance_sleep", "Put an instance to sleep", body=InstanceSleepInput)
     def post(self, request: Request, pk: str) -> Response:
@@ -371,12 +379,12 @@ class InstanceDesiredState(_InstanceStateView):
     @operation(
         "instance_set_desired_state",
         "Set the desired state of an instance",
-        body=InstanceWish,
+        body=InstanceDesired,
         answer=InstanceOutput,
         errors=MATCHED,
     )
     def post(self, request: Request, pk: str) -> Response:
-        data = self.body(InstanceWish)
+        data = self.body(InstanceDesired)
         return self.set_state(self.SERVICES[data["desired_state"]], pk, data)
 
 

@@ -20,7 +20,7 @@ class KvTransferQuery(PageQuery):
     """Filters of the list."""
 
     request = serializers.CharField(max_length=64, required=False, help_text="`x-slackline-request-id`.")
-    instance = serializers.CharField(max_length=64, required=False, help_text="At either end.")
+    instance = serializers.CharField(max_length=64, required=False, help_text="Id of the instance at either end.")
     source = serializers.CharField(max_length=64, required=False, help_text="The prefill instance.")
     target = serializers.CharField(max_length=64, required=False, help_text="The decode instance.")
     model = serializers.CharField(max_length=120, required=False)
@@ -32,7 +32,7 @@ class KvTransferQuery(PageQuery):
 
 
 class KvTransferOutput(serializers.ModelSerializer):
-    """One attempt. Bytes, tokens, seconds; null: not measured. Stored when its request ends."""
+    """One attempt to transfer KV, stored when its request ends. Bytes, tokens, seconds; null: not measured."""
 
     bytes_s = serializers.FloatField(allow_null=True)
 

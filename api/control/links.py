@@ -41,7 +41,9 @@ class LinkInput(_LinkFields):
     """A new link; its ends and medium never change."""
 
     source = serializers.CharField(max_length=120, help_text="A host's name.")
-    target = serializers.CharField(max_length=120, help_text="A host's name; the source itself for a link inside it.")
+    target = serializers.CharField(
+        max_length=120, help_text="A host's name; the same as `source` for the link inside a host."
+    )
     medium = serializers.CharField(max_length=32)
 
 

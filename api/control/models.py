@@ -31,7 +31,10 @@ class _ServedModelFields(serializers.Serializer):
     aliases = serializers.ListField(child=NameField(max_length=120), max_length=ALIASES_MAX, required=False)
     context_tokens = serializers.IntegerField(min_value=1, max_value=CONTEXT_MAX, required=False)
     chars_per_token = NumberField(
-        min_value=0.1, max_value=100, required=False, help_text="Estimate until requests have shown it."
+        min_value=0.1,
+        max_value=100,
+        required=False,
+        help_text="Estimate of prompt lengths until requests have shown the real ratio.",
     )
     tokenizer = serializers.CharField(
         max_length=500,

@@ -36,7 +36,7 @@ class PriorityMappingQuery(PageQuery):
 
 
 class LevelField(serializers.Serializer):
-    """One priority level: its targets before there is history, and the range they may move in."""
+    """One priority level: its initial targets, and the range in which they follow the measurements. Seconds."""
 
     ttft_s = SecondsSerializerField()
     tpot_s = SecondsSerializerField()
@@ -51,7 +51,7 @@ class _MappingFields(serializers.Serializer):
         child=LevelField(),
         min_length=1,
         max_length=LEVELS_MAX,
-        help_text="Level 0 is the most urgent: no level may be tighter than the level before it.",
+        help_text="Most urgent first: level 0 serves priority 0. No level may be tighter than the one before it.",
     )
     window = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
     window_age_s = SecondsSerializerField(required=False)
@@ -67,7 +67,7 @@ class PriorityMappingInput(_MappingFields):
 
 
 class PriorityMappingPut(_MappingFields):
-    """All fields of a mapping: those that are absent get their default."""
+    """All fields of a mapping; absent ones get their default value."""
 
 
 class PriorityMappingPatch(_MappingFields):

@@ -56,9 +56,9 @@ class QueueRowOutput(serializers.Serializer):
     model = serializers.CharField()
     priority = serializers.IntegerField()
     prompt_tokens = serializers.IntegerField()
-    output_tokens = serializers.IntegerField(help_text="Expected.")
+    output_tokens = serializers.IntegerField(help_text="Number of output tokens that is expected.")
     waited_s = serializers.FloatField()
-    ttft_s = serializers.FloatField(help_text="The target.")
+    ttft_s = serializers.FloatField(help_text="TTFT target.")
     slack_s = serializers.FloatField()
     hopeless = serializers.BooleanField()
     paused = serializers.BooleanField(help_text="Paused by an operator.")
@@ -113,10 +113,11 @@ class CommandOutput(serializers.Serializer):
 
     applied = serializers.ListField(child=serializers.CharField())
     too_late = serializers.ListField(child=serializers.CharField(), help_text="Already sent to an engine.")
-    gone = serializers.ListField(child=serializers.CharField(), help_text="In no gateway's queue.")
+    gone = serializers.ListField(child=serializers.CharField(), help_text="In no gateway's queue: ended, or unknown.")
     unanswered = serializers.ListField(
         child=serializers.CharField(),
-        help_text="Queued, perhaps, in a gateway that did not answer in time and may apply the command within 5 s.",
+        help_text="Maybe queued in a gateway that did not answer in time, which may still apply the command "
+        "within 5 s.",
     )
     gateways = serializers.IntegerField(help_text="How many gateways answered.")
     decision = serializers.IntegerField(help_text="Id of the audit record.")
@@ -149,7 +150,7 @@ class _QueueCommand(ControlView):
 
 
 class QueueCancel(_QueueCommand):
-    """End requests before they reach an engine."""
+    """End requests that no engine has yet. Their clients get 499 `cancelled`."""
 
     @operation("queue_cancel", "Cancel waiting requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:
@@ -157,7 +158,7 @@ class QueueCancel(_QueueCommand):
 
 
 class QueueReprioritise(_QueueCommand):
-    """Give requests another priority."""
+    """Move requests in the queue: priority 0 is sent first, whatever its chances, and a larger number goes last."""
 
     @operation("queue_reprioritise", "Reprioritise waiting requests", body=QueuePriority, answer=CommandOutput)
     def post(self, request: Request) -> Response:
@@ -173,7 +174,7 @@ class QueuePause(_QueueCommand):
 
 
 class QueueResume(_QueueCommand):
-    """Resume paused requests."""
+    """Let paused requests be dispatched again."""
 
     @operation("queue_resume", "Resume paused requests", body=QueueSelection, answer=CommandOutput)
     def post(self, request: Request) -> Response:

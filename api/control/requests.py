@@ -25,7 +25,9 @@ class RequestQuery(PageQuery):
         max_length=64, required=False, allow_blank=True, help_text="Empty: requests without a class."
     )
     model = serializers.CharField(max_length=120, required=False)
-    instance = serializers.CharField(max_length=64, required=False, help_text="It prefilled or decoded the request.")
+    instance = serializers.CharField(
+        max_length=64, required=False, help_text="Id of an instance that prefilled or decoded the request."
+    )
     outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome], required=False)
     attained = serializers.BooleanField(required=False, allow_null=True, default=None)
     since = serializers.DateTimeField(required=False, help_text="Arrived at or after; ISO 8601.")
@@ -42,7 +44,7 @@ SUMMARY = (
 
 
 class RequestSummary(serializers.ModelSerializer):
-    """One row of the list. Durations in seconds; a null was not measured.
+    """One row of the list. Durations in seconds; null: not measured.
 
     Refusals beyond ten a second for the same tenant, class, model and reason are one row: `stands_for` requests that
     arrived from `arrived_at` to `last_arrived_at` with `all_prompt_tokens` together. Its other fields are those of one

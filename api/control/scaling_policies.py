@@ -39,26 +39,37 @@ class ScalingPolicyQuery(PageQuery):
 class _ScalingFields(serializers.Serializer):
     min_instances = serializers.IntegerField(min_value=0, max_value=INSTANCES_MAX, required=False)
     max_instances = serializers.IntegerField(min_value=1, max_value=INSTANCES_MAX, required=False)
-    upper = NumberField(min_value=0, max_value=LOAD_MAX, required=False, help_text="Load; 1.0 is a fleet exactly full.")
+    upper = NumberField(
+        min_value=0,
+        max_value=LOAD_MAX,
+        required=False,
+        help_text="Load above which to scale out; 1.0 is a fully used fleet.",
+    )
     lower = NumberField(min_value=0, max_value=LOAD_MAX, required=False)
     sustain_s = NumberField(
-        min_value=0, max_value=SECONDS_MAX, required=False, help_text="Load must stay low for this long."
+        min_value=0,
+        max_value=SECONDS_MAX,
+        required=False,
+        help_text="How long load must stay below `lower` before one instance is drained.",
     )
-    cooldown_s = NumberField(min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action.")
+    cooldown_s = NumberField(
+        min_value=0, max_value=SECONDS_MAX, required=False, help_text="Minimum time between two changes."
+    )
     interval_s = NumberField(min_value=1, max_value=60, required=False, help_text="Time between two evaluations.")
     warm = serializers.IntegerField(
         min_value=0,
         max_value=INSTANCES_MAX,
         required=False,
         allow_null=True,
-        help_text="Instances kept beside: process up, weights absent until a scale-out takes them. They cost. null: as "
+        help_text="Warm spares: processes without weights that a scale-out uses first. They count toward cost. "
+        "null: as "
         "many as free devices allow, none where no devices are described.",
     )
     sleep_level = serializers.IntegerField(
         min_value=0,
         max_value=2,
         required=False,
-        help_text="Scale in by sleep instead of a stop: 1 keeps the weights in host memory, 2 keeps none; 0: stop.",
+        help_text="How to scale in. 0: stop; 1: sleep, keep weights in host memory; 2: sleep, discard weights.",
     )
     enabled = serializers.BooleanField(required=False)
 
@@ -71,7 +82,7 @@ class ScalingPolicyInput(_ScalingFields):
 
 
 class ScalingPolicyPut(_ScalingFields):
-    """All fields of a policy: those that are absent get their default, except `enabled`, which stays as it is."""
+    """All fields of a policy; absent ones get their default value, except `enabled`, which keeps its value."""
 
 
 class ScalingPolicyRole(serializers.Serializer):

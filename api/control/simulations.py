@@ -69,7 +69,7 @@ class SimulationPatch(serializers.Serializer):
     """A change; absent fields keep their values."""
 
     name = serializers.CharField(max_length=120, required=False)
-    kept = serializers.BooleanField(required=False, help_text="Not removed after 30 days.")
+    kept = serializers.BooleanField(required=False, help_text="Whether it is kept for longer than 30 days.")
     version = VersionField()
 
 

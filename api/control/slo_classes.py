@@ -44,15 +44,22 @@ class SLOClassQuery(PageQuery):
 
 class _SLOClassFields(serializers.Serializer):
     title = serializers.CharField(max_length=120, allow_blank=True, required=False)
-    ttft_s = SecondsSerializerField(help_text="Time to the first token.")
-    tpot_s = SecondsSerializerField(help_text="Time per output token.")
-    deadline_s = SecondsSerializerField(allow_null=True, required=False, help_text="End to end; null: none.")
-    waiting_time_s = SecondsSerializerField(required=False, help_text="Dropped if not sent to an engine in this time.")
+    ttft_s = SecondsSerializerField(help_text="Target for the time to the first token.")
+    tpot_s = SecondsSerializerField(help_text="Target for the mean time per output token after the first.")
+    deadline_s = SecondsSerializerField(
+        allow_null=True, required=False, help_text="Time for the whole answer; null: no deadline."
+    )
+    waiting_time_s = SecondsSerializerField(
+        required=False, help_text="A request that no engine has by then ends with `waiting_time_exceeded`."
+    )
     target = NumberField(
         min_value=0.000_001, max_value=1, required=False, help_text="Share of requests that must attain their SLO."
     )
     value = NumberField(
-        min_value=0.000_001, max_value=VALUE_MAX, required=False, help_text="Worth of one attained request."
+        min_value=0.000_001,
+        max_value=VALUE_MAX,
+        required=False,
+        help_text="Worth of one attained request, relative to other classes.",
     )
     may_defer = serializers.BooleanField(
         required=False, help_text="Serve late instead of refusing if the targets cannot be met."
@@ -69,7 +76,7 @@ class SLOClassInput(_SLOClassFields):
 
 
 class SLOClassPut(_SLOClassFields):
-    """All fields of a class: those that are absent get their default."""
+    """All fields of a class; absent ones get their default value."""
 
 
 class SLOClassOwner(serializers.Serializer):
@@ -85,7 +92,7 @@ class SLOClassPatch(_SLOClassFields):
 
 
 class SLOClassOutput(VersionedOutput):
-    """An SLO class. Seconds."""
+    """An SLO class. Times in seconds."""
 
     tenant = serializers.CharField(source="tenant.name", allow_null=True, default=None)
 

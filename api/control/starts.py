@@ -31,7 +31,7 @@ class StartRow(serializers.Serializer):
     id = serializers.CharField()
     way = serializers.CharField(help_text="Its provisioner, how it started, and where its weights came from.")
     weights = serializers.ChoiceField(
-        choices=["", *WEIGHTS_FROM], help_text="Where an action loaded them from; empty: it started with its weights."
+        choices=["", *WEIGHTS_FROM], help_text="Where its weights were loaded from; empty: it started with them."
     )
     desired_at = serializers.DateTimeField(
         help_text="When the start was requested: the scale-out for a warm or sleeping instance, else its creation."
@@ -39,7 +39,7 @@ class StartRow(serializers.Serializer):
     load_s = serializers.FloatField(allow_null=True, help_text="Duration of the weight load.")
     ready_s = serializers.FloatField(allow_null=True)
     served_s = serializers.FloatField(allow_null=True, help_text="First token of its first request.")
-    idle_s = serializers.FloatField(help_text="Part of this time that it was ready and had no request.")
+    idle_s = serializers.FloatField(help_text="Time in which it was ready and had no request, part of `served_s`.")
     state = serializers.CharField(help_text="Current state.")
     error = serializers.CharField(help_text="Why it failed; empty: no known error.")
 

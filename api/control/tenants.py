@@ -101,7 +101,7 @@ class TenantInput(_TenantChange):
 
 
 class TenantPut(_TenantChange):
-    """All fields of a tenant: those that are absent get their default, except `state`, which stays as it is."""
+    """All fields of a tenant; absent ones get their default value, except `state`, which keeps its value."""
 
     state = serializers.ChoiceField(choices=Tenant.State.choices, required=False)
 

@@ -44,7 +44,7 @@ class TransferOutput(serializers.ModelSerializer):
 
 
 class TransferList(ControlView):
-    """All transfers, newest first."""
+    """Attempts to load weights, newest first."""
 
     access: ClassVar = {"GET": IsViewer}
 

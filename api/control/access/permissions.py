@@ -45,6 +45,7 @@ class IsAdmin(_AtLeast):
 class IsTenantKey(BasePermission):
     """A tenant's API key. The view must filter its rows by `request.user.tenant_id`."""
 
+    role = None  # a key has none
     message = "This needs an API key of a tenant."
 
     def has_permission(self, request: Request, view: Any) -> bool:

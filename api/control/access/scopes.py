@@ -32,12 +32,16 @@ OF_RESOURCE = {
 }
 
 
+def scopes_for(method: str, path: str) -> tuple[str, ...]:
+    """The scopes each of which opens a call, the one to ask for first. None opens a change of what is not listed."""
+    needed = OF_RESOURCE.get(path.removeprefix(PREFIX).split("/", 1)[0])
+    own = () if needed is None else (needed.value,)
+    return (Scope.READ.value, *own) if method in SAFE_METHODS else own
+
+
 def scope_missing(scopes: Sequence[str], method: str, path: str) -> str:
     """The scope that a call lacks; "" if it has what it needs."""
-    resource = path.removeprefix(PREFIX).split("/", 1)[0]
-    needed = OF_RESOURCE.get(resource)
-    if needed is not None and needed in scopes:
+    opening = scopes_for(method, path)
+    if any(scope in scopes for scope in opening):
         return ""
-    if method in SAFE_METHODS:
-        return "" if Scope.READ in scopes else Scope.READ.value
-    return needed.value if needed is not None else Scope.READ.value
+    return opening[0] if opening else Scope.READ.value

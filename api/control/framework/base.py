@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import DatabaseError
 from django.db.models import QuerySet
-from drf_spectacular.openapi import AutoSchema
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound, ParseError
 from rest_framework.negotiation import DefaultContentNegotiation
@@ -32,6 +31,7 @@ from api.control.access.refusals import refusal_record
 from api.control.access.scopes import scope_missing
 from api.control.access.throttle import KeyThrottle, PersonThrottle
 from api.control.framework.differences import add_stored, as_sent
+from api.control.framework.documented import OperationSchema
 from api.control.framework.errors import exception_handler
 from api.control.framework.fields import etag_of, name_choices
 from api.control.framework.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
@@ -50,10 +50,10 @@ class PageQuery(serializers.Serializer):
     """Query parameters of every list."""
 
     limit = serializers.IntegerField(
-        min_value=1, max_value=LIMIT_MAX, default=LIMIT_DEFAULT, help_text="Rows per page."
+        min_value=1, max_value=LIMIT_MAX, default=LIMIT_DEFAULT, help_text="Items on a page."
     )
     cursor = serializers.CharField(
-        max_length=CURSOR_LENGTH_MAX, required=False, help_text="The `next_cursor` of the previous page."
+        max_length=CURSOR_LENGTH_MAX, required=False, help_text="The `next_cursor` of the page before."
     )
 
 
@@ -79,7 +79,7 @@ class ControlView(APIView):
     renderer_classes: ClassVar[Sequence[type]] = [JSONRenderer]
     throttle_classes: ClassVar[Sequence[type]] = [KeyThrottle, PersonThrottle]
     content_negotiation_class = DefaultContentNegotiation
-    schema = AutoSchema()
+    schema = OperationSchema()
     access: ClassVar[Mapping[str, Any]] = {}
     configures: ClassVar[bool] = True
     _sent: Mapping[str, Any] = MappingProxyType({})  # the values of the body, as a response would show them

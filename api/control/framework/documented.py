@@ -1,23 +1,28 @@
-"""The decorator that describes an operation in the OpenAPI document, with the error responses that all operations
-share."""
+"""How operations are described in the OpenAPI document: what each does, who may call it, and the errors all share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
+
+from api.control.access.permissions import IsAdmin
+from api.control.access.scopes import scopes_for
 
 ERRORS = {
     400: "A field is wrong; `error.fields` names it.",
     401: "The caller is not signed in, or the API key is not valid.",
-    403: "The caller's role does not allow this.",
+    403: "The caller's role, or the scopes of its key or token, do not allow this.",
     404: "The object does not exist or belongs to another tenant.",
     409: "The change conflicts with stored data.",
-    412: "The object has changed since (or exists already); `error` has the stored object and the differences.",
-    428: "The change does not name the version that it is based on.",
+    412: "`If-Match` names another version than the stored one, or `If-None-Match: *` was sent and the object exists. "
+    "`error` has the stored object and the differences.",
+    428: "Neither `If-Match` nor `version` says on which version the change is based.",
     429: "Too many requests; see `Retry-After`.",
     503: "PostgreSQL or Redis does not answer; see `Retry-After`.",
 }
@@ -34,10 +39,11 @@ PUT = (400, 401, 403, 409, 412, 429, 503)
 class ErrorBody(serializers.Serializer):
     """What went wrong."""
 
-    code = serializers.CharField(help_text="Stable, for programs.")
-    message = serializers.CharField(help_text="For people.")
+    code = serializers.CharField(help_text="For programs; a code keeps its meaning.")
+    message = serializers.CharField(help_text="What went wrong, for people.")
     fields_ = serializers.DictField(
-        child=serializers.ListField(child=serializers.CharField()), help_text="Field names to messages."
+        child=serializers.ListField(child=serializers.CharField()),
+        help_text="Messages by the name of the field that they are about.",
     )
 
     def get_fields(self) -> dict[str, serializers.Field]:
@@ -48,7 +54,7 @@ class ErrorBody(serializers.Serializer):
 
 
 class ErrorOutput(serializers.Serializer):
-    """The one shape of every error."""
+    """Every error has this shape."""
 
     error = ErrorBody()
 
@@ -62,14 +68,14 @@ class DifferenceOutput(serializers.Serializer):
 
 
 class StaleBody(ErrorBody):
-    """Why the precondition failed, and what is stored."""
+    """What is stored instead of what the call expected."""
 
     current = serializers.DictField(allow_null=True, required=False, help_text="The stored object, with its `etag`.")
     differences = DifferenceOutput(many=True, required=False)
 
 
 class StaleOutput(serializers.Serializer):
-    """The error of a failed precondition."""
+    """The error of a call whose `If-Match` or `If-None-Match` does not hold."""
 
     error = StaleBody()
 
@@ -77,20 +83,74 @@ class StaleOutput(serializers.Serializer):
 IF_MATCH = OpenApiParameter(
     "If-Match",
     location=OpenApiParameter.HEADER,
-    description="The ETag of the version that the change is based on, or `*` for any version.",
+    description="ETag of the version on which the call is based, or `*` for any version.",
 )
 IF_NONE_MATCH = OpenApiParameter(
-    "If-None-Match", location=OpenApiParameter.HEADER, enum=["*"], description="Create only; 412 if the object exists."
+    "If-None-Match", location=OpenApiParameter.HEADER, enum=["*"], description="Only create: 412 if the object exists."
 )
+
+# What a method of a resource with several does, by method and by whether the address names one object.
+DOES = {
+    ("GET", False): "One page of the list.",
+    ("GET", True): "Its `ETag` is the version to send as `If-Match`.",
+    ("PUT", True): "Creates the object (201) or replaces it (200). Fields that are absent get their default value. "
+    "The same call again changes nothing.",
+    ("PATCH", True): "Changes the fields in the body and keeps all others. Needs the version that it is based on, as "
+    "`If-Match` or `version`.",
+    ("DELETE", True): "With `If-Match`, only if that version is still the stored one.",
+}
+ROWS = re.compile(r"/api/v1/[a-z-]+(/\{id\})?")
+TENANT = "A tenant's API key with the scope `read` may call it too, and gets what concerns the tenant alone."
+
+
+class OperationSchema(AutoSchema):
+    """Describes each method for itself: the docstring of a view is about all of its methods."""
+
+    def get_description(self) -> str:
+        return " ".join(part for part in (self._does(), self._who()) if part)
+
+    def _does(self) -> str:
+        methods = [name for name in ("get", "post", "put", "patch", "delete") if hasattr(self.view, name)]
+        about: str = super().get_description().strip()
+        shared = len(methods) > 1 and ROWS.fullmatch(self.path)  # a list and its additions, or one object
+        if shared or about.startswith("One "):
+            about = ""
+        does = DOES.get((self.method, "{" in self.path or not shared), "") if len(methods) > 1 else ""
+        if "`If-Match`" in does and not self._versioned():
+            does = ""
+        return " ".join(part for part in (about, does) if part)
+
+    def _versioned(self) -> bool:
+        """Whether the object has an ETag: what cannot be changed has none."""
+        return hasattr(self.view, "patch") or hasattr(self.view, "put")
+
+    def _who(self) -> str:
+        """The rule that the view is called by; for service accounts also the scopes."""
+        rule = self.view.access.get(self.method, IsAdmin)()
+        opening = " or ".join(f"`{scope}`" for scope in scopes_for(self.method, self.path))
+        told = f"Role: {_least(rule)}; a service account also needs the scope {opening}."
+        return f"{told} {TENANT}" if _role(rule) is None else told
+
+
+def _role(rule: Any) -> Any:
+    return getattr(rule, "role", None)
+
+
+def _least(rule: Any) -> str:
+    """The least role that gets in. Rules that let tenants' keys in too have two operands, the role's first."""
+    role = _role(rule) or _role(rule.op1)
+    return str(role.name).lower()
 
 
 @cache
 def page_of(output: type[serializers.Serializer]) -> type[serializers.Serializer]:
     """The serializer of a page of `output`."""
     fields: dict[str, Any] = {
-        "__doc__": "A keyset page.",
+        "__doc__": "One page of a list.",
         "items": output(many=True),
-        "next_cursor": serializers.CharField(allow_null=True, help_text="Pass as `cursor`; null on the last page."),
+        "next_cursor": serializers.CharField(
+            allow_null=True, help_text="Send as `cursor` to get the next page; null on the last one."
+        ),
     }
     return type(output.__name__.removesuffix("Output") + "Page", (serializers.Serializer,), fields)
 

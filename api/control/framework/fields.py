@@ -80,7 +80,7 @@ class VersionField(serializers.IntegerField):
         kwargs.setdefault("min_value", 0)
         kwargs.setdefault("max_value", 2**31 - 1)
         kwargs.setdefault("required", False)
-        kwargs.setdefault("help_text", "The version this change was made from (or send If-Match).")
+        kwargs.setdefault("help_text", "Version on which the change is based; `If-Match` may be sent instead.")
         super().__init__(**kwargs)
 
 

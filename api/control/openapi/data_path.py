@@ -25,20 +25,27 @@ def _seconds(description: str, example: float) -> Fragment:
 
 SLO_FIELDS: Fragment = {
     "target_ttft": _seconds("Time to the first token, seconds.", 2.0),
-    "target_tbt": _seconds("Time between tokens, seconds; also the pace that token goodput counts by.", 0.1),
-    "deadline": _seconds("End to end, seconds from arrival.", 30.0),
+    "target_tbt": _seconds(
+        "Mean time per output token after the first, seconds; also the pace by which token goodput is counted.", 0.1
+    ),
+    "deadline": _seconds("Time for the whole answer, seconds from arrival.", 30.0),
     "waiting_time": {
         "type": "number",
         "minimum": 0,
-        "description": "Seconds; dropped with `waiting_time_exceeded` if not sent to an engine by then. 0: no waiting.",
+        "description": "Seconds; the request ends with `waiting_time_exceeded` if no engine has it by then. 0: "
+        "no waiting.",
         "example": 5.0,
     },
-    "slo_class": {"type": "string", "description": "Name of an SLO class, for targets that the request does not set."},
+    "slo_class": {
+        "type": "string",
+        "description": "Name of an SLO class, which gives the targets that the request does not set itself.",
+    },
     "priority": {
         "type": "integer",
         "minimum": 0,
-        "description": "0 is the highest. Turned into targets by the priority mapping where no target and no class is "
-        "named. Becomes the engine's priority only through the deadline that follows from it.",
+        "description": "0 is the highest. The priority mapping turns it into targets if the request names no "
+        "class. It is not "
+        "passed to the engine, which gets a rank that follows from the targets.",
     },
 }
 _NAME: Fragment = {"type": "string", "maxLength": LONGEST_NAME}
@@ -69,7 +76,7 @@ QUOTA_HEADERS: Fragment = {
     for name, kind, meaning in (
         ("limit", "integer", "The tenant's quota of {} a minute; absent without one."),
         ("remaining", "integer", "What is left of the quota of {} at this gateway."),
-        ("reset", "string", "Time until the quota of {} is whole again, such as `1.250s`."),
+        ("reset", "string", "Time until the whole quota of {} is available again, such as `1.250s`."),
     )
 }
 RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
@@ -88,37 +95,47 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "invalid_slo": "An SLO field is of the wrong type, out of range or contradicts another; `param` names it.",
         "context_length_exceeded": "Prompt and `max_tokens` exceed the model's context.",
     },
-    401: {"invalid_api_key": "No key, an unknown, an expired or a revoked one."},
-    403: {"permission_denied": "The key lacks the scope for the data path."},
+    401: {"invalid_api_key": "No API key, or one that is unknown, expired or revoked, or whose tenant is suspended."},
+    403: {
+        "permission_denied": "The key lacks the scope for the data path, or an entitlement of the tenant does "
+        "not allow a field; `param` "
+        "names it."
+    },
     404: {
         "model_not_found": "No served model has this name or alias.",
         "not_found": "There is no such path.",
     },
-    405: {"method_not_allowed": "The path has another method."},
+    405: {"method_not_allowed": "The path exists, with another method."},
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
     429: {
-        "rate_limit_exceeded": "The tenant's requests, tokens or concurrency are used up; or the queue is full.",
-        "slo_infeasible": "The targets cannot be met, not even by sending it now.",
+        "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, or the queue is full.",
+        "slo_infeasible": "No instance can meet the targets, not even if it is sent now.",
     },
-    499: {"cancelled": "An operator cancelled it in the queue."},
-    500: {"internal_error": "The gateway could not schedule it."},
+    499: {"cancelled": "An operator cancelled the request in the queue."},
+    500: {"internal_error": "The gateway could not schedule the request."},
     502: {
-        "engine_failed": "The engine failed during the answer. It comes as the last event of a stream that began 200."
+        "engine_failed": "The engine failed during the answer. A stream that has begun with 200 ends with this "
+        "as its last event."
     },
     503: {
-        "no_capacity": "No instance serves this model and none comes in time, or no retry on another was possible.",
+        "no_capacity": "No instance serves this model and none starts in time, or the request could not be "
+        "retried on another.",
         "configuration_stale": "PostgreSQL has not confirmed the gateway's API keys for too long.",
-        "shutting_down": "The gateway is shutting down; send it again. In a stream that began 200: the last event.",
+        "shutting_down": "The gateway is shutting down; send the request again. A stream that has begun with "
+        "200 ends with this as "
+        "its last event.",
     },
-    504: {"waiting_time_exceeded": "Not sent to an engine within `waiting_time`."},
+    504: {"waiting_time_exceeded": "The request was not sent to an engine within `waiting_time`."},
 }
 
 
 def _body(
     required: list[str],
     properties: Fragment,
-    rest: str = "OpenAI's body plus the SLO fields, each optional. Fields not named here pass to the engine.",
+    rest: str = "OpenAI's body plus the SLO fields, each optional. Of the fields not named here the engine gets "
+    "those that "
+    "Slackline knows (sampling, stops, tools, structured output and others); the rest is dropped.",
 ) -> Fragment:
     schema = {
         "type": "object",
@@ -171,7 +188,7 @@ def _models() -> Fragment:
     whole = {"application/json": {"schema": {"type": "object", "additionalProperties": True}}}
     get = {
         "operationId": "data_path_models",
-        "summary": "Models this tenant can use, OpenAI's list shape",
+        "summary": "Models that this tenant may use, in the shape of OpenAI's list",
         "tags": ["data path"],
         "security": [{"apiKey": []}],
         "responses": {"200": {"description": "The list.", "content": whole}, **_errors((401, 403, 405, 503))},
@@ -213,7 +230,7 @@ RESPONSE_REST = (
     "OpenAI's body plus the SLO fields, each optional. What needs stored state, tools other than functions, or more "
     "than text is refused with `invalid_value` naming the field: previous_response_id, conversation, store (true), "
     "background (true), prompt, max_tool_calls, include, top_logprobs, truncation (but disabled), service_tier (but "
-    "auto and default). Fields not named here pass to the engine."
+    "auto and default). Of the fields not named here the engine gets those that Slackline knows; the rest is dropped."
 )
 
 PATHS: Fragment = {
@@ -227,7 +244,7 @@ PATHS: Fragment = {
         "data_path_responses",
         "Response under an SLO, served as a chat completion",
         _body(["input"], RESPONSE, RESPONSE_REST),
-        "The response object, whole or as events. Nothing is stored: its id finds nothing later.",
+        "The response object, whole or as events. It is not stored, so it cannot be read by its id later.",
         "Events of the Responses API, ended by `response.completed`, `response.incomplete`, or `response.failed` and "
         "then `error`.",
     ),
@@ -246,8 +263,8 @@ COMPONENTS: Fragment = {
                 "properties": {
                     "message": {"type": "string"},
                     "type": {"type": "string"},
-                    "param": {"type": "string", "nullable": True, "description": "The field at fault."},
-                    "code": {"type": "string", "description": "Stable; see each response."},
+                    "param": {"type": "string", "nullable": True, "description": "The field that is wrong."},
+                    "code": {"type": "string", "description": "Error code; see each response."},
                 },
             }
         },

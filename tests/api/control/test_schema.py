@@ -14,6 +14,7 @@ from api.openai.protocol.errors import KINDS
 from api.openai.protocol.response_requests import NOT_SERVED
 from api.openai.protocol.schemas import OUR_FIELDS
 from controller.slo.classes import SloError, parse_slo_fields
+from tests.api.control.test_access import ADMINS, NO_SUCH, OPERATORS, RULES
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "docs/openapi.yaml"
@@ -46,6 +47,27 @@ def test_every_operation_says_who_may_call_it_and_how_it_fails(document):
             schemes = {name for each in operation["security"] for name in each}
             assert "apiKey" in schemes, (path, method)
             assert "401" in operation["responses"], (path, method)
+
+
+def test_every_call_names_the_least_role_that_may_make_it(document):
+    """By the rules that `test_access.py` holds the views to."""
+    least = {frozenset(OPERATORS): "operator", frozenset(ADMINS): "admin"}
+    told = {}
+    for path, methods in yaml.safe_load(document)["paths"].items():
+        for method, operation in methods.items():
+            if path.startswith("/api/v1/"):
+                address = re.sub(r"/\{\w+\}", NO_SUCH, path.removeprefix("/api/v1"))
+                told[method, address] = operation["description"]
+    assert RULES.keys() <= told.keys()
+    for call, people in RULES.items():
+        assert f"Role: {least.get(frozenset(people), 'viewer')};" in told[call], call
+        assert ("tenant's API key" in told[call]) == ("tenant_key" in people), call
+
+
+def test_calls_of_one_resource_are_not_all_described_alike(document):
+    resource = yaml.safe_load(document)["paths"]["/api/v1/slo-classes/{id}"]
+    assert len({operation["description"] for operation in resource.values()}) == len(resource)
+    assert "`If-Match` or `version`" in resource["patch"]["description"]
 
 
 def test_the_data_path_is_described_as_the_gateway_speaks():
