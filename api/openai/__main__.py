@@ -30,11 +30,8 @@ from workers.http.protocol import bounded
 from workers.settings_check import REFUSED, require_settings
 
 GRACE_S = 20  # how long running requests may take to finish after SIGTERM
-GC_THRESHOLDS = (
-    20_000,
-    20,
-    50,
-)  # with 10,000 requests queued a full collection stops the loop for tens of milliseconds
+# Rare full collections: with 10,000 requests queued one stops the loop for tens of milliseconds.
+GC_THRESHOLDS = (20_000, 20, 50)
 SWITCH_S = 0.001  # the loop gets the interpreter back from threads that write records within a millisecond
 
 

@@ -90,7 +90,7 @@ class OpenAIApp:
                 return
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == LIVE:
+        if scope["path"] == LIVE:  # before the gateway is needed: a probe must not end a process that only starts
             await self._status.live(send)
             return
         gateway = self._gateway
@@ -106,7 +106,7 @@ class OpenAIApp:
                 await refuse_body(send, receive, error)
             else:
                 await respond_error(send, error)
-        except ClientGone:
+        except ClientGone:  # nobody reads an answer, and nothing was queued yet
             return
 
     async def _route(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:

@@ -135,7 +135,7 @@ class Gateway:
         self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
         self.fleet.apply(snapshot)
         for instance_id, seat in self.fleet.seats.items():
-            if not seat.up:
+            if not seat.up:  # one that has just started is found now and not a telemetry period later
                 self.monitor.probe(instance_id)
 
     @property
@@ -175,6 +175,7 @@ class Gateway:
         """
         tenant = caller.tenant
         request, applied = self._request(parsed, tenant, arrival)
+        # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
         translation = None
         if parsed.echo is not None:
@@ -219,6 +220,7 @@ class Gateway:
             id=f"req-{self._ids.getrandbits(96):024x}",
             arrival=arrival,
             targets=applied.targets,
+            # Estimates may exceed the context; the engine refuses what really does.
             prompt_tokens=max(1, min(prompt, model.context_tokens)),
             output_tokens=max(1, min(expected, model.context_tokens)),
             model=model.name,

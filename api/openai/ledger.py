@@ -55,6 +55,7 @@ class Ledger:
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
     ) -> None:
         """A request that was let in has ended."""
+        # First, so that the tenant's next request finds the room even if recording this one fails.
         self._quotas.release(in_flight.request.tenant, in_flight.charged_tokens, _tokens(in_flight))
         self.note(in_flight, outcome, now, code=code, status=status)
 

@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand changes are sent within a second
 WHOLE_QUEUE_S = 0.5  # shortest time between two whole queues: 10,000 requests are two megabytes
-KEPT_PERIODS = 3
-REFUSALS_S = 10.0
-WRITE_S = 5.0
+KEPT_PERIODS = 3  # how long a published state stays in Redis: readers then know that its gateway is gone
+REFUSALS_S = 10.0  # refusals of so long a time become one decision, or a flood of them would fill the audit
+WRITE_S = 5.0  # then PostgreSQL counts as away and the batch is kept
 
 
 class LiveBoard(Protocol):
@@ -136,7 +136,7 @@ class Publisher:
 
     async def _fleet(self, now: float, watched: bool) -> None:
         period_s = self._gateway.monitor.period_s
-        due = now - self._published_at >= period_s - TICK_S / 10
+        due = now - self._published_at >= period_s - TICK_S / 10  # a tick that comes a little early counts
         if not (due or watched):
             return
         message = status.fleet_message(self._gateway, next(self._seq), status.windows(self._gateway, now))

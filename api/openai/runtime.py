@@ -255,6 +255,7 @@ class Runtime:
         in_flight.sent_at = self.clock()
         in_flight.sends += 1
         if backend is None:
+            # It has left the configuration meanwhile: for the scheduler a failed call like any other, which it retries.
             self.push(ev.EngineFailed(in_flight.request.id, action.instance_id, f"no instance {action.instance_id}"))
             return
         in_flight.state = State.SENT
@@ -266,7 +267,7 @@ class Runtime:
                 in_flight.prefill = self.spawn(self._prefill(in_flight, backend, call))
             return
         in_flight.task = self.spawn(relay(in_flight, backend, call, self))
-        if not in_flight.streamed:
+        if not in_flight.streamed:  # nothing will show its first token, and until then it counts as prefilling
             prefilled = ev.FirstToken(in_flight.request.id, assumed=True)
             in_flight.assumes_first_token = asyncio.get_running_loop().call_later(
                 action.prefill_s, self.push, prefilled
@@ -381,10 +382,10 @@ class Runtime:
                 in_flight.prefill = None
                 self._prefill_lost(in_flight, source, error)
             return
-        if in_flight.prefill is not me:
+        if in_flight.prefill is not me:  # stopped or replaced while its answer was on the way
             return
         in_flight.prefill = None
-        if prefilled.done:
+        if prefilled.done:  # the answer ended with its first token, so there is nothing to decode
             if in_flight.task is not None:
                 in_flight.stop_answer()
                 self.transfers.undone(in_flight, "undone", self.clock())

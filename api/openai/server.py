@@ -11,7 +11,7 @@ import uvicorn
 
 from api.openai.service import GatewayService
 
-LOOK_S = 0.05
+LOOK_S = 0.05  # how often a gateway that stops looks for open requests
 LAST_BYTES_S = 1  # for the last bytes to clients that are still connected
 
 

@@ -23,9 +23,9 @@ from workers.live import LiveState, LiveUnavailable, follow
 
 log = logging.getLogger(__name__)
 
-FIRST_POLL_S = 1.5
-RESTART_S = 1.0
-END_S = 0.5
+FIRST_POLL_S = 1.5  # for the first answers of engines, so that the first requests need not wait for them
+RESTART_S = 1.0  # before a background task that failed is started again
+END_S = 0.5  # for background tasks to end after a cancellation
 END_TRIES = 4
 
 

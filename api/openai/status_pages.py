@@ -42,7 +42,7 @@ class StatusPages:
         )
         if scope["path"] == "/healthz":
             status, body = self._page("/healthz", lambda: _health(gateway))
-            if not allowed:
+            if not allowed:  # load balancers need the status; names of tenants and instances are nobody else's
                 body = orjson.dumps({"status": orjson.loads(body)["status"]})
             await respond(send, status, body)
         elif allowed:

@@ -171,6 +171,7 @@ class Quotas:
     def admit(self, tenant: TenantConfig, tokens: int, now: float) -> None:
         """Count the request. Raises ApiError, and counts nothing, where a quota is reached."""
         usage = self._usage.setdefault(tenant.name, _Usage())
+        # All checks come before anything is taken: what is refused must not use up a quota.
         usage.requests = _bucket(usage.requests, tenant.rpm, now)
         usage.tokens = _bucket(usage.tokens, tenant.tpm, now)
         share = self._share(tenant)

@@ -2,7 +2,8 @@
 
 Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages,
 functions its tools. What else a response can request (stored state, OpenAI's own tools, images, background work) is
-refused by name, never ignored. Fields this module does not know go to the engine, as for the other routes.
+refused by name, never ignored. Of the fields that this module does not know, the engine gets those in `PASSED_ON`, as
+for the other routes.
 """
 
 from __future__ import annotations

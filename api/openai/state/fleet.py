@@ -24,7 +24,7 @@ from workers.backends.registry import backend_for
 
 log = logging.getLogger(__name__)
 
-DEAD_AFTER_S = 10.0
+DEAD_AFTER_S = 10.0  # a busy engine may answer telemetry late; its tokens count as signs of life too
 REPLACED_WITHIN_S = 10.0  # far more than it takes until gateways know that a process has ended
 
 
@@ -125,7 +125,7 @@ class GatewayFleet:
     def _seat(self, spec: InstanceSpec) -> None:
         seat = self.seats.get(spec.id)
         if seat is not None and (seat.spec.url, seat.spec.backend) != (spec.url, spec.backend):
-            self._drop(spec.id)
+            self._drop(spec.id)  # another process under the same id: requests at the old one cannot go on
             seat = None
         if seat is None:
             backend = backend_for(spec, self._session, self._limits)
@@ -186,6 +186,7 @@ class GatewayFleet:
         if seat is None:
             return
         if not seat.up:
+            # A registered server that does not answer is not on its way: nobody starts it.
             if not seat.replaceable and seat.awaited_until > -math.inf:
                 seat.awaited_until = -math.inf
                 self._expect()

@@ -27,8 +27,8 @@ from controller.core.types import RequestRecord
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 0.5
-BATCH = 1_000
+FLUSH_S = 0.5  # longest time that a record is in memory only
+BATCH = 1_000  # records that are written at once, without waiting for FLUSH_S
 WRITE_S = 8.0  # a batch takes milliseconds; longer means that the database hangs
 RETRY_S = 2.0  # after a failure, before the database is tried again
 CLOSE_S = 4.0  # for the last flush: with the 20 s of running requests less than the supervisor gives the whole gateway

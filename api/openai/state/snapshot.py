@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -23,8 +24,8 @@ from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
-READ_S = 8.0
+POLL_S = 0.5  # one row is read: a revoked key stops within a second without Redis too
+READ_S = 8.0  # then PostgreSQL counts as away
 STAMP_S = 60.0  # how often the file is stamped with the time of the last confirmation
 CLOCKS_DIFFER_S = 60.0  # a file from further in the future than this has an unknown age
 
@@ -107,10 +108,8 @@ class SnapshotSource:
 
     async def run(self) -> None:
         while True:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._notice.wait(), POLL_S)
-            except TimeoutError:
-                self._notice.clear()
             self._notice.clear()
             await self.poll()
 

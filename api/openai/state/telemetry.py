@@ -152,7 +152,7 @@ class Monitor:
                 # Of a gateway of another version, during an upgrade: this one then polls the engine itself.
                 log.info("telemetry of %s in Redis cannot be read: %r", instance_id, error)
                 continue
-            if age_s <= STALE_PERIODS * self.period_s:
+            if age_s <= STALE_PERIODS * self.period_s:  # else the leader lost it: this gateway polls it itself
                 self._fleet.reported(instance_id, load)
                 self._links.reported(instance_id, reports)
                 taken.add(instance_id)
