@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment, embedded_ports
 from console.proxies import networks
-from controller.core.addresses import USUAL_NETWORKS, address_rules
+from controller.core.addresses import OWN_URLS, USUAL_NETWORKS, address_rules, own_services
 from controller.core.errors import ConfigError
 from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
@@ -36,7 +36,8 @@ if 0 < len(METRICS_TOKEN) < SHORTEST_TOKEN:
 ENGINE_KEYS_DIR = Path(_env.text("ENGINE_KEYS_DIR", str(DATA_DIR / "engine-keys")))
 # Where engines may be. Jobs and gateways read it by themselves too, where they connect (workers/http/outbound.py).
 try:
-    ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS))
+    _own = own_services(_env.text(name, "") for name in OWN_URLS)
+    ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS), _own)
 except ConfigError as _error:
     raise ImproperlyConfigured(f"ENGINE_NETWORKS: {_error}") from None
 MEDIA_HOSTS = _env.names("MEDIA_HOSTS")  # of images, video and sound that a request may name by an https:// URL

@@ -58,6 +58,13 @@ def test_each_service_is_on_the_networks_of_its_row():
     assert closed == {"store", "engines"}
 
 
+def test_instances_may_be_on_the_network_of_engines_alone():
+    """Gateway and worker are on the network of the stores too, which no instance's URL may lead to."""
+    (pool,) = DOCUMENT["networks"]["engines"]["ipam"]["config"]
+    for name in ("gateway", "worker", "console", "register"):
+        assert SERVICES[name]["environment"]["ENGINE_NETWORKS"] == pool["subnet"], name
+
+
 def test_an_engine_reaches_neither_the_store_nor_the_console():
     assert not NETWORKS["engine-1"] & (NETWORKS["postgres"] | NETWORKS["console"])
 

@@ -23,7 +23,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
-from controller.core.addresses import USUAL_NETWORKS, AddressRules, address_rules
+from controller.core.addresses import OWN_URLS, USUAL_NETWORKS, AddressRules, address_rules, own_services
 from workers.environment import read_variable
 
 NETWORKS = "ENGINE_NETWORKS"
@@ -36,12 +36,22 @@ REFUSED = "its address is in no network of ENGINE_NETWORKS"
 def rules(environ: Mapping[str, str] | None = None) -> AddressRules:
     """The rules of ENGINE_NETWORKS. Raises ConfigError."""
     values = os.environ if environ is None else environ
-    return _rules(read_variable(values, NETWORKS) or USUAL_NETWORKS)
+    return _rules(read_variable(values, NETWORKS) or USUAL_NETWORKS, _own(values))
+
+
+def _own(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The URLs of our own services, those in files too."""
+    return tuple(_own_url(name, values.get(name, ""), values.get(f"{name}_FILE", "")) for name in OWN_URLS)
+
+
+@lru_cache(maxsize=64)
+def _own_url(name: str, value: str, path: str) -> str:
+    return read_variable({name: value, f"{name}_FILE": path}, name)
 
 
 @lru_cache(maxsize=8)
-def _rules(text: str) -> AddressRules:
-    return address_rules([entry.strip() for entry in text.split(",") if entry.strip()])
+def _rules(text: str, own: tuple[str, ...]) -> AddressRules:
+    return address_rules([entry.strip() for entry in text.split(",") if entry.strip()], own_services(own))
 
 
 class AddressRefused(ConnectionRefusedError):
@@ -51,10 +61,9 @@ class AddressRefused(ConnectionRefusedError):
         super().__init__(REFUSED)
 
 
-def check_address(host: str, address: str) -> None:
+def check_address(host: str, address: str, port: int) -> None:
     """Raises AddressRefused."""
-    allowed = rules()
-    if not allowed.names_host(host) and not allowed.allows_address(address):
+    if not rules().allows(host, address, port):
         raise AddressRefused
 
 
@@ -62,13 +71,12 @@ async def resolve(host: str, port: int) -> list[tuple[int, str]]:
     """(family, address) of a host, the allowed ones. Raises AddressRefused, or OSError for a name that is none."""
     allowed = rules()
     if (version := _version(host)) is not None:  # no thread for what is an address already
-        if not allowed.names_host(host) and not allowed.allows_address(host):
+        if not allowed.allows(host, host, port):
             raise AddressRefused
         return [(socket.AF_INET6 if version == 6 else socket.AF_INET, host)]
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     known = [(int(family), str(address[0])) for family, _, _, _, address in found]
-    if not allowed.names_host(host):
-        known = [each for each in known if allowed.allows_address(each[1])]
+    known = [each for each in known if allowed.allows(host, each[1], port)]
     if not known:
         raise AddressRefused
     return known
@@ -92,7 +100,7 @@ class _Resolver(aiohttp.ThreadedResolver):
     ) -> list[aiohttp.abc.ResolveResult]:
         found = await super().resolve(host, port, family)
         allowed = rules()
-        known = [each for each in found if allowed.names_host(host) or allowed.allows_address(each["host"])]
+        known = [each for each in found if allowed.allows(host, each["host"], port)]
         if not known:
             raise AddressRefused
         return known
@@ -106,7 +114,7 @@ class _Connector(aiohttp.TCPConnector):
     ) -> list[aiohttp.abc.ResolveResult]:
         found = await super()._resolve_host(host, port, traces)
         for each in found:
-            check_address(host, each["host"])
+            check_address(host, each["host"], port)
         return found
 
 
@@ -140,10 +148,10 @@ def _checked(connection: HTTPConnection, connect: Any) -> socket.socket:
     host = connection._dns_host
     try:
         for _, _, _, _, address in socket.getaddrinfo(host, connection.port, type=socket.SOCK_STREAM):
-            check_address(host, str(address[0]))
+            check_address(host, str(address[0]), connection.port)
         reached: socket.socket = connect()
         try:
-            check_address(host, str(reached.getpeername()[0]))
+            check_address(host, str(reached.getpeername()[0]), connection.port)
         except BaseException:
             reached.close()
             raise

@@ -73,7 +73,7 @@ def test_without_a_number_the_servers_own_counts(operator, model):
     [
         ({"key_name": "sk-4f1e9a"}, "key_name", "This looks like a key"),
         ({"key_name": "../../etc/passwd"}, "key_name", "Use letters, digits"),
-        ({"url": "http://169.254.169.254/latest"}, "url", "in no network of ENGINE_NETWORKS"),
+        ({"url": "http://169.254.169.254/latest"}, "url", "clouds serve credentials"),
         ({"url": "http://user:secret@127.0.0.1:8001"}, "url", "Must not have a user or password"),
         ({"url": "gpu-1:8001"}, "url", "Must be an http:// or https:// URL"),
         ({"id": "two words"}, "id", "Use letters, digits"),

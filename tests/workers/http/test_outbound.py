@@ -138,6 +138,18 @@ def test_a_name_that_changes_between_check_and_connect_is_not_called(server, mon
     assert server.paths == []
 
 
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL", "GATEWAY_URL", "CONSOLE_URL"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_our_own_stores_and_servers_are_never_called(server, monkeypatch, variable, host):
+    """A name may lead to them as well as an address, and even a listed one."""
+    monkeypatch.setenv("ENGINE_NETWORKS", "127.0.0.0/8, localhost")
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{server.port}/0")
+    calls(f"http://{host}:{server.port}")
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(Wire(f"http://{host}:{server.port}").post("/v1/completions", b"{}", PATIENCE))
+    assert server.paths == []
+
+
 def test_a_listed_host_may_have_any_address(server, monkeypatch):
     monkeypatch.setenv("ENGINE_NETWORKS", "localhost")
     assert outbound.get(f"http://localhost:{server.port}/", timeout=2).json() == {}
