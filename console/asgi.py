@@ -19,6 +19,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from django.conf import settings  # noqa: E402
 
 from console.consumers.routing import websocket_urlpatterns  # noqa: E402
+from console.known_callers import is_known  # noqa: E402
 from console.proxies import TrustedProxies  # noqa: E402
 from console.server import LIMITS, UPLOADS  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
@@ -27,7 +28,7 @@ from workers.http.bodies import BoundedBodies  # noqa: E402
 from workers.http.details import LIVE  # noqa: E402
 
 warm()
-bounded_pages = BoundedBodies(pages, LIMITS, UPLOADS)
+bounded_pages = BoundedBodies(pages, LIMITS, UPLOADS, is_known)
 static = StaticFiles(settings.STATIC_URL)
 
 
