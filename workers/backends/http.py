@@ -11,6 +11,7 @@ text. Only the usage event (empty `choices`) and errors are parsed.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from workers.backends.base import (
 from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 from workers.http.engine_keys import EngineKey, NoEngineKey
 from workers.http.outbound import read_answer
+
+log = logging.getLogger(__name__)
 
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
@@ -206,12 +209,11 @@ class HttpBackend(ABC):
 
 
 def _told(error: BaseException) -> str:
-    """What is said of an engine that cannot be reached: not what its host answered, which may be anybody's."""
+    """What is said of an engine that cannot be reached: not what its host answered, which may be anybody's, nor
+    whether anything listens there."""
     if isinstance(error, BadAnswer | aiohttp.ClientPayloadError):
-        return str(error)
-    if isinstance(error, aiohttp.ClientConnectorError | ConnectionRefusedError):
-        return "no connection"
-    return "the connection was lost"
+        log.info("an engine's answer cannot be read: %s", error)
+    return "no connection, or it was lost"
 
 
 # ---- events of a stream ---------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@ them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import requests
 
 from controller.core.errors import ConfigError
 from controller.models import Instance
-from controller.models.fleet import Weights
+from controller.models.fleet import KvRole, Weights
 from controller.scale.provisioning import STATIC
 from workers.actions.instance_keys import key_of
 from workers.actions.parallel_calls import Asker
@@ -23,6 +24,9 @@ from workers.http import outbound
 from workers.http.engine_keys import NO_KEY, EngineKey, NoEngineKey
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
+log = logging.getLogger(__name__)
+
+UNPROVEN = "No engine of this kind has answered at this URL yet. The log of the worker says what was found."
 HEALTH_TIMEOUT_S = 1.0
 INFO_TIMEOUT_S = 5.0  # SGLang asks its scheduler for the answer
 ASK_S = 1.5  # for all endpoints together
@@ -36,7 +40,7 @@ MODES = {"null": "collocated", None: "collocated"}
 class Endpoint:
     """`role` and `kv_role` (of vLLM): as registered, to compare with how the server was started; "": do not compare.
     `asleep`: the version of its row if it sleeps according to the row, to ask the engine whether it still does; None:
-    do not ask."""
+    do not ask. `known`: it was ready before, so an engine is there, and what is wrong with it may be shown."""
 
     url: str
     backend: str = "vllm"
@@ -44,6 +48,15 @@ class Endpoint:
     kv_role: str = ""
     asleep: int | None = None
     key: EngineKey = NO_KEY
+    known: bool = True
+
+
+class Silent(Exception):
+    """It does not answer as a healthy engine; the text says how."""
+
+    def __init__(self, state: str, how: str) -> None:
+        super().__init__(how)
+        self.state = state
 
 
 class Watch:
@@ -60,9 +73,10 @@ class Watch:
         self._seen = {key: seen for key, seen in self._seen.items() if key in asked}
         for key, answer in self._asker.ask(asked, ASK_S).items():
             error = answer.exception()
-            self._seen[key] = answer.result() if error is None else Observed(key[0], "exited", key[1], error=str(error))
-        silent = "the server has not responded yet"
-        return [self._seen.get((id, url)) or Observed(id, "starting", url, error=silent) for id, url in asked]
+            late = Silent("exited", str(error))
+            self._seen[key] = answer.result() if error is None else _silent(key[0], endpoints[key[0]], late)
+        late = Silent("starting", "the server has not responded yet")
+        return [self._seen.get((id, url)) or _silent(id, endpoints[id], late) for id, url in asked]
 
 
 WATCH = Watch()  # kept between rounds: an endpoint that hangs is not asked again until its call has ended
@@ -106,10 +120,33 @@ def _endpoint(row: Instance) -> Endpoint:
     asleep = row.version if row.weights == Weights.ASLEEP else None
     if row.observed_state == Instance.Observed.READY:
         return Endpoint(row.url, row.backend, asleep=asleep, key=key_of(row))
-    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row))
+    known = row.ready_at is not None
+    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row), known)
 
 
 def _look(id: str, endpoint: Endpoint) -> Observed:
+    try:
+        return _asked(id, endpoint)
+    except Silent as silent:
+        return _silent(id, endpoint, silent)
+
+
+def _silent(id: str, endpoint: Endpoint, silent: Silent) -> Observed:
+    """What was found of one that was never ready is for the log alone: whoever may register a URL could otherwise read
+    from the page which ports and paths of our network answer."""
+    if endpoint.known:
+        return Observed(id, silent.state, endpoint.url, error=str(silent))
+    _log_once(id, endpoint.url, str(silent))
+    return Observed(id, "exited", endpoint.url, error=UNPROVEN)
+
+
+@lru_cache(maxsize=1024)
+def _log_once(id: str, url: str, how: str) -> None:
+    log.warning("instance %s: %s", id, how)
+
+
+def _asked(id: str, endpoint: Endpoint) -> Observed:
+    """Raises Silent."""
     url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
         told = endpoint.key.headers()
@@ -117,9 +154,9 @@ def _look(id: str, endpoint: Endpoint) -> Observed:
     except NoEngineKey as error:
         return Observed(id, "exited", url, error=str(error))
     except requests.RequestException as error:
-        return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}{path}")
+        raise Silent("exited", f"{type(error).__name__} at {url}{path}") from error
     if status != 200:
-        return Observed(id, "starting", url, error=f"status {status} at {url}{path}")
+        raise Silent("starting", f"status {status} at {url}{path}")
     wrong = ""
     if endpoint.backend == "sglang" and endpoint.role:
         wrong = _other_role(endpoint)
@@ -144,7 +181,7 @@ def _awake(endpoint: Endpoint) -> bool:
 
 
 def _other_role(endpoint: Endpoint) -> str:
-    """The error if the server runs in another role than it is registered with; "" if the roles agree."""
+    """The error if the server runs in another role than it is registered with; "" if the roles agree. Raises Silent."""
     try:
         url, told = f"{endpoint.url.rstrip('/')}/server_info", endpoint.key.headers()
         answer = outbound.get(url, headers=told, timeout=INFO_TIMEOUT_S)
@@ -152,7 +189,9 @@ def _other_role(endpoint: Endpoint) -> str:
         states = said.get("internal_states") or [{}]
         mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
     except (requests.RequestException, ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
-        return f"{type(error).__name__} at {endpoint.url}/server_info"
+        raise Silent("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
+    if mode not in (None, "null", "prefill", "decode"):
+        raise Silent("starting", f"{endpoint.url}/server_info reports an unknown disaggregation_mode")
     role = MODES.get(mode, mode)
     if role == endpoint.role:
         return ""
@@ -161,7 +200,7 @@ def _other_role(endpoint: Endpoint) -> str:
 
 def _other_kv_role(endpoint: Endpoint) -> str:
     """The error if a vLLM server was started with another `kv_role` than it is registered with; "" if they agree, or if
-    the server does not report it because it runs without vLLM's development mode."""
+    the server does not report it because it runs without vLLM's development mode. Raises Silent."""
     try:
         url = f"{endpoint.url.rstrip('/')}/server_info"
         wanted, told = {"config_format": "json"}, endpoint.key.headers()
@@ -171,7 +210,9 @@ def _other_kv_role(endpoint: Endpoint) -> str:
         transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}
         started = transfer.get("kv_role")
     except (requests.RequestException, ValueError, AttributeError, KeyError, TypeError) as error:
-        return f"{type(error).__name__} at {endpoint.url}/server_info"
+        raise Silent("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
     if started == endpoint.kv_role:
         return ""
+    if started not in (None, *KvRole.values):
+        raise Silent("starting", f"{endpoint.url}/server_info reports an unknown kv_role")
     return f"the server was started with kv_role {started} but is registered with {endpoint.kv_role}"

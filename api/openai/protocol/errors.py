@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -103,16 +104,26 @@ _REFUSED = {404: "model_not_found", 413: "request_too_large"}
 
 def engine_refusal(status: int, body: bytes) -> ApiError:
     """An engine's 4xx in the shape of all other errors, with the engine's message, field and status."""
+    told = _engine_error(body)
+    param = told.get("param")
+    text = told["message"].strip() if told else f"The engine refused the request ({status})."
+    code = _REFUSED.get(status, "invalid_value")
+    error = ApiError(code, text[:MOST_SAID], param=param if isinstance(param, str) else None)
+    error.status = status
+    return error
+
+
+def _engine_error(body: bytes) -> Mapping[str, Any]:
+    """The error object, of OpenAI's shape or the one of older vLLM and SGLang; empty for anything else: at an engine's
+    address may be another service, whose pages are nothing for tenants."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
-        said = body.decode(errors="replace")
-    if isinstance(said, dict):
-        said = said.get("error", said)
-    told = said if isinstance(said, dict) else {"message": said}
-    message, param = told.get("message"), told.get("param")
-    text = message if isinstance(message, str) and message.strip() else f"The engine refused the request ({status})."
-    code = _REFUSED.get(status, "invalid_value")
-    error = ApiError(code, text.strip()[:MOST_SAID], param=param if isinstance(param, str) else None)
-    error.status = status
-    return error
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    told = said if said.get("object") == "error" else said.get("error")
+    if not isinstance(told, dict) or not isinstance(told.get("type"), str):
+        return {}
+    message = told.get("message")
+    return told if isinstance(message, str) and message.strip() else {}

@@ -1,6 +1,8 @@
 """Registered endpoints, against a real HTTP server on loopback."""
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +53,65 @@ def test_one_that_no_one_listens_on_is_gone_and_the_others_are_seen(endpoint):
     seen = StaticProvisioner({"a": f"http://127.0.0.1:{free_port()}", "b": endpoint.url}).observe()
     assert [(o.id, o.state) for o in seen] == [("a", "exited"), ("b", "ready")]
     assert "ConnectionError" in seen[0].error
+
+
+class NoHttp:
+    """Listens and answers with something else than HTTP, or with nothing at all."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.answer = answer
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connected, _ = self.socket.accept()
+                if self.answer:
+                    connected.sendall(self.answer)
+                    connected.close()
+                else:
+                    threading.Timer(3.0, connected.close).start()
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_what_listens_at_a_url_that_never_was_an_engine_is_not_told(endpoint, sglang, backend):
+    """Whoever may register instances would have a scanner of ports and paths: closed, silent, another protocol, and
+    each status look the same."""
+    redis, silent = NoHttp(b"-ERR unknown command\r\n"), NoHttp(b"")
+    urls = [f"http://127.0.0.1:{free_port()}", redis.url, silent.url, "http://no-such-host.invalid", "http://8.8.8.8"]
+    endpoints = {f"u{n}": Endpoint(url, backend, known=False) for n, url in enumerate(urls)}
+    seen = [(each.state, each.error) for each in StaticProvisioner(endpoints).observe()]
+    for status in (302, 401, 404, 500, 503):
+        endpoint.status = status
+        seen += [
+            (each.state, each.error)
+            for each in StaticProvisioner({"e": Endpoint(endpoint.url, backend, known=False)}).observe()
+        ]
+    sglang.info = {"disaggregation_mode": "secret-of-this-service"}
+    seen += [
+        (each.state, each.error)
+        for each in StaticProvisioner({"s": Endpoint(sglang.url, backend, "prefill", known=False)}).observe()
+    ]
+    assert set(seen) == {("exited", static.UNPROVEN)}
+    redis.socket.close()
+    silent.socket.close()
+
+
+def test_the_log_of_the_worker_says_what_was_there_once(endpoint, caplog):
+    endpoint.status = 418
+    for _ in range(3):
+        StaticProvisioner({"teapot": Endpoint(endpoint.url, known=False)}).observe()
+    assert [each.getMessage() for each in caplog.records if "418" in each.getMessage()] == [
+        f"instance teapot: status 418 at {endpoint.url}/health"
+    ]
+
+
+def test_one_that_was_ready_before_says_what_is_wrong(endpoint):
+    endpoint.status = 503
+    [seen] = StaticProvisioner({"a": Endpoint(endpoint.url, known=True)}).observe()
+    assert (seen.state, seen.error) == ("starting", f"status 503 at {endpoint.url}/health")
 
 
 def test_a_hundred_that_hang_do_not_hide_the_others(endpoint, monkeypatch):

@@ -314,10 +314,12 @@ def test_what_was_said_of_an_endpoint_is_compared_when_it_joins_and_not_again(po
     both = {"role": "prefill", "spec": {"kv_role": "kv_both"}}
     instance_register(actor=SYSTEM, id="v1", model=policy.model, url="http://h:1", **both)
     joins = reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"]
-    assert (joins.backend, joins.role, joins.kv_role) == ("vllm", "prefill", "kv_both")
+    assert (joins.backend, joins.role, joins.kv_role, joins.known) == ("vllm", "prefill", "kv_both", False)
     Instance.objects.update(observed_state="ready")
     serves = reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"]
     assert (serves.role, serves.kv_role) == ("", "")
+    Instance.objects.update(observed_state="unreachable", ready_at=timezone.now())
+    assert reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"].known, "it was ready once"
 
 
 @pytest.mark.parametrize("deadlines", [False, True])
