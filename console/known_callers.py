@@ -11,10 +11,10 @@ from django.http import parse_cookie
 from django.utils import timezone
 
 from console.session_keys import digest_of
-from console.static_files import Scope
 from controller.models import PersonSession
 from controller.selectors.service_accounts import token_of_secret
 from controller.services.access.service_accounts import MARK
+from workers.http.bodies import Scope
 
 
 async def is_known(scope: Scope) -> bool:
