@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,6 +23,25 @@ logger = logging.getLogger(__name__)
 
 class Disconnected(Exception):
     """The client disconnected before its request was complete."""
+
+
+class Room:
+    """Bytes of bodies that may be held together while they are read."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    @contextlib.contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        """Raises HttpError 503 without room for it."""
+        if self.held + size > self.most:
+            raise HttpError("too many bodies are being received", status=503)
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
 
 
 class Exchange:
@@ -70,17 +90,23 @@ class Exchange:
     def query(self) -> dict[str, list[str]]:
         return parse_qs(self._scope["query_string"].decode("latin-1"))
 
-    async def body(self) -> bytes:
+    async def body(self, most: int | None = None, room: Room | None = None) -> bytes:
+        """Raises HttpError for one of more than `most` bytes (default: what the server takes), or without `room`."""
+        most = self._most if most is None else most
         received = bytearray()
         more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            received += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(received) > self._most:
-                raise HttpError(f"the body is larger than {self._most} bytes", status=413)
+        with contextlib.ExitStack() as held:
+            while more:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                piece = message.get("body", b"")
+                if room is not None:
+                    held.enter_context(room.take(len(piece)))
+                received += piece
+                more = message.get("more_body", False)
+                if len(received) > most:
+                    raise HttpError(f"the body is larger than {most} bytes", status=413)
         return bytes(received)
 
     async def json(self, empty: bool = False) -> dict[str, Any]:

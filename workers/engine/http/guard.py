@@ -8,11 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from workers.engine import fields
 from workers.engine.errors import HttpError
-from workers.engine.http.asgi import Exchange, Handler, json_object
+from workers.engine.http.asgi import Exchange, Handler, Room, json_object
 from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO, Challenges, address, proves
 
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 
+CALL_BYTES = 1 << 20  # of the body of a guarded call: plans and lists of names, never prompts
+# Of all such bodies that are being read. Anybody gets a challenge, and a proof can be checked only with the whole body.
+CALLS_BYTES = 16 << 20
 
 # Probes of hosts ask these without a key, and what is guarded by a proof needs no other one.
 WITHOUT_KEY = ("/health", "/ping", CHALLENGE_PATH)
@@ -30,6 +33,7 @@ class FleetGuard:
         self._challenges = Challenges()
         self._key = key
         self.proved: set[Handler] = set()
+        self.room = Room(CALLS_BYTES)
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {CHALLENGE_PATH: {"GET": self.challenge}}
@@ -46,7 +50,8 @@ class FleetGuard:
         any field is read."""
 
         async def check(exchange: Exchange) -> None:
-            raw = await exchange.body()
+            self._calls(exchange)  # first, so that nothing is read for a call that cannot have a right proof
+            raw = await exchange.body(CALL_BYTES, self.room)
             self.check(exchange, raw)
             await handler(exchange, json_object(raw, empty=True))
 
@@ -67,6 +72,13 @@ class FleetGuard:
 
     def check(self, exchange: Exchange, body: bytes) -> None:
         """Raises HttpError 403. An engine without a token accepts no proof."""
+        shown, challenge, to = self._calls(exchange)
+        if not proves(shown, self._token, "call", challenge, to, exchange.method, exchange.target, body):
+            raise HttpError("the proof of the fleet's token is wrong", PROOF, status=403)
+        self._challenges.use(challenge)
+
+    def _calls(self, exchange: Exchange) -> tuple[str, str, str]:
+        """(proof, challenge, address) of the call. Raises HttpError 403 unless the last two are right."""
         if not self._token:
             raise HttpError("this engine was started without FLEET_TOKEN", PROOF, status=403)
         shown, challenge, to = (exchange.header(name) for name in (PROOF, CHALLENGE, TO))
@@ -78,9 +90,7 @@ class FleetGuard:
         if to not in names:
             told = f"the call is for {to[:100]!r}, and this engine is {' or '.join(names)} (--advertise-url)"
             raise HttpError(told, TO, status=403)
-        if not proves(shown, self._token, "call", challenge, to, exchange.method, exchange.target, body):
-            raise HttpError("the proof of the fleet's token is wrong", PROOF, status=403)
-        self._challenges.use(challenge)
+        return shown, challenge, to
 
     def _names(self, exchange: Exchange) -> list[str]:
         """Every address that is this engine's alone. On loopback, also by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,7 +13,7 @@ from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.engine.config import parse
 from workers.engine.server import build
-from workers.http.fleet_proof import CHALLENGE_PATH, PROOF
+from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO
 
 GUARDED = {
     *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests", "/role")),
@@ -77,3 +78,44 @@ async def test_who_knows_it_gets_further_but_not_at_an_engine_without_one(http, 
 async def test_the_open_ones_ask_for_none(http, method, path):
     async with http.request(method, path, json=None if method == "GET" else {"prompt": "x", "max_tokens": 1}) as said:
         assert said.status in (200, 400)
+
+
+async def stop_after(engine: EngineProcess, path: str, size: int, *fields: str) -> tuple[Any, bytes]:
+    """A call whose body stays incomplete. Returns its connection and what it was answered within half a second."""
+    host, _, port = engine.url.rpartition("//")[2].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size + 1}\r\n"
+    writer.write(head.encode() + b"".join(f"{field}\r\n".encode() for field in fields) + b"\r\n")
+    try:
+        writer.write(b" " * size)
+        async with asyncio.timeout(0.5):
+            return writer, await reader.read(300)
+    except (TimeoutError, ConnectionError):
+        return writer, b""
+
+
+async def test_no_body_is_read_of_a_call_without_a_proof(engine):
+    for path in ("/weights/load", "/role"):
+        writer, said = await stop_after(engine, path, 1000)
+        assert said.startswith(b"HTTP/1.1 403")
+        writer.close()
+
+
+async def test_calls_with_a_wrong_proof_hold_little(engine, http, token):
+    """Anybody gets a challenge, so a body is read to the end before its proof turns out to be wrong."""
+    host = engine.url.rpartition("//")[2]
+    open_ones = []
+    for _ in range(20):
+        async with http.get(CHALLENGE_PATH) as response:
+            challenge = (await response.json())["challenge"]
+        fields = (f"{PROOF}: {'0' * 64}", f"{CHALLENGE}: {challenge}", f"{TO}: {host}")
+        open_ones.append(await stop_after(engine, "/weights/load", (1 << 20) - 1, *fields))
+        if not token:
+            break
+    said = [answer.split(b" ")[1] for _, answer in open_ones if answer]
+    assert said == ([b"503"] * 4 if token else [b"403"])
+    for writer, _ in open_ones:
+        writer.close()
+    if token:
+        await asyncio.sleep(0.1)  # until the engine has seen them close
+        assert (await post(http, "/links", {**FLEET, "filler": "x" * 900_000}))[0] != 503
