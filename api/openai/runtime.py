@@ -86,7 +86,7 @@ class Runtime:
         self._wake: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._overstating: set[str] = set()  # instances whose counts were once too high: said once for each
-        self._performs: dict[type, Callable[[Any], None]] = {
+        self.performs: dict[type, Callable[[Any], None]] = {
             ev.Send: self._send,
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
@@ -209,7 +209,7 @@ class Runtime:
         if reply.wake_at is not None:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, reply.wake_at - now), self._woke)
         for action in reply.actions:
-            self._performs[type(action)](action)
+            self.performs[type(action)](action)
         if self.scheduler.disaggregated:
             self._count(reply.actions, now)
 

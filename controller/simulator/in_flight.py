@@ -29,6 +29,7 @@ class SimulatedRequest:
         "landed_at",
         "prefill_instance",
         "prefilled_at",
+        "prefills",
         "request",
         "seen",
         "sends",
@@ -41,6 +42,7 @@ class SimulatedRequest:
         self.request = request
         self.instance = ""
         self.seq: Seq | None = None
+        self.prefills = False  # `seq` is its prefill stage alone
         self.sends = 0
         self.sent_at: float | None = None
         self.first_at: float | None = None
@@ -60,6 +62,7 @@ class SimulatedRequest:
 
         `prefill_only`: it ends with its first token and its KV is kept, unless that is the whole answer.
         """
+        self.prefills = prefill_only
         demand, targets = self.demand, self.request.targets
         self.seq = Seq(
             id=demand.id,
@@ -74,22 +77,23 @@ class SimulatedRequest:
             value=self.request.value,
             estimate=demand.estimate,
         )
-        if prefill_only and demand.output_tokens > 1:
-            self.seq.max_tokens, self.seq.keep_kv = 1, True
+        if prefill_only:
+            self.seq.max_tokens, self.seq.keep_kv = 1, demand.output_tokens > 1
         return self.seq
 
     def decode_sequence(self, now: float, rank: int, first_with_kv: bool) -> Seq:
         """The sequence as a decode instance continues it: one token exists, or will, and all before it is computed
         elsewhere. Without `first_with_kv` the decode instance samples the first token again.
         """
-        running, seq = self.seq, self.sequence(now)
-        self.seq = running
+        running, prefills = self.seq, self.prefills
+        seq = self.sequence(now)
+        self.seq, self.prefills = running, prefills
         seq.priority, seq.output_tokens = rank, int(first_with_kv)
         return seq
 
     def go_on(self, instance_id: str, seq: Seq, now: float) -> None:
         """Its KV has arrived: the decode instance sends the first token, if it has one."""
-        self.instance, self.seq, self.landed_at = instance_id, seq, now
+        self.instance, self.seq, self.landed_at, self.prefills = instance_id, seq, now, False
         if seq.output_tokens:
             seq.first_token_at = seq.last_token_at = now
             self.head = array("d", (now,))

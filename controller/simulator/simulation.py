@@ -86,15 +86,18 @@ class Simulation:
         self.cluster.watch = trace.step if trace is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
         self.kv = SimulatedTransfers(self) if settings.disaggregated else None
-        self._performs: dict[type, Callable[[Any], None]] = {
+        self.performs: dict[type, Callable[[Any], None]] = {
+            ev.Send: lambda send: self._send(send.instance_id, [send]),
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
-            ev.GiveUp: self._given_up,
             ev.Retry: lambda action: self._in_flight[action.request.id].restart(),
             ev.Fail: self._failed,
+            ev.AnswerThere: self._answer_there,
+            ev.Unscheduled: self._unscheduled,
+            ev.GiveUp: self._given_up,
         }
         if self.kv is not None:
-            self._performs |= self.kv.performs
+            self.performs |= self.kv.performs
         self.driver.handlers |= {
             EventKind.STEP: self._step_ended,
             EventKind.FAILURE: self._fleet_changes,
@@ -206,10 +209,10 @@ class Simulation:
             kind = type(action)
             if kind is ev.Send:
                 sends.setdefault(action.instance_id, []).append(action)  # type: ignore[union-attr, arg-type]
-            elif perform := self._performs.get(kind):
+            else:
                 if sends and kind is not ev.Refuse and kind is not ev.Drop:
                     self._send_all(sends)
-                perform(action)
+                self.performs[kind](action)
         self._send_all(sends)
 
     def _refused(self, action: ev.Refuse) -> None:
@@ -217,6 +220,9 @@ class Simulation:
 
     def _dropped(self, action: ev.Drop) -> None:
         self._end(self._in_flight[action.request.id], cause_of(action), action.decision.reason, ())
+
+    def _unscheduled(self, action: ev.Unscheduled) -> None:
+        self._end(self._in_flight[action.request.id], cause_of(action), "internal_error", ())
 
     def _given_up(self, action: ev.GiveUp) -> None:
         in_flight = self._in_flight.get(action.request.id)
@@ -247,8 +253,19 @@ class Simulation:
             seq = in_flight.sequence(arrives, prefill_only=send.part is Part.PREFILL)
             seq.priority = send.rank
             seqs.append(seq)
+        self._deliver(instance_id, seqs)
+
+    def _answer_there(self, action: ev.AnswerThere) -> None:
+        """The call is made again without its stage, in the same attempt and with the same rank."""
+        in_flight = self._in_flight[action.request.id]
+        rank = in_flight.seq.priority if in_flight.seq is not None else 0
+        seq = in_flight.sequence(self.heap.now + self.settings.network_s)
+        seq.priority = rank
+        self._deliver(action.instance_id, [seq])
+
+    def _deliver(self, instance_id: str, seqs: Sequence[Seq]) -> None:
         if self.settings.network_s:
-            self.heap.push(arrives, EventKind.DELIVERY, (instance_id, seqs))
+            self.heap.push(self.heap.now + self.settings.network_s, EventKind.DELIVERY, (instance_id, seqs))
         else:
             self._delivered((instance_id, seqs), 0)
 
@@ -309,8 +326,8 @@ class Simulation:
 
     def _first_token(self, seq: Seq) -> None:
         """The client's first token, unless another instance decodes: then that one sends it (fleet.disaggregation)."""
-        if self._current(seq) and not seq.keep_kv:
-            in_flight = self._in_flight[seq.id]
+        in_flight = self._in_flight.get(seq.id)
+        if in_flight is not None and in_flight.seq is seq and not in_flight.prefills:
             if in_flight.landing:  # its decode engine says no more than this of the transfer
                 self.driver.tell(ev.TransferDone(seq.id, in_flight.instance))
             in_flight.first_at = self.heap.now if in_flight.first_at is None else in_flight.first_at
@@ -330,6 +347,9 @@ class Simulation:
         if not self._current(seq):
             return
         in_flight = self._in_flight[seq.id]
+        if in_flight.prefills:  # and the engine keeps no KV of it: its first token was the last
+            self.driver.tell(ev.AnsweredWhole(seq.id, in_flight.instance))
+            return
         self.driver.tell(ev.Finished(seq.id, seq.output_tokens))
         request = in_flight.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)

@@ -63,6 +63,7 @@ class SimulatedTransfers:
             ev.FreeKv: lambda action: self._free(action.request_id, action.instance_id),
             ev.Abort: self._abort,
             ev.PrefillAgain: self._again,
+            ev.LeftToLease: lambda action: None,  # only the gateway's records show it
         }
         self._ports = Ports(run.settings.links, run.cluster)
         self.network = Network(run.settings.links, self._ports.gb_s if self._ports.differ else None)

@@ -48,13 +48,13 @@ def prefill_expected_in(
     The runtime looks up what performs an action in its table, so that is where it is replaced.
     """
     runtime, timers = bed.gateway.runtime, list[asyncio.TimerHandle | None]()
-    send = runtime._performs[ev.Send]
+    send = runtime.performs[ev.Send]
 
     def timed(action: ev.Send) -> None:
         send(action._replace(prefill_s=prefill_s))
         timers.append(runtime.requests[action.request.id].assumes_first_token)
 
-    monkeypatch.setitem(runtime._performs, ev.Send, timed)
+    monkeypatch.setitem(runtime.performs, ev.Send, timed)
     return timers
 
 
