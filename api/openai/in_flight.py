@@ -236,6 +236,8 @@ class RelayListener(Protocol):
 
     def pulling(self, in_flight: InFlightRequest) -> None: ...
 
+    def pulled(self, in_flight: InFlightRequest) -> None: ...
+
     def first_token(self, in_flight: InFlightRequest, now: float) -> None: ...
 
     def progressed(self, in_flight: InFlightRequest, now: float) -> None: ...
@@ -252,15 +254,19 @@ async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall
         async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if chunk.kind == "data":
-                    in_flight.moved = chunk.moved or in_flight.moved
                     if chunk.pulling:
                         driver.pulling(in_flight)
+                    if chunk.moved is not None:
+                        in_flight.moved = chunk.moved
+                        driver.pulled(in_flight)
                     held = await _data(in_flight, chunk, held, driver)
                 elif chunk.kind == "body":
                     await _whole(in_flight, chunk, driver)
                 else:
                     in_flight.moved = chunk.moved
                     driver.accepted(in_flight)
+                    if chunk.moved is not None:
+                        driver.pulled(in_flight)
     except EngineError as error:
         if in_flight.state is not State.ENDED:
             driver.lost(in_flight, error)

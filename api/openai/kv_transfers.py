@@ -19,6 +19,7 @@ import orjson
 
 from api.openai.in_flight import InFlightRequest, RelayListener
 from api.openai.ledger import StageRates
+from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import KvMoved, moved_from_json
@@ -81,19 +82,23 @@ class KvTransfers:
         """Placed, and neither landed nor failed."""
         return in_flight.request.id in self._open
 
-    def landed(self, in_flight: InFlightRequest, moved: KvMoved | None, now: float) -> None:
-        """The KV is at the decode engine. One that measured the transfer (`moved`) has told the prefill engine so."""
+    def landed(self, in_flight: InFlightRequest, moved: KvMoved | None, now: float) -> bool:
+        """The KV is at the decode engine. One that measured the transfer (`moved`) has told the prefill engine so.
+        False if no transfer was under way any more."""
         opened = self._close(in_flight)
         if opened is None:
-            return
+            return False
         self.moved += 1
         name, state = in_flight.request.id, State.COMMITTED if moved is None else State.RELEASED
         self._ended[name] = self._note(in_flight, opened, "kv_landed", now, moved, state, "done")
         if moved is not None:
             self._asked.discard((name, opened.place.source))
+        return True
 
-    def failed(self, in_flight: InFlightRequest, reason: str, error: EngineError, now: float) -> None:
+    def failed(self, in_flight: InFlightRequest, error: EngineError, now: float) -> None:
         """The decode engine failed, or the transfer to it."""
+        reason = reason_of(error)
+        log.warning("decode of %s on %s: %s (%s)", in_flight.request.id, in_flight.instance, error, reason)
         opened = self._close(in_flight)
         if opened is None:
             return
@@ -247,18 +252,24 @@ class DecodeLeg:
             self._transfers.reached(in_flight, State.MOVING if moves else State.RESERVED)
             self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
-            self.landed(in_flight, self.clock())
+            self._landed(in_flight)
 
     def pulling(self, in_flight: InFlightRequest) -> None:
         self._transfers.reached(in_flight, State.MOVING)
         self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
 
+    def pulled(self, in_flight: InFlightRequest) -> None:
+        """Its engine measured the transfer, so all KV is there."""
+        self._landed(in_flight)
+
     def first_token(self, in_flight: InFlightRequest, now: float) -> None:
-        self.landed(in_flight, now)
+        """The first sign that its KV is there, of an engine that measures nothing."""
+        self._landed(in_flight)
         self._runtime.first_token(in_flight, now)
 
-    def landed(self, in_flight: InFlightRequest, now: float) -> None:
-        self._transfers.landed(in_flight, in_flight.moved, now)
+    def _landed(self, in_flight: InFlightRequest) -> None:
+        if not self._transfers.landed(in_flight, in_flight.moved, self.clock()):
+            return  # reported before
         released = in_flight.moved is not None  # an engine that measured it has told the prefill engine
         self._runtime.push(ev.TransferDone(in_flight.request.id, self._target, in_flight.moved, released=released))
 
@@ -300,10 +311,14 @@ def migrator_reason(error: EngineError) -> str:
     return "refused" if error.client_fault else reason
 
 
-def asks_wrong(error: EngineError) -> bool:
-    """The engine refuses the request itself, not its KV or the offer of it: no other engine would take it."""
-    about = _error_in(error.body).get("param")
-    return error.client_fault and moved_in(error.body) is None and about != "kv_transfer_params"
+def fault_of(error: EngineError) -> ev.AtFault:
+    """What the engine's answer shows, whatever the call was for."""
+    if isinstance(error, UnreadableAnswer):
+        return "answer"
+    if not error.client_fault:
+        return "engine"
+    of_kv = moved_in(error.body) is not None or _error_in(error.body).get("param") == "kv_transfer_params"
+    return "kv" if of_kv else "request"
 
 
 def moved_in(body: bytes) -> KvMoved | None:

@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from api.openai.in_flight import InFlightRequest, end_with_error, relay
-from api.openai.kv_transfers import DecodeLeg, KvTransfers, asks_wrong, migrator_reason, reason_of
+from api.openai.kv_transfers import DecodeLeg, KvTransfers, fault_of, migrator_reason
 from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down
 from api.openai.protocol.translation import UnreadableAnswer
@@ -36,8 +36,6 @@ from controller.wording.refusals import ended, refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
-
-AtFault = Literal["engine", "instance", "request", "answer"]
 
 PROGRESS_S = 0.05  # how long token counts may wait for another event to go with
 
@@ -149,6 +147,9 @@ class Runtime:
     def pulling(self, in_flight: InFlightRequest) -> None:
         """Nothing to do: only decode stages pull KV (DecodeLeg)."""
 
+    def pulled(self, in_flight: InFlightRequest) -> None:
+        """Nothing to do, as above."""
+
     def first_token(self, in_flight: InFlightRequest, now: float) -> None:
         self._heard(in_flight.instance, now)
         self.push(ev.FirstToken(in_flight.request.id))
@@ -179,27 +180,20 @@ class Runtime:
         """The call for its answer failed. `down`: because its instance is down."""
         in_flight.task = None
         in_flight.stop_answer()
-        at_fault: AtFault = "instance" if down else "request" if error.client_fault else "engine"
-        if isinstance(error, UnreadableAnswer):
-            at_fault = "answer"
-        elif in_flight.prefill_instance and in_flight.state is State.SENT:
-            reason = reason_of(error)
-            log.warning("decode of %s on %s: %s (%s)", in_flight.request.id, in_flight.instance, error, reason)
-            self.transfers.failed(in_flight, reason, error, self.clock())
-            if in_flight.paired:
+        if in_flight.prefill_instance and in_flight.state is State.SENT:
+            self.transfers.failed(in_flight, error, self.clock())
+            if in_flight.paired:  # both calls of a pair began with one action, and end together
                 in_flight.stop_prefill()
-            elif at_fault == "request" and not asks_wrong(error):
-                at_fault = "engine"
-        self._report(in_flight, in_flight.instance, error, at_fault)
+        self._report(in_flight, in_flight.instance, error, down=down)
 
-    def _report(self, in_flight: InFlightRequest, instance_id: str, error: EngineError, at_fault: AtFault) -> None:
-        """The scheduler decides what follows from a failed call."""
+    def _report(self, in_flight: InFlightRequest, instance_id: str, error: EngineError, *, down: bool) -> None:
+        """Report what the failed call showed. The scheduler knows what the call was for, and decides what follows."""
         log.warning("request %s failed on %s: %s", in_flight.request.id, instance_id, error)
         if error.unreachable:
             self._suspect(instance_id)
         in_flight.error = error
-        reason = migrator_reason(error)
-        self.push(ev.EngineFailed(in_flight.request.id, instance_id, str(error), reason, at_fault))
+        at_fault = "instance" if down else fault_of(error)
+        self.push(ev.EngineFailed(in_flight.request.id, instance_id, str(error), migrator_reason(error), at_fault))
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 
@@ -440,13 +434,10 @@ class Runtime:
         """The call for its prefill failed, which its decode engine may not need any more."""
         if in_flight.state is State.ENDED:
             return
-        if in_flight.state is State.ANSWERING or in_flight.moved is not None:  # the decode engine has all KV
-            if self.transfers.under_way(in_flight):  # a stream, before its first token
-                self.transfers.landed(in_flight, in_flight.moved, self.clock())
-                self.push(ev.TransferDone(in_flight.request.id, in_flight.instance, in_flight.moved, released=True))
-            self._prefilled(in_flight, source)
+        if in_flight.state is State.ANSWERING or in_flight.moved is not None:
+            self._prefilled(in_flight, source)  # for the record: what its decode engine has was computed
         in_flight.offer = None
-        self._report(in_flight, source, error, "instance" if down else "request" if error.client_fault else "engine")
+        self._report(in_flight, source, error, down=down)
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,11 @@ from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved, LinkState
 from controller.core.types import InstanceSpec, Load, Part, Request, Role
 
+# What a failed call shows: a fault of the engine (another attempt may help), of its whole instance (which is down), of
+# the request itself (no engine would take it), of its KV or the offer of it (an engine that needs none would take the
+# request), or of the answer (another would be as bad).
+AtFault = Literal["engine", "instance", "request", "kv", "answer"]
+
 # ---- events -------------------------------------------------------------------------------------------------------
 
 
@@ -63,15 +68,16 @@ class EngineFailed(NamedTuple):
     """A call of the request to this engine failed. The scheduler knows which stage it served and how far the request
     had got, and answers with Retry or Fail, or has another decode instance chosen.
 
-    `reason`: of a failed KV transfer, for instance `no_room`. `at_fault`: the engine (another attempt may help), its
-    whole instance (which is down), the request (no engine would take it), or the answer (another would be as bad).
+    `reason`: of a failed KV transfer, for instance `no_room`. Drivers report what they saw and judge nothing by the
+    stage: `at_fault` is `kv` also where no stage of KV was asked for, and an engine failed also where it is not needed
+    any more.
     """
 
     request_id: str
     instance_id: str
     error: str = ""
     reason: str = "transfer_failed"
-    at_fault: Literal["engine", "instance", "request", "answer"] = "engine"
+    at_fault: AtFault = "engine"
 
 
 class Failed(NamedTuple):

@@ -224,7 +224,7 @@ class Scheduler:
             batch.both(self._prefill_done(ev.PrefillDone(found.request, event.instance_id, prompt_tokens)))
         elif found.answering or event.at_fault == "answer":
             self._fail(found, ev.Failed(name, False, event.error), batch)
-        elif event.at_fault == "request":
+        elif event.at_fault == "request" or (event.at_fault == "kv" and (found.paired or not decodes)):
             self._fail(found, ev.Cancelled(name), batch, rejected=True)
         elif decodes:
             self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch)

@@ -408,9 +408,8 @@ class Simulation:
 
     def lost(self, in_flight: SimulatedRequest, *, down: bool = False) -> None:
         """The engine failed the request. `down`: because its instance is down."""
-        if in_flight.landing:  # the prefill instance still has its KV, and the migrator hears that the other is gone
+        if in_flight.landing:  # at a decode instance that has not said so yet: none of it is left
             in_flight.recall()
-            return
         in_flight.seen = self._so_far(in_flight)  # now, since the instance is gone when the scheduler answers
         failed = ev.EngineFailed(in_flight.request.id, in_flight.instance, "instance failed")
         self.driver.tell(failed._replace(at_fault="instance") if down else failed)

@@ -149,6 +149,21 @@ def test_an_answer_that_ends_with_its_first_token_leaves_the_migrator() -> None:
     assert made.dispatcher.holds("a")
 
 
+@pytest.mark.parametrize(
+    ("instance", "paired", "ends"), [("d", False, False), ("d", True, True), ("p", False, True), ("p", True, True)]
+)
+def test_an_offer_that_is_refused_is_the_requests_fault_unless_another_decode_engine_may_take_it(
+    instance: str, paired: bool, ends: bool
+) -> None:
+    """Drivers report that the engine refused the KV; what that means depends on the stage that the call was for."""
+    made = fleet(paired=paired, p="prefill", d="decode")
+    made.handle([ev.Arrived(request("a"))], 0.0)
+    made.handle([ev.PrefillEnding("a", "p")], 0.1)
+    reply = made.handle([ev.EngineFailed("a", instance, "refused", "refused", "kv")], 0.2)
+    assert [each.rejected for each in of(reply, ev.Fail)] == ([True] if ends else [])
+    assert (made.state_of("a") is State.ENDED) is ends
+
+
 # ---- wake-ups -------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,17 @@ from workers.backends.fake import Script
 MOVED = KvMoved(bytes=4096, layers=2, tokens=3, seconds=0.25, reserved=True, early_bytes=2048)
 
 
+async def test_a_streams_transfer_ends_when_its_engine_says_so_and_not_with_its_first_token() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(first_delay_s=0.2, moved=MOVED))
+        client = bed.send(completion(stream=True))
+        await until(lambda: bed.backend("d").running == 1)
+        await settled()
+        (name,) = bed.gateway.runtime.requests
+        assert bed.gateway.scheduler.migrator.state_of(name) is State.RELEASED
+        assert (await client.done()).status == 200
+
+
 async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         tells(bed, "d").scripts = [Script(first_delay_s=0.2, moved=MOVED)]
