@@ -7,6 +7,7 @@ one choice and one prompt: with `n` above 1 there would be no single time per ou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -56,6 +57,14 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
 }
 _WORKFLOW_FIELDS = ("workflow_id", "stage")
+# Of `apply_chat_template`, in transformers and in engines.
+TEMPLATE_ARGUMENTS = frozenset((
+    "chat_template", "conversation", "messages", "tools", "documents", "tokenize", "tokenizer", "tokenizer_kwargs",
+    "processor_kwargs", "padding", "truncation", "max_length", "add_generation_prompt", "continue_final_message",
+))  # fmt: skip
+MOST_OPTIONS = 32
+LONGEST_OPTION = 4_096  # characters
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
 
 
@@ -114,6 +123,8 @@ def parse_body(
     for field in body.keys() - PASSED_ON:
         del body[field]
     _extras(body)
+    _template_options(body)
+    _structure(body)
     body["model"] = model.name
     head = dump(body)[:-1]
     parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage)
@@ -252,6 +263,40 @@ def _extras(body: dict[str, Any]) -> None:
     for name, value in extras.items():
         if name in BETWEEN_ENGINES or not isinstance(value, bool | int | float | str):
             raise wrong("vllm_xargs", f"{name[:100]!r} must be a string or a number, and none of the engines' own")
+
+
+def _template_options(body: Mapping[str, Any]) -> None:
+    """Engines pass these to `apply_chat_template` as they come: options of the template, none of that function's own
+    arguments, among them a template to run."""
+    options = body.get("chat_template_kwargs")
+    if options is None:
+        return
+    field = "chat_template_kwargs"
+    if not isinstance(options, dict):
+        raise wrong(field, "must be an object")
+    if len(options) > MOST_OPTIONS:
+        raise wrong(field, f"must have at most {MOST_OPTIONS} entries")
+    for name, value in options.items():
+        if not _OPTION.fullmatch(name) or name in TEMPLATE_ARGUMENTS or name.startswith("return_"):
+            raise wrong(field, f"{name[:100]!r} is not an option of a template")
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and len(value) > LONGEST_OPTION):
+            raise wrong(
+                field, f"{name} must be true, false, a number or a string of at most {LONGEST_OPTION} characters"
+            )
+
+
+def _structure(body: Mapping[str, Any]) -> None:
+    """vLLM keeps fields of its own, such as the library it has chosen, beside those that a client may set."""
+    for field in ("structured_outputs", "response_format"):
+        wanted = body.get(field)
+        if wanted is None:
+            continue
+        if not isinstance(wanted, dict):
+            raise wrong(field, "must be an object")
+        within = wanted.get("json_schema")
+        for name in (*wanted, *(within if isinstance(within, dict) else ())):
+            if name.startswith("_"):
+                raise wrong(field, f"{name[:100]!r} is not a field of it")
 
 
 def _prompt(body: Mapping[str, Any]) -> tuple[int, list[str]]:

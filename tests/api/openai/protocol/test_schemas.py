@@ -163,6 +163,60 @@ def test_nothing_of_engines_is_taken_within_extras(extras: object) -> None:
     assert (caught.value.status, caught.value.param) == (400, "vllm_xargs")
 
 
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chat_template": "{% for x in range(10**9) %}{% endfor %}"}, {"tokenize": True}, {"tools": "x"},
+        {"documents": "x"}, {"padding": True}, {"truncation": True}, {"max_length": 1}, {"return_dict": True},
+        {"return_tensors": "pt"}, {"return_of_the_next_release": 1}, {"tokenizer_kwargs": "x"}, {"conversation": "x"},
+        {"messages": "x"}, {"add_generation_prompt": False}, {"continue_final_message": True}, {"_private": 1}, {"": 1},
+        {"two words": 1}, {"x" * 65: 1}, {"enable_thinking": {"a": 1}}, {"enable_thinking": [1]},
+        {"enable_thinking": None}, {f"option_{n}": n for n in range(33)}, [], "x", True, {"long": "x" * 4097},
+    ],
+)  # fmt: skip
+def test_a_template_gets_options_and_no_arguments_of_its_engine(options: object) -> None:
+    """vLLM refuses some of these itself; other engines and versions pass all of them to `apply_chat_template`."""
+    with pytest.raises(ApiError) as caught:
+        parse({**CHAT, "chat_template_kwargs": options}, chat=True)
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_thinking": False}, {"thinking_budget": 5, "date_string": "today", "temperature": 0.5}]
+)
+def test_usual_options_of_templates_reach_the_engine(options: dict[str, Any]) -> None:
+    assert upstream(parse({**CHAT, "chat_template_kwargs": options}, chat=True))["chat_template_kwargs"] == options
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"regex": "a+", "_backend": "outlines"}),
+        ("structured_outputs", {"_backend_was_auto": True}),
+        ("structured_outputs", "x"),
+        ("response_format", {"type": "json_object", "_x": 1}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "_x": 1}}),
+        ("response_format", [1]),
+    ],
+)
+def test_internal_fields_of_structured_output_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse({**CHAT, field: value}, chat=True)
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_a_schema_may_have_any_property() -> None:
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"properties": {"_id": {"type": "string"}}}},
+    }
+    parsed = parse({**CHAT, "response_format": wanted, "structured_outputs": {"json": {"_id": 1}}}, chat=True)
+    assert upstream(parsed)["response_format"] == wanted
+
+
 def part(url: object, name: str = "image_url") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": name, name: url}]}]}
 
