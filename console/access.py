@@ -15,7 +15,7 @@ from console.forms.refused import SAFE, refused_record
 from console.forms.unsaved_forms import came_from, forget_shown, keep
 from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
-from controller.services.decisions import decision_record
+from controller.services.records.refusals import access_refused
 
 View = Callable[..., HttpResponseBase]
 
@@ -56,11 +56,11 @@ def to_login(request: HttpRequest) -> HttpResponse:
 def refuse(request: HttpRequest, held: UserRole, needed: UserRole) -> None:
     """Raises PermissionDenied. Attempts to change something are audited; attempts to view a page are not."""
     if request.method not in SAFE:
-        decision_record(
+        access_refused(
             actor=actor_of(request),
-            kind="access_refused",
+            bucket="people",
             subject_type="page",
-            subject=request.path[:255],
+            subject=request.path,
             reason="role_too_low",
             inputs={"method": request.method, "role": held.name.lower(), "needed": needed.name.lower()},
         )

@@ -1,8 +1,9 @@
 """Unauthorised attempts to change something: recorded like any decision, at a bounded rate so that they cannot fill the
 audit log.
 
-Each kind of caller has a bucket: `BURST` at once, then one every `EVERY_S`. Attempts that are left out are counted, and
-the next record has their number.
+Each kind of caller has a bucket, and of those who have proved who they are each has one of their own, so that none keeps
+another's attempts out of the audit: `BURST` at once, then one every `EVERY_S`. Attempts that are left out are counted,
+and the next record has their number.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def access_refused(
     *, actor: Actor, bucket: str, subject_type: str, subject: str, reason: str, inputs: Mapping[str, Any]
 ) -> None:
     """Record the decision `access_refused`. Never raises, since access is refused without a database too."""
-    left_out = LOG.take(bucket)
+    key = bucket if actor == NOBODY else f"{bucket} {actor.name}"
+    left_out = LOG.take(key)
     if left_out is None:
         return
     try:
@@ -74,5 +76,5 @@ def access_refused(
             inputs={**inputs, "not_written_before": left_out},
         )
     except (DatabaseError, PoolTimeout) as error:
-        LOG.not_written(bucket, left_out + 1)
+        LOG.not_written(key, left_out + 1)
         log.warning("refused, not recorded: %s", error, extra={"action": "refusal_not_recorded"})

@@ -84,6 +84,15 @@ def test_anonymous_requests_cannot_fill_the_audit(anonymous, viewer):
     assert len(recorded()) == refusals.BURST + 1
 
 
+def test_one_persons_refusals_keep_nobody_elses_out_of_the_audit(viewer):
+    for _ in range(refusals.BURST + 3):
+        viewer.post("/slo-classes", CLASS)
+    assert len(recorded()) == refusals.BURST
+    other = Caller(factories.user("viewer"))
+    other.post("/slo-classes", CLASS)
+    assert [each[0] for each in recorded()[refusals.BURST :]] == [other.user.username]
+
+
 def test_without_the_database_it_is_refused_all_the_same(anonymous, monkeypatch):
     def away(**fields):
         raise OperationalError("gone")
