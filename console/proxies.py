@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
+from workers.http.details import was_forwarded
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -20,6 +22,9 @@ Network = IPv4Network | IPv6Network
 FORWARDED = frozenset(
     {b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-forwarded-port", b"forwarded"}
 )
+# In the scope of a request that a proxy passed on, trusted or not: its peer is not the caller.
+PASSED_ON = "slackline.passed_on"
+UNKNOWN = "unknown"  # the client's address, where a trusted proxy says one that cannot be read
 HOPS_MAX = 16  # proxies in a row
 
 
@@ -42,6 +47,8 @@ class TrustedProxies:
 
     def _resolved(self, scope: Scope) -> Scope:
         headers = scope["headers"]
+        if was_forwarded(name for name, _ in headers):
+            scope = {**scope, PASSED_ON: True}
         if not any(name in FORWARDED for name, _ in headers):
             return scope
         kept = [(name, value) for name, value in headers if name not in FORWARDED]
@@ -60,16 +67,14 @@ class TrustedProxies:
         return resolved
 
     def _client(self, peer: str, values: Sequence[bytes]) -> str:
-        """The nearest address that is no trusted proxy: what stands left of it was written by that client itself."""
-        hops = b",".join(values).split(b",")[-HOPS_MAX:]
+        """The nearest address that is no trusted proxy: what stands left of it was written by that client itself. Never
+        the proxy where it says something that cannot be read: all clients would share the proxy's rights."""
+        hops = [hop for hop in b",".join(values).split(b",")[-HOPS_MAX:] if hop.strip()]
         address = peer
         for hop in reversed(hops):
             if not self._trusts(address):
                 break
-            try:
-                address = str(ip_address(hop.strip().decode("ascii")))
-            except ValueError:
-                break
+            address = _address(hop)
         return address
 
     def _trusts(self, address: str) -> bool:
@@ -79,3 +84,16 @@ class TrustedProxies:
             return False
         mapped = getattr(parsed, "ipv4_mapped", None) or parsed
         return any(mapped in network for network in self._trusted)
+
+
+def _address(hop: bytes) -> str:
+    """Of one hop: an address, which some proxies write with a port (`192.0.2.1:4000`, `[2001:db8::7]:4000`)."""
+    text = hop.strip().decode("latin-1")
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return UNKNOWN

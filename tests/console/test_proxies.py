@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from console.proxies import TrustedProxies, networks
+from console.proxies import PASSED_ON, TrustedProxies, networks
 
 TRUSTED = networks(["127.0.0.1", "10.0.0.0/8", "::1"])
 
@@ -42,9 +44,12 @@ async def test_a_listed_proxy_is_believed(proxy):
         ([b"198.51.100.7, 192.0.2.1, 10.0.0.9"], "192.0.2.1"),  # the first was written by the client itself
         ([b"198.51.100.7", b"192.0.2.1"], "192.0.2.1"),
         ([b"10.0.0.8, 10.0.0.9"], "10.0.0.8"),
-        ([b"nonsense"], "127.0.0.1"),
-        ([b"nonsense, 10.0.0.9"], "10.0.0.9"),
-        ([b"\xff\xfe"], "127.0.0.1"),
+        ([b"192.0.2.1:5123"], "192.0.2.1"),  # some proxies add the port
+        ([b"[2001:db8::7]:5123, 10.0.0.9:80"], "2001:db8::7"),
+        ([b"nonsense"], "unknown"),
+        ([b"nonsense, 10.0.0.9"], "unknown"),
+        ([b"192.0.2.1, unknown"], "unknown"),
+        ([b"\xff\xfe"], "unknown"),
         ([b""], "127.0.0.1"),
         ([b"," * 100_000 + b"192.0.2.1"], "192.0.2.1"),
         ([b"2001:db8::7"], "2001:db8::7"),
@@ -66,6 +71,13 @@ async def test_a_socket_behind_tls_is_one():
     assert scope["scheme"] == "wss"
 
 
+@pytest.mark.parametrize("name", ["forwarded", "via", "x-real-ip", "x-forwarded-for"])
+@pytest.mark.parametrize("peer", ["127.0.0.1", "203.0.113.5"])
+async def test_a_request_that_a_proxy_passed_on_has_a_mark(name, peer):
+    assert PASSED_ON in await seen((peer, 1), (name.encode(), b"for=8.8.8.8"))
+    assert PASSED_ON not in await seen((peer, 1))
+
+
 async def test_without_such_headers_nothing_is_copied():
     async def app(scope, receive, send):
         assert scope is given
@@ -77,3 +89,28 @@ async def test_without_such_headers_nothing_is_copied():
 def test_what_is_no_network_is_named():
     with pytest.raises(ValueError, match="my-proxy"):
         networks(["my-proxy"])
+
+
+async def test_what_a_proxy_passed_on_reads_no_metrics():
+    from console.asgi import application
+
+    for headers, status in (([(b"forwarded", b"for=8.8.8.8")], 401), ([(b"x-real-ip", b"8.8.8.8")], 401), ([], 200)):
+        answered: list[dict[str, object]] = []
+
+        asked = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive(asked: list[dict[str, object]] = asked) -> dict[str, object]:
+            if not asked:
+                await asyncio.Event().wait()
+            return asked.pop()
+
+        async def send(message: dict[str, object], answered: list[dict[str, object]] = answered) -> None:
+            answered.append(message)
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "http_version": "1.1",
+            "headers": [(b"host", b"localhost"), *headers], "client": ("127.0.0.1", 40_000), "scheme": "http",
+            "server": ("127.0.0.1", 8000),
+        }  # fmt: skip
+        await application(scope, receive, send)
+        assert answered[0]["status"] == status

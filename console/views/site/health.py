@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from console.proxies import PASSED_ON
 from controller.core.messages import FAILING_KEY, FAILING_POLICIES_KEY, HEARTBEAT_KEY
 from controller.core.types import Role
 from controller.postgres.params import server_params
@@ -86,10 +87,11 @@ async def healthz(request: HttpRequest) -> JsonResponse:
 
 
 def reads_details(request: HttpRequest) -> bool:
-    """Whether this caller may read metrics and components. Headers of proxies are resolved before (`console.proxies`):
-    behind one that is trusted, the address is the caller's."""
+    """Whether this caller may read metrics and components. Headers of proxies are resolved before (`console.proxies`),
+    and leave a mark."""
     authorization = request.headers.get("Authorization", "").encode()
-    return may_read(settings.METRICS_TOKEN, authorization, request.META.get("REMOTE_ADDR"), forwarded=False)
+    forwarded = PASSED_ON in getattr(request, "scope", {})
+    return may_read(settings.METRICS_TOKEN, authorization, request.META.get("REMOTE_ADDR"), forwarded=forwarded)
 
 
 async def whole_state() -> Component:

@@ -1,9 +1,9 @@
 """Unauthorised attempts to change something: recorded like any decision, at a bounded rate so that they cannot fill the
 audit log.
 
-Each kind of caller has a bucket, and of those who have proved who they are each has one of their own, so that none keeps
-another's attempts out of the audit: `BURST` at once, then one every `EVERY_S`. Attempts that are left out are counted,
-and the next record has their number.
+Each kind of caller has a bucket, and of those who have proved who they are each has one of their own, so that none
+keeps another's attempts out of the audit: `BURST` at once, then one every `EVERY_S`. Attempts that are left out are
+counted, and the next record has their number.
 """
 
 from __future__ import annotations
