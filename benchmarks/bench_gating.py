@@ -1,0 +1,310 @@
+"""`make bench-gating`: what the transfer daemon does for requests whose KV shares a link.
+
+Two reference engines that prefill are on this host and two that decode on a second one: a network namespace behind a
+veth pair with HTB (`network`). Steps are emulated in the time of Qwen2.5-7B on A100. KV is really transferred over TCP,
+so that transfers compete for the link as bytes in the kernel do. There are two kinds of requests, half each: documents
+whose KV takes long and is due late, and questions whose KV takes little and is due soon. Policy set `slackline`, with
+`FLOW_POLICY` off and `mfs`: same engines, buffers, link and arrivals. No request is left out of the attainment.
+
+Then single transfers on the idle link, in turn with and without the daemon, for the cost; and prompts sent at the same
+time in either mode and to one engine without disaggregation, whose answers have to be equal.
+
+QUICK=1: one seed and fewer requests. Last line: JSON with `reference`: `attainment` (`off`, `on`: medians over seeds),
+`kv_bytes`, `promotions`, `tokens_equal`, `uncontended_cost_pct`. Goals: 1.2 times where `off` is 0.5 to 0.8, and 2 %.
+Needs root, `ip` and `tc`; without them it says so, and `reference` has `skipped`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from benchmarks.engines import ROOT, RunningEngine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.loadgen import COMPLETIONS, gateway_target, run_plan
+from benchmarks.network import NETWORK, SecondHost, network_missing, second_host
+from benchmarks.scoring import Score, score
+from benchmarks.stack import ClassSpec, Stack, StackFleet
+from benchmarks.trials import Bench, note, wait_idle
+from benchmarks.workloads import Task, burst
+from controller.core.types import Targets
+from controller.simulator.workloads.arrivals import Lengths
+from workers.engine.profiles import load_profile
+
+POLICY, MODEL, PROFILE = "slackline", "qwen2.5-7b", "qwen2.5-7b-a100"
+ROLES = ("prefill", "prefill", "decode", "decode")
+LINK_GBIT = 0.2
+LAYERS, LAYER_TOKEN_BYTES = 28, 128  # 3.6 kB a token: slow enough for the link to be what limits, not two cores
+SEQS, CONTEXT, KV_TOKENS = 64, 8192, 262_144
+CHUNK = 1024  # tokens of a step, so that questions do not wait for whole documents to be prefilled
+FIRST_SEED, WITNESSES, WITNESS_TOKENS = 700, 8, 12
+DAEMON_S = 20.0
+METRIC = re.compile(r"(?m)^slackline_(kv_\w+) ([0-9.e+]+)")
+MODES = {"off": "", "on": "mfs"}
+
+
+def tasks(question_s: float, document_s: float) -> tuple[Task, ...]:
+    """Questions and documents with these TTFT targets."""
+    return (
+        Task("question", Targets(question_s, 0.2, None, 3600.0), Lengths(200, 60, 64, 600, "lognormal"),
+             Lengths(16, 4, 4, 40)),
+        Task("document", Targets(document_s, 0.2, None, 3600.0), Lengths(2400, 800, 800, 6000, "lognormal"),
+             Lengths(16, 4, 4, 40)),
+    )  # fmt: skip
+
+
+# ---- engines --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def daemon(folder: Path, policy: str, gbit: float) -> Iterator[dict[str, str]]:
+    """A transfer daemon of the prefill engines' host, and the environment with which engines ask it; empty without."""
+    if not policy:
+        yield {}
+        return
+    socket = {"FLOW_SOCKET": str(folder / "flowd.sock")}
+    env = {**os.environ, **socket, "FLOW_POLICY": policy, "FLOW_LINK_GBPS": str(gbit)}
+    command = [sys.executable, "-m", "workers.flowd"]
+    process = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    prefer(process.pid)
+    try:
+        deadline = time.monotonic() + DAEMON_S
+        while not Path(socket["FLOW_SOCKET"]).exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the transfer daemon did not start")
+            time.sleep(0.05)
+        yield socket
+    finally:
+        process.terminate()
+        process.wait(10.0)
+
+
+@contextlib.contextmanager
+def fleet_of(folder: Path, policy: str, gbit: float, host: SecondHost) -> Iterator[list[RunningEngine]]:
+    """Two engines that prefill here, and two that decode on the second host."""
+    options = (
+        *("--model", MODEL, "--profile", PROFILE, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
+        *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(CHUNK), "--no-enable-prefix-caching"),
+        *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(LAYER_TOKEN_BYTES)),
+    )
+    logs = folder / "logs"
+    with (
+        daemon(folder, policy, gbit) as asked,
+        reference_engines(2, logs / "prefill", *options, environment=asked, host=host.here) as prefill,
+        reference_engines(2, logs / "decode", *options, host=host.there, before=host.command) as decode,
+    ):
+        yield [*prefill, *decode]
+
+
+def totals(urls: Sequence[str]) -> dict[str, float]:
+    """Of the engines' transfers, as they report them."""
+    found: dict[str, float] = {}
+    for url in urls:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+            for name, value in METRIC.findall(reply.read().decode()):
+                found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+# ---- under load -----------------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """`texts`: answers to the witnesses. `moved`: totals of the engines."""
+
+    scores: list[Score]
+    texts: list[str]
+    alone: list[str]  # the same of one engine, without disaggregation
+    moved: dict[str, float]
+    dropped: int
+
+
+def loaded(args: argparse.Namespace, policy: str, seeds: Sequence[int], host: SecondHost) -> Loaded:
+    kinds = tasks(args.question, args.document)
+    with tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp") as name:
+        folder = Path(name)
+        with fleet_of(folder, policy, args.gbit, host) as engines:
+            urls = [engine.url for engine in engines]
+            classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
+            coefficients = load_profile(PROFILE).coefficients._asdict()
+            seeded = StackFleet(MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, roles=ROLES)
+            with Stack(folder, seeded) as stack:
+                bench, scores = Bench(stack, tries=args.tries), list[Score]()
+                for seed in seeds:
+                    plan = burst(kinds, args.rate, seed, args.per_task)
+
+                    def once(plan: Any = plan) -> Score:
+                        wait_idle(urls)
+                        with stack.gateway(POLICY) as gateway:
+                            return score(run_plan(plan, gateway_target(gateway.url, MODEL, stack.api_key)), kinds)
+
+                    scores.append(bench.undisturbed(once))
+                moved = totals(urls)
+                with stack.gateway(POLICY) as gateway:
+                    texts = asyncio.run(answers(gateway.url, stack.api_key))
+                alone = asyncio.run(answers(urls[-1]))
+        return Loaded(scores, texts, alone, moved, bench.dropped)
+
+
+def witness(number: int) -> dict[str, Any]:
+    """Long and short prompts, alike in every mode."""
+    length = 2000 if number % 2 else 100
+    prompt = [3 + (7 * number + 13 * place) % 1000 for place in range(length)]
+    return {"model": MODEL, "prompt": prompt, "max_tokens": WITNESS_TOKENS, "ignore_eos": True, "temperature": 0}
+
+
+async def answers(url: str, api_key: str = "") -> list[str]:
+    """To all witnesses at once, so that their KV competes for the link."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+
+        async def ask(number: int) -> str:
+            extra = {"slo_class": "document" if number % 2 else "question"} if api_key else {}
+            async with session.post(url + COMPLETIONS, json={**witness(number), **extra}) as answer:
+                if answer.status != 200:
+                    raise RuntimeError(f"a witness got {answer.status}: {(await answer.text())[:300]}")
+                return str((await answer.json())["choices"][0]["text"])
+
+        return list(await asyncio.gather(*(ask(number) for number in range(WITNESSES))))
+
+
+# ---- alone on the link ----------------------------------------------------------------------------------------------
+
+
+def uncontended(pairs: int, gbit: float, host: SecondHost) -> dict[str, list[float]]:
+    """Seconds to the first token of single requests by mode, one after the other and in turn. The prompt of a pair is
+    the same in both modes, and neither mode always goes first."""
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for mode, policy in MODES.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp")))
+            engines = stack.enter_context(fleet_of(folder, policy, gbit, host))
+            urls[mode] = (engines[0].url, engines[2].url)
+        return asyncio.run(_single(urls, pairs))
+
+
+async def _single(urls: Mapping[str, tuple[str, str]], pairs: int) -> dict[str, list[float]]:
+    took: dict[str, list[float]] = {mode: [] for mode in urls}
+    async with aiohttp.ClientSession() as session:
+        for number in range(pairs + 1):
+            for mode in sorted(urls, reverse=bool(number % 2)):
+                seconds = await _first_token(session, *urls[mode], number)
+                if number:  # the first pair makes connections
+                    took[mode].append(seconds)
+    return took
+
+
+async def _first_token(session: aiohttp.ClientSession, prefill: str, decode: str, number: int) -> float:
+    prompt = [3 + (11 * number + 17 * place) % 1000 for place in range(1000)]
+    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "ignore_eos": True, "temperature": 0}
+    params = {"do_remote_decode": True}
+    async with session.post(prefill + COMPLETIONS, json={**asked, "kv_transfer_params": params}) as answer:
+        offered = await answer.json()
+    began = time.perf_counter()
+    body = {**asked, "max_tokens": 2, "kv_transfer_params": offered["kv_transfer_params"], "target_ttft": 5.0}
+    async with session.post(decode + COMPLETIONS, json={**body, "stream": True}) as answer:
+        if answer.status != 200:
+            raise RuntimeError(f"a single transfer got {answer.status}: {(await answer.text())[:300]}")
+        seconds = 0.0
+        async for line in answer.content:
+            if not seconds and line.startswith(b"data: "):
+                seconds = time.perf_counter() - began
+    return seconds
+
+
+def cost_pct(took: Mapping[str, Sequence[float]]) -> float:
+    """How much longer the first token takes with the daemon: median over pairs, per cent of the median without it."""
+    differences = [on - off for on, off in zip(took["on"], took["off"], strict=True)]
+    return 100 * statistics.median(differences) / statistics.median(took["off"])
+
+
+# ---- the result -----------------------------------------------------------------------------------------------------
+
+
+def result(by_mode: Mapping[str, Loaded], took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    on = by_mode["on"]
+    answers_given = [*(each.texts for each in by_mode.values()), *(each.alone for each in by_mode.values())]
+    attained = {mode: statistics.median(each.attainment for each in of.scores) for mode, of in by_mode.items()}
+    return {
+        "attainment": attained,
+        "gain": round(attained["on"] / attained["off"], 3) if attained["off"] else None,
+        "kv_bytes": {mode: of.moved.get("kv_received_bytes", 0.0) for mode, of in by_mode.items()},
+        "promotions": on.moved.get("kv_promotions", 0.0),
+        "held_s": on.moved.get("kv_held_seconds", 0.0),
+        "unscheduled": on.moved.get("kv_unscheduled", 0.0),
+        "tokens_equal": all(texts == answers_given[0] for texts in answers_given),
+        "uncontended_cost_pct": round(cost_pct(took), 2),
+        "uncontended_ms": {mode: round(1e3 * statistics.median(of), 2) for mode, of in took.items()},
+        "runs": {mode: [asdict(each) for each in of.scores] for mode, of in by_mode.items()},
+        "dropped": {mode: of.dropped for mode, of in by_mode.items()},
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = [
+        f"{'FLOW_POLICY':12} {'attained':>9} {'questions':>10} {'documents':>10} {'TTFT p50 s':>22} {'KV moved':>10}"
+    ]
+    for mode, policy in MODES.items():
+        for each in found["runs"][mode]:
+            first = " ".join(f"{name} {seconds:.3f}" for name, seconds in each["ttft_p50_s"].items())
+            lines.append(
+                f"{policy or 'off':12} {each['attainment']:9.3f} {each['by_class']['question']:10.3f} "
+                f"{each['by_class']['document']:10.3f} {first:>22} {found['kv_bytes'][mode] / 1e9:7.2f} GB"
+            )
+    cost = f"{found['uncontended_cost_pct']:.1f} % ({found['uncontended_ms']} ms)"
+    return "\n".join([*lines, f"alone on the link: {cost}; {found['promotions']:.0f} promotions"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests/s of both kinds together (%(default)s)")
+    parser.add_argument("--per-task", type=int, help="requests of each kind (default: 100, QUICK=1 40)")
+    parser.add_argument("--seeds", type=int, help="default: 3, QUICK=1 1")
+    parser.add_argument("--pairs", type=int, default=40, help="single transfers in each mode (%(default)s)")
+    parser.add_argument("--gbit", type=float, default=LINK_GBIT, help="Gb/s of the link (%(default)s)")
+    parser.add_argument("--question", type=float, default=0.25, help="TTFT target of questions in s (%(default)s)")
+    parser.add_argument("--document", type=float, default=3.0, help="TTFT target of documents in s (%(default)s)")
+    parser.add_argument("--tries", type=int, default=3, help="runs until one without a stall (%(default)s)")
+    args = parser.parse_args()
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    args.per_task = args.per_task or (40 if quick else 100)
+    stop_on_sigterm()
+    settings = {name: getattr(args, name) for name in ("rate", "per_task", "gbit", "question", "document")}
+    if (missing := network_missing()) is not None:
+        note(f"skipped: {missing}")
+        print(json.dumps({"reference": {"skipped": missing}}))
+        return
+    os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
+    os.environ["ENGINE_NETWORKS"] = f"{NETWORK}.0.0/15"
+    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds or (1 if quick else 3))]
+    with second_host(args.gbit) as host:
+        by_mode = {}
+        for mode, policy in MODES.items():
+            note(f"{mode} ...")
+            by_mode[mode] = loaded(args, policy, seeds, host)
+            note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in by_mode[mode].scores]}")
+        note("alone on the link ...")
+        took = uncontended(args.pairs, args.gbit, host)
+    found = result(by_mode, took) | {"seeds": seeds, **settings}
+    print(table(found))
+    print(json.dumps({"reference": found}))
+
+
+if __name__ == "__main__":
+    main()
