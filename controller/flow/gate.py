@@ -15,7 +15,18 @@ from typing import NamedTuple
 from controller.core.errors import ConfigError
 from controller.flow.flows import MsFlow
 from controller.flow.policies import Turn
-from controller.flow.scheduler import Ended, FlowEvent, FlowScheduler, NotTaken, PortSeen, Pressed, Sent, Submitted
+from controller.flow.scheduler import (
+    BatchComputed,
+    Ended,
+    FlowEvent,
+    FlowScheduler,
+    LayerStarted,
+    NotTaken,
+    PortSeen,
+    Pressed,
+    Sent,
+    Submitted,
+)
 
 FADES = 0.8  # a window: a sender that paused for a moment keeps its place
 
@@ -41,7 +52,7 @@ GateAction = Go | NotTaken | Expired
 class GateConfig:
     """Seconds, and shares of a port's bandwidth.
 
-    - `lease_s`: how long a flow is scheduled without news of it.
+    - `lease_s`: how long a flow is scheduled without news of it, and a batch counts as computing.
     - `window_s`: over which a flow's rate is measured. `settle_s`: how long a flow that just started, or that nobody
       filled up, is assumed to take its whole port. `retest_s`: how often that is measured again.
     - `spare`: the least free share of both of its ports with which a flow is let in beside those before it.
@@ -106,6 +117,7 @@ class Gate:
         self._measured_at = -math.inf
         self._retested_at = -math.inf
         self._number = 0
+        self._computing: dict[tuple[str, str], float] = {}  # unit and batch: when a layer of it began
         self._slice_ends: dict[str, float] = {}  # of the last slice on each port
 
     def __len__(self) -> int:
@@ -148,6 +160,20 @@ class Gate:
             self._events.append(Pressed(flow_id))
         return flow_id in self._senders
 
+    def layer_started(self, unit: str, batch: str, layer: int, now: float) -> None:
+        """The unit computes this layer of the batch now, from 0. Until `computed`, its KV transfers are promoted only
+        when a layer begins."""
+        self._computing[unit, batch] = now
+        self._events.append(LayerStarted(unit, batch, layer))
+
+    def computed(self, unit: str, batch: str) -> bool:
+        """All layers of the batch are computed: its KV transfers are promoted at fixed intervals. False if the batch is
+        not known."""
+        if self._computing.pop((unit, batch), None) is None:
+            return False
+        self._events.append(BatchComputed(unit, batch))
+        return True
+
     def end(self, flow_id: str) -> bool:
         """It was sent, or was given up. False if the flow is not known."""
         if self._senders.pop(flow_id, None) is None:
@@ -164,6 +190,9 @@ class Gate:
             if now - sender.heard_at >= self.config.lease_s:
                 self.end(flow_id)
                 actions.append(Expired(flow_id))
+        for (unit, batch), began_at in list(self._computing.items()):
+            if now - began_at >= self.config.lease_s:
+                self.computed(unit, batch)
         self._measure(now)
         events, self._events = [*self._seen(), *self._events], []
         permits, wake_at = self._scheduler.handle(events, now)

@@ -165,11 +165,12 @@ class FlowClient:
         to: str,
         due_in_s: float | None,
         request: str = "",
-        unit: str = "",
+        batch: str = "",
         over: str = LINK,
     ) -> Flow:
         """Announce a transfer of `size` bytes to the host `to`. `due_in_s`: until its last byte is due, None without a
-        deadline, as weight loads always are. `over`: LINK or MEMORY. It is scheduled at once or not at all; `end` must
+        deadline, as weight loads always are. `batch`: that this client computes now and that makes the bytes, "" if
+        they are computed. `over`: LINK or MEMORY. It is scheduled at once or not at all; `end` must
         follow in any case."""
         weights = stage == Stage.WEIGHTS
         flow = Flow(self, f"{self._name}:{next(self._numbers)}", size, held_in_total=not weights)
@@ -178,11 +179,20 @@ class FlowClient:
             return flow
         self._flows[flow.id] = flow
         due = NO_TARGET_S if due_in_s is None else max(due_in_s, LATE_S)
-        about: dict[str, Any] = {"stage": stage, "size_bytes": size, "to": to, "unit": unit, "over": over}
+        about: dict[str, Any] = {"stage": stage, "size_bytes": size, "to": to, "over": over}
+        if batch:
+            about |= {"unit": self._name, "batch": batch}
         if not weights:
             about["due_in_s"] = due
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
         return flow
+
+    def layer(self, batch: str, layer: int) -> None:
+        """This layer of the batch is computed now, from 0."""
+        self.say({"op": "layer", "unit": self._name, "batch": batch, "layer": layer})
+
+    def computed(self, batch: str) -> None:
+        self.say({"op": "computed", "unit": self._name, "batch": batch})
 
     def say(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -7,6 +7,8 @@ Messages are JSON, one a line. A client submits each transfer once and then repo
   `memory`, for what is read from a copy in this host's memory and takes nothing of its link.
 - `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
 - `urgent`: `id`: an end of it is short of memory. `completion`: `id`: it was sent or given up. `status`.
+- `layer`: `unit`, `batch`, `layer`: the unit computes this layer of the batch now, from 0. KV transfers of the batch
+  are promoted then, and after `computed` (`unit`, `batch`) at fixed intervals.
 
 The daemon answers a `submit` with a `permit` or an `error`, and pushes further permits as things change: `id`, `go`
 (false: hold it), `level` (1 to 8), `class` (of its packets, 0 first). An `error` names the `field`. `expired`: `id` is
@@ -44,12 +46,14 @@ PERIOD_S = 0.02  # how often transfers may be promoted
 ALIVE_S = 1.0
 MAX_LINE = 16 << 10
 MOST_FLOWS = 20_000
+MOST_BATCHES = 1_000  # that a client computes
 MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
 SHORTEST_PAUSE_S = 0.001
 STEP_PAUSES = 2.0  # between two long steps, in lengths of the last one
 LONG_STEP_S = 0.002
 # What a client calls a field, where it differs.
 SAID = {"ingress": "to", "deadline": "due_in_s"}
+OPS = ("submit", "progress", "urgent", "completion", "layer", "computed", "status")
 log = logging.getLogger("workers.flowd")
 
 
@@ -70,6 +74,7 @@ class FlowDaemon:
         scheduler = FlowScheduler(FLOW_POLICIES[settings.policy](), FlowSchedulerConfig(PERIOD_S))
         self._gate = Gate(scheduler, settings.bandwidth, config)
         self._owners: dict[str, asyncio.StreamWriter] = {}
+        self._batches: dict[asyncio.StreamWriter, set[tuple[str, str]]] = {}  # that they compute
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._next: asyncio.TimerHandle | None = None
@@ -113,6 +118,8 @@ class FlowDaemon:
             log.warning("a client was disconnected: %s", error)
         finally:
             self._clients.pop(writer, None)
+            for unit, batch in self._batches.pop(writer, ()):
+                self._gate.computed(unit, batch)
             for flow_id in [flow_id for flow_id, owner in self._owners.items() if owner is writer]:
                 self._forget(flow_id)
             writer.close()
@@ -148,12 +155,15 @@ class FlowDaemon:
         if op == "status":
             _say(writer, self.status())
             return False
+        if op in ("layer", "computed"):
+            self._computes(said, writer)
+            return True
         flow_id = _text(said, "id")
         if op == "submit":
             self._submit(said, writer)
             return True
         if op not in ("progress", "urgent", "completion"):
-            raise Refused("op", f"unknown op {op!r}; valid: submit, progress, urgent, completion, status")
+            raise Refused("op", f"unknown op {op!r}; valid: {', '.join(OPS)}")
         if self._owners.get(flow_id) is not writer:
             raise Refused("id", f"flow {flow_id!r} is not one of yours")
         if op == "progress":
@@ -172,6 +182,20 @@ class FlowDaemon:
         if (wrong := self._gate.submit(flow, now)) is not None:
             raise Refused(wrong.field, wrong.message)
         self._owners[flow.id] = writer
+
+    def _computes(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        """A layer of a batch began, or all of them are computed. Raises Refused."""
+        named = _text(said, "unit"), _text(said, "batch")
+        batches = self._batches.setdefault(writer, set())
+        if said["op"] == "computed":
+            batches.discard(named)
+            self._gate.computed(*named)
+            return
+        if named not in batches and len(batches) >= MOST_BATCHES:
+            raise Refused("batch", f"this client computes {MOST_BATCHES} batches already")
+        layer = _whole(said, "layer")
+        batches.add(named)
+        self._gate.layer_started(*named, layer, self._now())
 
     def _forget(self, flow_id: str) -> None:
         self._owners.pop(flow_id, None)
@@ -274,9 +298,6 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
     over = said.get("over", LINK)
     if over not in EGRESS:
         raise Refused("over", f"over is {' or '.join(EGRESS)}, not {over!r}")
-    layer = said.get("layer", 0)
-    if isinstance(layer, bool) or not isinstance(layer, int):
-        raise Refused("layer", "layer is a whole number")
     return MsFlow(
         id=_text(said, "id"),
         stage=Stage(stage),
@@ -286,7 +307,7 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
         unit=_text(said, "unit", ""),
         batch=_text(said, "batch", ""),
         requests=tuple(requests),
-        layer=layer,
+        layer=_whole(said, "layer"),
         deadline=None if due_in_s is None else now + due_in_s,
         later_bytes=_number(said, "later_bytes", 0.0),
     )
@@ -304,6 +325,13 @@ def _number(said: Mapping[str, Any], name: str, default: float | None = None) ->
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Refused(name, f"{name} is a number, not {value!r}")
     return float(value)
+
+
+def _whole(said: Mapping[str, Any], name: str) -> int:
+    value = said.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Refused(name, f"{name} is a whole number, from 0")
+    return value
 
 
 def _flag(said: Mapping[str, Any], name: str) -> bool:

@@ -150,6 +150,45 @@ def test_weight_loads_share_their_floor_and_take_turns():
     assert max(moved) < 2 * min(moved)
 
 
+def levels_of(host, name):
+    return list(dict.fromkeys(host.levels[name]))
+
+
+def test_a_transfer_is_promoted_when_a_layer_begins_and_at_intervals_once_it_is_computed():
+    host = Host(lease_s=1000.0)
+    flow = MsFlow("kv", Stage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=64.0)
+    assert host.gate.submit(flow, 0.0) is None
+    host.left["kv"], host.limits["kv"], host.going["kv"] = 100.0, 0.0, False
+    host.gate.layer_started("unit", "batch", 0, 0.0)
+    host.step()
+    first = levels_of(host, "kv")
+    host.run(50.0)
+    assert levels_of(host, "kv") == first, "it has become urgent meanwhile, but no layer began"
+    host.gate.layer_started("unit", "batch", 1, host.now)
+    host.step()
+    second = levels_of(host, "kv")
+    assert second[-1] < first[-1]
+    host.run(61.0)
+    assert levels_of(host, "kv") == second
+    host.gate.computed("unit", "batch")
+    host.step()
+    host.run(63.9)
+    assert levels_of(host, "kv")[-1] == 1
+    assert not host.gate.computed("unit", "batch"), "again"
+
+
+def test_a_batch_of_which_no_layer_begins_any_more_does_not_keep_its_transfers_low():
+    host = Host(lease_s=2.0)
+    flow = MsFlow("kv", Stage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=16.0)
+    assert host.gate.submit(flow, 0.0) is None
+    host.left["kv"], host.limits["kv"], host.going["kv"] = 100.0, 0.0, False
+    host.gate.layer_started("unit", "batch", 0, 0.0)
+    host.run(1.9)
+    first = levels_of(host, "kv")
+    host.run(15.0)
+    assert levels_of(host, "kv")[-1] < first[-1]
+
+
 def test_short_memory_goes_before_everything():
     host = Host("shortest_first")
     host.add("small", 100, due=9.0)

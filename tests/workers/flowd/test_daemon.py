@@ -16,6 +16,7 @@ import pytest
 from controller.core.errors import ConfigError
 from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns, until
 from workers.flowd import client as flow_client
+from workers.flowd import daemon as flow_daemon
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
 from workers.flowd.settings import FlowSettings, settings_from
 
@@ -113,6 +114,53 @@ async def test_a_transfer_is_promoted_in_time_and_told_so(path):
             flow.waits(True)
             await asyncio.sleep(0.05)
         assert flow.promotions == first - 1
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [("unit", {"unit": ""}), ("batch", {"batch": 3}), ("layer", {"layer": -1}), ("layer", {"layer": 0.5})],
+)
+async def test_wrong_layers_get_an_error_that_names_the_field(path, field, changed):
+    async with serving(path):
+        raw = await Raw.open(path)
+        said = await raw.asked(**{"op": "layer", "unit": "u", "batch": "b", "layer": 0, **changed})
+        assert (said["event"], said["field"]) == ("error", field), said
+
+
+async def test_no_client_computes_more_batches_than_it_may(path, monkeypatch):
+    monkeypatch.setattr(flow_daemon, "MOST_BATCHES", 2)
+    async with serving(path):
+        raw = await Raw.open(path)
+        for batch in ("a", "b", "a", "c"):
+            raw.say(op="layer", unit="u", batch=batch, layer=0)
+        assert (await raw.hear())["field"] == "batch"
+        raw.say(op="computed", unit="u", batch="a")
+        raw.say(op="layer", unit="u", batch="c", layer=0)
+        assert (await raw.asked(op="status"))["event"] == "status"
+
+
+@pytest.mark.parametrize("how", ["a layer begins", "it is computed", "its engine goes away"])
+async def test_a_transfer_whose_batch_computes_is_promoted_at_its_layers(path, how):
+    async with serving(path), connected(path) as client:
+        engine = await Raw.open(path)
+        engine.say(op="layer", unit=client._name, batch="7", layer=0)
+        assert (await engine.asked(op="status"))["flows"] == []
+        flow = client.submit(3, 10 * MB, "host", 1.5, batch="7")
+        await until(lambda: flow.level)
+        first = flow.level
+        for _ in range(20):
+            flow.waits(True)
+            await asyncio.sleep(0.05)
+        assert flow.level == first, "it is more urgent by far, but no layer began"
+        match how:
+            case "a layer begins":
+                engine.say(op="layer", unit=client._name, batch="7", layer=1)
+            case "it is computed":
+                engine.say(op="computed", unit=client._name, batch="7")
+            case _:
+                engine.writer.close()
+        await until(lambda: flow.level < first)
+        flow.end()
 
 
 async def test_a_client_that_never_completes_loses_its_permit(path, monkeypatch):

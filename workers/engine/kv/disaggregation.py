@@ -29,7 +29,7 @@ from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import NOBODY, KvTraffic, Listener, Offer
-from workers.engine.kv.turns import TurnsConfig
+from workers.engine.kv.turns import LayerStarts, TurnsConfig
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 from workers.flowd.client import FlowClient
@@ -69,7 +69,8 @@ class Disaggregation:
         engine.on_start = self._step_began
         self.expired = self.freed = 0
         self._flows = flows
-        turns = TurnsConfig(flows, self._short_of_memory, self._renew)
+        layers = None if flows is None else LayerStarts(flows, self._progress, store.layers)
+        turns = TurnsConfig(flows, self._short_of_memory, self._renew, layers=layers)
         self.server = KvServer(store, token, self._find, self.release, self._progress, turns)
         self.links = Links(store, token, self.traffic, timeout_s, self._about)
 

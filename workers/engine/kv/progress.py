@@ -34,6 +34,14 @@ class KvProgress:
         """Number of tokens whose entries exist, or will exist after its newest step."""
         return max(seq.computed, self._computing.get(seq.id, (0, 0))[1])
 
+    def running(self, seq: Seq) -> int | None:
+        """The step that computes entries of it now; None if there is none."""
+        step_id, end = self._computing.get(seq.id, (0, 0))
+        return step_id if seq.state is SeqState.RUNNING and seq.computed < end else None
+
+    def layers_done(self, step_id: int) -> int:
+        return self._layers_done(step_id)
+
     def is_written(self, seq: Seq, layer: int, stop: int) -> bool:
         """Whether the entries of all tokens below `stop` in this layer are written."""
         if seq.computed >= stop:

@@ -13,10 +13,12 @@ from typing import Any
 
 from controller.core.steps import Seq
 from controller.flow.flows import Stage
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.wire import KvTransferError, as_class, drained, write_frame
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
 
 UNSENT_BYTES = 128 << 10
+LOOK_S = 0.002  # how often a step with a transfer is looked at
 
 
 @dataclass(slots=True)
@@ -29,15 +31,46 @@ class HeldTraffic:
     unscheduled: int = 0
 
 
+class LayerStarts:
+    """Tells the daemon which layer a step computes, while KV of the step is transferred. Nothing reports passed layers,
+    so they are polled. `layers`: of the model."""
+
+    def __init__(self, client: FlowClient, progress: KvProgress, layers: int) -> None:
+        self._client, self._progress, self._layers = client, progress, layers
+        self._followed: dict[int, asyncio.Task[None]] = {}
+
+    def follow(self, seq: Seq) -> str:
+        """The batch that computes this sequence now, which is reported from now on; "" if it is computed."""
+        step_id = self._progress.running(seq)
+        if step_id is None:
+            return ""
+        if step_id not in self._followed:
+            following = asyncio.get_running_loop().create_task(self._report(seq, step_id))
+            self._followed[step_id] = following
+            following.add_done_callback(lambda _: self._followed.pop(step_id, None))
+        return str(step_id)
+
+    async def _report(self, seq: Seq, step_id: int) -> None:
+        told = -1
+        while self._progress.running(seq) == step_id:
+            layer = min(self._progress.layers_done(step_id), self._layers - 1)
+            if layer > told:
+                told = layer
+                self._client.layer(str(step_id), layer)
+            await asyncio.sleep(LOOK_S)
+        self._client.computed(str(step_id))
+
+
 @dataclass(slots=True)
 class TurnsConfig:
     """`client`: None without flow scheduling. `pressed`: whether memory is short here. `renew`: keep the KV of the
-    sequence longer, since its transfer is held."""
+    sequence longer, since its transfer is held. `layers`: reports which layer computes."""
 
     client: FlowClient | None = None
     pressed: Callable[[], bool] = lambda: False
     renew: Callable[[Seq], None] = lambda seq: None
     traffic: HeldTraffic = field(default_factory=HeldTraffic)
+    layers: LayerStarts | None = None
 
     def begin(self, seq: Seq, size: int, asked: dict[str, Any], writer: asyncio.StreamWriter) -> Turns:
         """`asked`: what the receiver said: `due_in_s` and `pressed`, which engines of older versions do not say."""
@@ -46,7 +79,8 @@ class TurnsConfig:
         due = asked.get("due_in_s")
         due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
         to = str(writer.get_extra_info("peername")[0])
-        flow = self.client.submit(Stage.KV_TRANSFER, size, to, due_in_s, seq.id)
+        batch = self.layers.follow(seq) if self.layers is not None else ""
+        flow = self.client.submit(Stage.KV_TRANSFER, size, to, due_in_s, seq.id, batch)
         return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
 
 

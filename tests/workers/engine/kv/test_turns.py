@@ -14,17 +14,18 @@ import orjson
 import pytest
 
 from controller.core.kv_links import KvMoved
-from controller.core.steps import FinishReason, Seq, SeqState
+from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post
 from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.flowd.running import connected, sending, serving, until
 from workers.engine.kv import transfer as kv_transfer
 from workers.engine.kv.links import Links
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import KvTraffic
-from workers.engine.kv.turns import TurnsConfig
+from workers.engine.kv.turns import LayerStarts, TurnsConfig
 from workers.flowd import client as flow_client
 from workers.flowd.client import FlowClient
 
@@ -196,6 +197,35 @@ async def test_packets_of_both_ends_are_marked_while_it_moves(path, monkeypatch)
         await until(lambda: len(marked) == 2)
         assert marked == [0, None], "the next operation of this connection is none of this transfer"
         assert seen == [0xE0]
+
+
+async def test_layers_of_a_step_with_a_transfer_are_reported_as_they_begin(path):
+    passed = [0]
+    progress = KvProgress(lambda step_id: passed[0])
+    seq = Seq("s", 0.0, TOKENS, 8, token_ids=[*range(TOKENS), 0], keep_kv=True)
+    seq.state = SeqState.RUNNING
+    async with serving(path) as daemon, connected(path) as client, connected(path) as other, sending(other):
+        said: list[Any] = []
+
+        def told() -> list[tuple[str, int | None]]:
+            return [(each["op"], each.get("layer")) for each in said if each["op"] in ("layer", "computed")]
+
+        client.say, say = lambda message: (said.append(message), say(message)), client.say  # type: ignore[method-assign,assignment]
+        layers = LayerStarts(client, progress, layers=4)
+        assert layers.follow(seq) == "", "no step computes it"
+        assert list(progress.began(Step(7, (Chunk(seq, 0, TOKENS, last=True),), (), 0))) == [seq]
+        assert [layers.follow(seq), layers.follow(seq)] == ["7", "7"]
+        flow = client.submit(3, 10_000, "host", 30.0, batch="7")
+        for layers_done in (0, 1, 3, 4):
+            passed[0] = layers_done
+            await until(lambda: told()[-1:] == [("layer", min(passed[0], 3))])
+        await until(lambda: flow.level)
+        assert daemon._batches
+        seq.computed = TOKENS
+        await until(lambda: not any(daemon._batches.values()))
+        assert told() == [("layer", 0), ("layer", 1), ("layer", 3), ("computed", None)]
+        assert [each["batch"] for each in said if each["op"] == "submit"] == ["7"]
+        assert layers.follow(seq) == ""
 
 
 # ---- engines --------------------------------------------------------------------------------------------------------
