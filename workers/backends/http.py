@@ -11,6 +11,7 @@ text. Only the usage event (empty `choices`) and errors are parsed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -41,11 +42,12 @@ log = logging.getLogger(__name__)
 
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
-MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill the memory
+MAX_EVENT_BYTES = 1 << 20  # an engine that never ends an event must not fill the memory
 DONE = b"data: [DONE]"
 ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
 KV_BEGAN = b": kv-began"  # of the reference engine: the KV of this answer begins to come
 KV_COMMENT = b": kv "  # of the reference engine: how the KV of this answer came
+CR = ord("\r")
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -132,12 +134,18 @@ class HttpBackend(ABC):
 
     async def _events(self, response: Connection, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         reader = EventReader(chat=call.path.endswith("/chat/completions"), keep_usage=call.keep_usage)
+        clock, began = asyncio.get_running_loop().time, None  # when the event began that has not ended yet
         while data := await response.readany():
             if chunk := reader.feed(data):
+                began = None
                 yield chunk
                 if chunk.done:
                     await response.readany()  # the terminator, so that the connection can be kept
                     return
+            elif began is None:
+                began = clock()
+            elif clock() - began > self._limits.between_chunks_s:
+                raise EngineError("the engine sent an event that does not end")
         raise EngineError("the engine ended the stream without [DONE]")
 
     async def _refused(self, response: aiohttp.ClientResponse | Connection) -> EngineError:
@@ -262,26 +270,32 @@ class EventReader:
     def __init__(self, *, chat: bool, keep_usage: bool) -> None:
         self._chat = chat
         self._keep_usage = keep_usage
-        self._rest = b""
+        self._rest = bytearray()  # of an event that has begun
 
     def feed(self, data: bytes) -> AnswerChunk | None:
         """The whole events received so far as one chunk; None when none is complete yet."""
-        data = self._rest + data if self._rest else data
+        rest = self._rest
+        if rest and rest[-1] == CR:
+            data = b"\r" + data
+            del rest[-1]
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        end = data.rfind(b"\n\n") + 2
-        if end == 1:
-            self._hold(data)
+        if rest:
+            new = len(rest) - 1  # an end may begin with the last byte; what is before was searched already
+            rest += data
+            end = rest.rfind(b"\n\n", new) + 2
+            whole = bytes(rest[:end]) if end > 1 else b""
+            del rest[: len(whole)]
+        else:
+            end = data.rfind(b"\n\n") + 2
+            whole = data[:end] if end > 1 else b""
+            rest += data[len(whole) :]
+        if len(rest) > MAX_EVENT_BYTES:
+            raise EngineError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
+        if not whole:
             return None
-        self._rest = data[end:]
-        whole = data[:end]
         check_whole(whole)
         return self._read(whole, whole[:-2].split(b"\n\n"))
-
-    def _hold(self, data: bytes) -> None:
-        if len(data) > MAX_EVENT_BYTES:
-            raise EngineError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
-        self._rest = data
 
     def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
         tokens, usage, done, dropped, pulling = 0, None, False, False, False

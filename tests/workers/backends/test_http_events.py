@@ -1,9 +1,16 @@
 from __future__ import annotations
 
-import pytest
+import asyncio
+import time
 
-from workers.backends.base import EngineError, Usage
-from workers.backends.http import EventReader, parse_usage
+import aiohttp
+import pytest
+from aiohttp import web
+
+from controller.core.types import InstanceSpec
+from workers.backends.base import EngineError, Limits, UpstreamCall, Usage
+from workers.backends.http import MAX_EVENT_BYTES, EventReader, parse_usage
+from workers.backends.vllm import VllmBackend
 
 TEXT = b'data: {"id":"x","choices":[{"index":0,"text":" hi","finish_reason":null}]}\n\n'
 EMPTY = b'data: {"id":"x","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n'
@@ -108,12 +115,78 @@ def test_an_answer_that_speaks_of_aborts_is_none() -> None:
     assert (chunk.tokens, chunk.done) == (2, True)
 
 
-def test_an_event_that_never_ends_is_refused() -> None:
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_an_event_that_never_ends_is_refused(size: int) -> None:
     read = reader()
-    for _ in range(41):
-        assert read.feed(b"x" * 100_000) is None
-    with pytest.raises(EngineError):
-        read.feed(b"x" * 100_000)
+    for _ in range(MAX_EVENT_BYTES // size):
+        assert read.feed(b"x" * size) is None
+    with pytest.raises(EngineError, match="an event of more than"):
+        read.feed(b"x" * size)
+
+
+def test_an_event_in_small_pieces_costs_no_more_than_its_bytes() -> None:
+    """Found by attack: each piece copied and searched all before it, 1.2 s for a MiB in pieces of 400 bytes."""
+    read, piece = reader(), b"x" * 40
+    began = time.process_time()
+    for _ in range(MAX_EVENT_BYTES // len(piece)):
+        read.feed(piece)
+    assert time.process_time() - began < 1.0, "10 s before"
+    chunk = read.feed(b"\n\n" + TEXT)
+    assert chunk is not None
+    assert chunk.tokens == 1
+
+
+STREAM = (
+    ROLE
+    + WORD
+    + WORD.replace(b"\n", b"\r\n")
+    + b": ping\r\n\r\n"
+    + WORD.replace(b" hi", b"a\\r\\n")
+    + STOP
+    + USAGE
+    + DONE
+)
+
+
+@pytest.mark.parametrize("size", [*range(1, 9), 64, 1000])
+def test_how_a_stream_is_cut_changes_nothing(size: int) -> None:
+    whole, read = reader(chat=True, keep_usage=True).feed(STREAM), reader(chat=True, keep_usage=True)
+    assert whole is not None
+    parts = [chunk for at in range(0, len(STREAM), size) if (chunk := read.feed(STREAM[at : at + size])) is not None]
+    assert b"".join(part.raw for part in parts) == whole.raw
+    assert sum(part.tokens for part in parts) == whole.tokens == 3
+    assert [part.usage for part in parts if part.usage] == [Usage(7, 2)]
+    assert parts[-1].done
+
+
+async def test_an_event_that_trickles_is_given_up_after_the_longest_silence(session: aiohttp.ClientSession) -> None:
+    """A byte now and then is no silence, and would hold the request until its whole time is over."""
+
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(ROLE)
+        for _ in range(1_000):
+            await answer.write(b"x")
+            await asyncio.sleep(0.02)
+        return answer
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", trickle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    backend = VllmBackend(InstanceSpec("e", "demo", url=url), session, Limits(between_chunks_s=0.5))
+    call = UpstreamCall("r", "/v1/chat/completions", b'{"model":"demo"', 0, streamed=True, keep_usage=False)
+
+    async def read() -> None:
+        async for _ in backend.generate(call):
+            pass
+
+    with pytest.raises(EngineError, match="an event that does not end"):
+        await asyncio.wait_for(read(), 5)
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize(
