@@ -226,12 +226,13 @@ def _between_slots_s(instance: ShadowInstance, step_s: float) -> float:
 
 @MIGRATIONS.register("tpot_grouped")
 class TpotGrouped(TpotBudget):
-    """`tpot_budget` that looks first at the request whose first byte is due first, then at the one with the least time
-    for the rest of its answer (TPOT x tokens after the first): by TPOT, as in the paper, a short answer waits behind
-    long ones of a tighter pace although it has less time. What cannot be in time any more is hopeless, so earliest
-    deadline first loses nothing to it in overload. And it groups requests of like TPOT: it tries first the instances
-    whose tightest TPOT is the request's own, then idle ones, then the others by the difference, so that one tight
-    request does not hold every instance to its pace. Ours; the same cost.
+    """`tpot_budget` that looks first at the request whose first byte is due first, with `charge` of the time that the
+    rest of its answer may take (TPOT x tokens after the first) counted on top: a slot is held for that time, and in
+    overload more requests are in time if those that hold it for long wait (decision 181). By TPOT alone, as in the
+    paper, a short answer waits behind long ones of a tighter pace although it has less time. What cannot be in time any
+    more is hopeless. And it groups requests of like TPOT: it tries first the instances whose tightest TPOT is the
+    request's own, then idle ones, then the others by the difference, so that one tight request does not hold every
+    instance to its pace. Ours; the same cost.
 
     At an engine whose slots are all taken it counts on the order of `slot_due`, by which the migrator ranks there
     (`engine_rank: slot`): only those that have to have their slot sooner are ahead. So whoever is in turn goes there at
@@ -243,10 +244,19 @@ class TpotGrouped(TpotBudget):
     @dataclass(frozen=True, slots=True)
     class Config(TpotBudget.Config):
         patience: float = 0.75
+        charge: float = 0.1
+
+        def __post_init__(self) -> None:
+            TpotBudget.Config.__post_init__(self)
+            if not self.charge >= 0:
+                raise ConfigError("charge must not be negative", field="charge")
+
+    config: Config
 
     def order(self, stage: Prefilled) -> Order:
         request = stage.request
-        return (request.ttft_due, request.targets.tpot_s * max(1, request.output_tokens - 1), request.id)
+        answer_s = request.targets.tpot_s * max(1, request.output_tokens - 1)
+        return (request.ttft_due + self.config.charge * answer_s, answer_s, request.id)
 
     def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         own = stage.request.targets.tpot_s

@@ -259,3 +259,26 @@ def test_where_the_first_token_needs_a_slot_the_rank_is_when_that_is_due():
     made.handle([up("d0")], 0.0)
     (place,) = of(made.handle([done("a", ttft=5.0, tpot=0.1, output=100)], 0.0), ev.Place)
     assert place.rank == round(1e3 * (5.0 - 0.052))
+
+
+def test_who_would_hold_a_slot_for_long_waits_for_one_that_is_due_little_later():
+    """One slot. Both are in time whichever comes first; the long answer may hold the slot for 20 s."""
+    made = migrator("slackline", slots=1)
+    made.handle([done("first", tpot=0.1, output=50)], 0.0)
+    commit(made, "first")
+    made.handle([done("long", ttft=9.0, tpot=0.1, output=201), done("short", ttft=10.0, tpot=0.1, output=11)], 0.0)
+    assert places(made.handle([ev.Finished("first", 50)], 5.0)) == [("short", "d0")]
+
+
+def test_a_charge_for_slots_never_puts_off_one_that_is_due_much_sooner():
+    made = migrator("slackline", slots=1)
+    made.handle([done("first", tpot=0.1, output=50)], 0.0)
+    commit(made, "first")
+    made.handle([done("long", ttft=7.0, tpot=0.1, output=201), done("short", ttft=10.0, tpot=0.1, output=11)], 0.0)
+    assert places(made.handle([ev.Finished("first", 50)], 5.0)) == [("long", "d0")]
+
+
+def test_a_negative_charge_is_refused():
+    with pytest.raises(ConfigError) as error:
+        build_migrator("slackline", {"migration": {"charge": -0.1}})
+    assert error.value.field == "charge"
