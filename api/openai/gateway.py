@@ -119,6 +119,7 @@ class Gateway:
         self._salts: dict[str, bytes] = {}
         self.closing = False
         self._told_offset_s: float | None = None
+        self.redis = "none"  # "ok" or "away" once a publisher has tried it
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 
     def configure(self, snapshot: GatewaySnapshot) -> None:

@@ -97,7 +97,6 @@ class Publisher:
         self._answered = 0
         self._whole_at = -WHOLE_QUEUE_S
         self._thread = OffLoop("audit")
-        self._away = False
 
     async def run(self) -> None:
         while True:
@@ -112,11 +111,11 @@ class Publisher:
             watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
             await self._fleet(now, LIVE_OVERVIEW in watched)
             await self._queue(now, LIVE_QUEUE in watched)
-            self._away = False
+            self._gateway.redis = "ok"
         except LiveUnavailable as error:
-            if not self._away:
+            if self._gateway.redis != "away":
                 log.warning("Redis is away: nothing is published, quotas and shares stay as last known: %s", error)
-            self._away = True
+            self._gateway.redis = "away"
             self._unfollow()  # or changes would pile up until Redis is back
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now

@@ -107,6 +107,10 @@ class GatewayService:
             await self._live.close()
         await self._session.close()
 
+    def _redis(self) -> list[status.Gauge]:
+        told = "none" if self.gateway is None else self.gateway.redis
+        return [] if told == "none" else [("redis_away", "1 while Redis is away.", {}, float(told == "away"))]
+
     def _backlog(self) -> list[status.Gauge]:
         recorder, age_s = self._recorder, self._config.age_s()
         return [
@@ -120,6 +124,7 @@ class GatewayService:
                 for (kind, where), count in sorted(recorder.losses.total.items())
             ),
             ("records_written_total", "Records the database took.", {}, recorder.written),
+            *self._redis(),
             (
                 "config_age_seconds",
                 "Since the database confirmed the configuration.",

@@ -38,6 +38,7 @@ def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
         "instances": {each["id"]: each["state"] for each in instances(gateway, gateway.clock())},
         "queued": len(gateway.scheduler.queue()),
         "open": len(gateway.runtime.requests),
+        "redis": gateway.redis,
         "telemetry": "leading" if gateway.monitor.leading else "following",
         "tokenizers": gateway.tokenizers.states(),
     }
