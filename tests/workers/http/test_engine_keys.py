@@ -67,7 +67,7 @@ def test_who_reaches_an_engine_with_a_key_and_has_none_gets_nothing(engine: Engi
 
 
 def test_probes_and_proved_calls_need_no_key(engine: EngineProcess) -> None:
-    for path in ("/health", "/ping", CHALLENGE_PATH):
+    for path in ("/livez", "/health", "/ping", CHALLENGE_PATH):
         assert requests.get(engine.url + path, timeout=10).status_code == 200
     assert post_once(engine.url, "/reset_prefix_cache", FLEET).json() == {"success": True}
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from workers.engine import fields
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler, Room, json_object
+from workers.http.details import LIVE
 from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO, Challenges, address, proves
 
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
@@ -18,7 +19,7 @@ CALL_BYTES = 1 << 20  # of the body of a guarded call: plans and lists of names,
 CALLS_BYTES = 16 << 20
 
 # Probes of hosts ask these without a key, and what is guarded by a proof needs no other one.
-WITHOUT_KEY = ("/health", "/ping", CHALLENGE_PATH)
+WITHOUT_KEY = (LIVE, "/health", "/ping", CHALLENGE_PATH)
 
 
 class FleetGuard:

@@ -22,6 +22,7 @@ from workers.engine.http.requests import RequestRules, messages_of, token_ids
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.scheduler_choice import scheduler_for
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
+from workers.http.details import LIVE
 
 logger = logging.getLogger("workers.engine")
 VERSION = "0.1.0+slackline"
@@ -56,6 +57,7 @@ class Management:
         ping: dict[str, Handler] = {"GET": self.health, "POST": self.health}
         guarded = self._guard
         return {
+            LIVE: {"GET": self.live},
             "/health": {"GET": self.health},
             "/ping": ping,
             "/version": {"GET": self.version},
@@ -79,6 +81,10 @@ class Management:
     async def health(self, exchange: Exchange) -> None:
         """Return 200 unless the engine has failed, also while it is paused or asleep."""
         await exchange.answer(b"", status=503 if self._engine.failed else 200)
+
+    async def live(self, exchange: Exchange) -> None:
+        """Return 200 while the process runs and accepts connections, even if the engine has failed."""
+        await exchange.answer(b"ok\n", 200, b"text/plain; charset=utf-8")
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply({"version": VERSION})

@@ -1,12 +1,14 @@
 """Health, models, tokenizer, metrics, sleep and pause of a real engine process."""
 
 import asyncio
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
 from tests.workers.engine.client import COMPLETIONS, complete, metric, post, samples, until
 from tests.workers.engine.process import FLEET, EngineProcess
+from workers.engine.http.management import Management
 from workers.http.fleet_proof import PROOF
 
 GAUGES = (
@@ -52,6 +54,30 @@ async def test_models_name_the_context(http):
 async def test_health_is_200_and_empty(http, path):
     async with http.get(path) as response:
         assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_liveness_depends_on_nothing_and_tells_nothing(http):
+    for path, told in (("/livez", b"ok\n"), ("/livez?x=1", b"ok\n")):
+        async with http.get(path) as response:
+            assert (response.status, await response.read()) == (200, told)
+            assert response.headers["content-type"].startswith("text/plain")
+    async with http.post("/livez", data=b"x") as response:
+        assert response.status == 405
+
+
+async def test_an_engine_that_has_failed_still_lives():
+    """A probe of its process: who restarts it for /livez would end the messages that say why it failed."""
+    failed = Management.__new__(Management)
+    failed._engine = SimpleNamespace(failed=True)
+    answers = []
+
+    class Kept:
+        async def answer(self, data, status=200, content_type=b"", *headers):
+            answers.append((status, data))
+
+    await failed.health(Kept())
+    await failed.live(Kept())
+    assert answers == [(503, b""), (200, b"ok\n")]
 
 
 async def test_version_and_load(http):
