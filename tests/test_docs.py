@@ -72,8 +72,11 @@ def supervisor_settings() -> set[str]:
 
 
 def image_settings() -> set[str]:
-    entry = re.findall(r"\$\{([A-Z_]+):-", (ROOT / "docker/entrypoint.sh").read_text())
-    return {*entry, *re.findall(r"(?m)^([A-Z_]+)=", (ROOT / "docker/env.example").read_text())}
+    optional = "".join((ROOT / f"docker/{name}").read_text() for name in ("entrypoint.sh", "compose.yaml"))
+    return {
+        *re.findall(r"\$\{([A-Z_]+):-", optional),
+        *re.findall(r"(?m)^([A-Z_]+)=", (ROOT / "docker/env.example").read_text()),
+    }
 
 
 def test_readers_are_all_known():

@@ -60,18 +60,45 @@ def test_what_services_name_exists(services):
 def test_every_variable_without_a_default_is_in_the_example():
     text = (DOCKER / "compose.yaml").read_text()
     example = (DOCKER / "env.example").read_text()
-    wanted = set(re.findall(r"\$\{([A-Z_]+)", text))
+    wanted = set(re.findall(r"\$\{([A-Z_]+):\?", text))
     assert wanted == set(re.findall(r"(?m)^([A-Z_]+)=", example))
 
 
-def test_no_image_floats(services):
+DEFAULT = re.compile(r"\$\{([A-Z_]+):-([^}]+)\}")
+
+
+def images(services, **environ):
+    """By who uses it, as compose and build resolve it with these variables set."""
     dockerfile = (DOCKER / "Dockerfile").read_text()
-    images = [service["image"] for service in services.values()]
-    images += re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
-    assert len(images) > 8
-    for image in images:
-        assert ":" in image, f"{image} has no tag"
-        assert not image.endswith(":latest")
+    named = dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.MULTILINE))
+    for service in services.values():
+        for name, value in service.get("build", {}).get("args", {}).items():
+            assert name in named, f"the Dockerfile has no ARG {name}"
+            named[name] = DEFAULT.sub(lambda found: environ.get(found[1], found[2]), value)
+    used = {name: DEFAULT.sub(lambda found: environ.get(found[1], found[2]), service["image"])
+            for name, service in services.items()}  # fmt: skip
+    for number, base in enumerate(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)):
+        used[f"stage {number}"] = re.sub(r"\$\{(\w+)\}", lambda found: named[found[1]], base)
+    return used
+
+
+def test_no_image_floats(services):
+    found = images(services)
+    assert len(found) > 8
+    for image in found.values():
+        assert re.fullmatch(r"[a-z]+:\d+(\.\d+)+[a-z0-9.-]*", image), f"{image} has no tag of one release"
+
+
+def test_every_image_of_others_can_be_pinned_by_its_digest(services):
+    pins = {name: f"{name.partition('_')[0].lower()}:1.0@sha256:{'0' * 64}"
+            for name in ("POSTGRES_IMAGE", "REDIS_IMAGE", "PYTHON_IMAGE")}  # fmt: skip
+    ours = {"slackline:0.1.0"}
+    assert set(images(services, **pins).values()) - ours == set(pins.values())
+    assert not set(images(services).values()) & set(pins.values())
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.MULTILINE)) == {
+        name: value for name, value in DEFAULT.findall((DOCKER / "compose.yaml").read_text()) if name == "PYTHON_IMAGE"
+    }
 
 
 def test_no_secret_has_a_default(services):
