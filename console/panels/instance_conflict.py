@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from console.panels.changed_since import changed_since
 from controller.models import Decision, Instance
 from controller.models.fleet import Role, Weights
 from controller.selectors.records import decisions
-from controller.services.change import as_json
-from controller.wording.changes import Changed, changed_fields
 from controller.wording.sentences import sentence
 
 # What a page shows of the instance besides its settings, in the order of its field `seen`, with the possible values.
@@ -18,15 +17,7 @@ SHOWN = 10  # decisions
 
 def conflict_context(row: Instance, version: int, seen: str) -> dict[str, Any]:
     """`row`: as it is now. `version`, `seen`: of the page that asked."""
-    return {"row": row, "changed": differences(row, version, seen), "decisions": since(row, version)}
-
-
-def differences(row: Instance, version: int, seen: str) -> list[Changed]:
-    """Settings as decisions recorded them, and the states that the page itself has told."""
-    before = decisions.values_at(kind="instance_updated", row_id=row.pk, version=version) | states(seen)
-    stored = as_json(row)
-    after = {name: stored[name] for name in before if name in stored}
-    return [each for each in changed_fields({"before": before, "after": after}) if each.kind != "same"]
+    return {"row": row, "changed": changed_since(row, version, states(seen)), "decisions": since(row, version)}
 
 
 def states(seen: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import actor_of, allows
 from console.forms.base import SLOClassForm
 from console.forms.unsaved_forms import data_of
+from console.panels.changed_since import changed_since
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
 from console.views.editing import STALE, Difference, form_page, restore_link, saved, say_updated, updated, written
@@ -25,6 +27,7 @@ from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.change import VersionConflict
 from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+from controller.wording.changes import Changed
 
 NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
 
@@ -90,17 +93,21 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
         slo_class_remove(actor=actor_of(request), slo_class_id=row.pk, version=version)
     except (VersionConflict, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        stale = isinstance(error, VersionConflict)
-        return removal_page(request, row, text, status=STALE if stale else 409)
+        if isinstance(error, VersionConflict):
+            row.refresh_from_db()
+            return removal_page(request, row, text, status=STALE, changed=changed_since(row, version))
+        return removal_page(request, row, text, status=409)
     decision = newest_decision("slo_class_removed", row)
     again = restore_link("Create again", reverse("class-new"), decision)
     messages.success(request, format_html("Class {} removed.{}{}", row.name, without_default(decision), again))
     return saved("classes")
 
 
-def removal_page(request: HttpRequest, row: SLOClass, error: str = "", status: int = 200) -> HttpResponse:
+def removal_page(
+    request: HttpRequest, row: SLOClass, error: str = "", status: int = 200, changed: Sequence[Changed] = ()
+) -> HttpResponse:
     default_of = catalogue.tenants().filter(default_class=row).order_by("name")
-    context = {"row": row, "default_of": default_of, "error": error}
+    context = {"row": row, "default_of": default_of, "error": error, "changed": changed}
     return render(request, "console/class_remove.html", context, status=status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from django.test import Client
 from controller.models import Decision
 from controller.services.records import refusals as refusal_log
 from tests import factories
+from tests.api.openai.test_process import stopped
 
 pytestmark = pytest.mark.django_db
 
@@ -88,6 +90,21 @@ def test_without_redis_nobody_signs_in_and_the_page_says_why(person, address, se
     assert b"Signing in is not possible right now: Redis is unavailable" in answer.content
     assert "sessionid" not in str(answer.cookies)
     assert signed_in.get("/classes/").status_code == 200
+
+
+def test_while_redis_hangs_nobody_signs_in_and_the_counts_go_on_afterwards(person, address, redis_server):
+    """Nobody waits long, no guess is free, and who is signed in goes on working."""
+    signed_in = Client()
+    signed_in.force_login(person)
+    assert [sign_in(person.username, "wrong", address).status_code for _ in range(2)] == [200, 200]
+    with stopped(redis_server.pid):
+        began = time.monotonic()
+        answers = [sign_in(person.username, password, address) for password in ("wrong", "secret")]
+        assert time.monotonic() - began < 10
+        assert {answer.status_code for answer in answers} == {503}
+        assert signed_in.get("/classes/").status_code == 200
+    # What was sent to the hanging Redis may be counted there once it goes on, so at most one more guess is free.
+    assert [sign_in(person.username, "wrong", address).status_code for _ in range(2)] in ([200, 429], [429, 429])
 
 
 def test_the_admin_site_has_no_form_of_its_own(person, address):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.urls import reverse
 
-from controller.models import Decision
+from controller.models import Decision, SLOClass
+from controller.services.slo.slo_classes import slo_class_update
 from tests import factories
 
 NOT_AGAIN = "Creating it again does not make it the default again"
@@ -41,6 +44,19 @@ def test_a_refusal_names_them_too(operator, row, version):
     answer = operator.post(address(row), {"version": version})
     assert answer.status_code in (412, 422)
     assert ">acme</a>" in answer.content.decode()
+
+
+def test_a_class_that_changed_meanwhile_stays_and_the_differences_are_shown(operator, row):
+    slo_class_update(actor=factories.ACTOR, slo_class_id=row.pk, version=1, changes={"ttft_s": 7.5, "title": "Chats"})
+    answer = operator.post(address(row), {"version": 1})
+    html = answer.content.decode()
+    assert answer.status_code == 412
+    assert "What is different now" in html
+    assert re.search(r'title="ttft_s".*?<ins>7\.50? s</ins>', html, re.S)
+    assert "<ins>Chats</ins>" in html
+    assert '<th scope="row" title="tpot_s"' not in html
+    assert SLOClass.objects.filter(pk=row.pk).exists()
+    assert operator.post(address(row), {"version": 2}).status_code == 302
 
 
 def test_what_was_done_says_whose_default_it_was(operator, row):
