@@ -13,82 +13,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import ipaddress
 import json
 import termios
 from array import array
-from collections import Counter
 from typing import Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from workers.http.connections import ConnectionBook, address_of
 from workers.http.limits import HttpLimits
 
 CLOSED = "slackline.closed"  # in the scope of a request: why we closed its connection
 CLIENT_STALLED = "client_stalled"
-SWEEP_S = 1.0
 IDLE, HEAD, BODY = 0, 1, 2  # which part of a request is being read
-
-
-class ConnectionBook:
-    """Open connections of one server, in all and by address, and how many were closed for which reason."""
-
-    def __init__(self, limits: HttpLimits) -> None:
-        self.limits = limits
-        self.open = 0
-        self.by_address: Counter[str] = Counter()
-        self.closed: Counter[str] = Counter()
-        self.heads_bytes = 0  # read of heads that are not complete
-        self.reading: dict[BoundedProtocol, float] = {}  # when what each is still reading must have come, loop time
-        self._sweep: asyncio.TimerHandle | None = None
-
-    def opened(self, address: str) -> str:
-        """Count a connection. Returns why it must be closed; "" if it may stay."""
-        self.open += 1
-        self.by_address[address] += 1
-        if self.open > self.limits.connections:
-            return "too_many_connections"
-        if self.by_address[address] > self.limits.connections_per_address:
-            return "too_many_from_address"
-        return ""
-
-    def gone(self, address: str) -> None:
-        self.open -= 1
-        self.by_address[address] -= 1
-        if not self.by_address[address]:
-            del self.by_address[address]
-
-    def expect(self, protocol: BoundedProtocol, due: float) -> None:
-        """It must have read what it reads until `due`."""
-        self.reading[protocol] = due
-        if self._sweep is None:
-            limits = self.limits
-            period_s = min(SWEEP_S, limits.head_s / 4, limits.body_s / 4)
-            self._sweep = protocol.loop.call_later(period_s, self._look, protocol.loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweep = None
-        now = loop.time()
-        for protocol in [protocol for protocol, due in self.reading.items() if due <= now]:
-            protocol.late(now)
-        if self.reading and self._sweep is None:
-            protocol = next(iter(self.reading))
-            self.expect(protocol, self.reading[protocol])
-
-
-def address_of(client: tuple[str, int] | None) -> str:
-    """Whom a connection is counted for: an IPv4 address, or the /64 of an IPv6 address, of which each host has 2^64."""
-    host = client[0] if client else ""
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    mapped = address.ipv4_mapped
-    return str(mapped) if mapped else address.exploded[:19]
 
 
 class _Refused(Exception):
@@ -107,7 +46,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]
         self._part = IDLE
         self._unparsed = 0  # bytes of the head so far; within a body, those since its last piece
-        self._held = 0  # of `_unparsed`, what the book counts
         self._address: str | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
@@ -130,8 +68,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _forget(self) -> None:
-        self._read()
         if self._address is not None:
+            self._read()
+            self.book.works(self, self._address)
             self.book.gone(self._address)
             self._address = None
 
@@ -145,6 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
+        self.book.works(self, self._address or "")
         most = self.limits.head_bytes
         while data:
             if self._part == BODY:
@@ -183,11 +123,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Set the time for what is missing of this request, once for each part of it."""
         if self._part == IDLE and (self.cycle is not None and not self.cycle.response_complete):
             return  # whole, and being answered
-        if self._part != BODY:
-            self.book.heads_bytes += self._unparsed - self._held
-            self._held = self._unparsed
-            if self.book.heads_bytes > self.limits.heads_bytes:
-                self.refuse(503, "too_many_heads", "Too many requests have sent a part of their head.")
+        if self._part != BODY and self._unparsed:
+            self.book.holds(self, self._address or "", self._unparsed)
+            if self.transport.is_closing():
                 return
         if self not in self.book.reading:
             self.book.expect(self, self.loop.time() + (self._body_s() if self._part == BODY else self.limits.head_s))
@@ -195,9 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _read(self) -> None:
         """Nothing is missing any more of what was read."""
         self.book.reading.pop(self, None)
-        if self._held:
-            self.book.heads_bytes -= self._held
-            self._held = 0
+        self.book.released(self, self._address or "")
 
     def _body_s(self) -> float:
         upload = bool(self.upload_paths) and str(self.scope.get("path", "")).startswith(self.upload_paths)
@@ -254,6 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.pipeline:
             self.flow.pause_reading()  # or unread requests gather without an end
+        elif self._part == IDLE and not self._unparsed:
+            self.book.rests(self, self._address or "")
         if self._part == BODY:
             self._expect_rest()
 
@@ -295,6 +233,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + queued[0]
 
     # ---- closing ----------------------------------------------------------------------------------------------------
+
+    def close_idle(self) -> None:
+        self.transport.close()
+        self._abort_soon()
+
+    def refuse_head(self) -> None:
+        self._read()
+        self.refuse(503, "too_many_heads", "Too many requests have sent a part of their head.")
 
     def refuse(self, status: int, reason: str, message: str) -> None:
         """Close, with an answer of the shape of all other errors if no answer is under way."""

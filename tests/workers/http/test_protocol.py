@@ -12,8 +12,9 @@ from typing import Any
 import uvicorn
 
 from benchmarks import hostile
+from workers.http.connections import address_of
 from workers.http.limits import HttpLimits
-from workers.http.protocol import CLOSED, BoundedProtocol, address_of, bounded
+from workers.http.protocol import CLOSED, BoundedProtocol, bounded
 
 SHORT = HttpLimits(head_s=0.5, body_s=0.5, send_s=0.5, upload_s=5.0, connections=400, connections_per_address=400)
 WITHIN_S = 3.0
@@ -232,12 +233,81 @@ async def test_connections_are_bounded_in_all_and_by_address():
             assert (await ask(server.port, GET, 0.5)).startswith(b"HTTP/1.1 200")
 
 
-async def test_all_unfinished_heads_together_are_bounded():
+async def idle(port: int, count: int, address: str) -> list[asyncio.StreamWriter]:
+    """Connections of this address that were answered once and stay."""
+    kept = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        writer.write(GET)
+        await reader.readuntil(b"ok")
+        kept.append(writer)
+    return kept
+
+
+async def test_idle_connections_make_room_for_others():
+    """Two addresses that keep to every limit hold all places."""
+    async with serving(HttpLimits(connections=40, connections_per_address=25)) as server:
+        kept = [*await idle(server.port, 25, "127.0.0.2"), *await idle(server.port, 15, "127.0.0.3")]
+        for _ in range(5):
+            assert (await ask(server.port, GET, 0.5)).startswith(b"HTTP/1.1 200")
+        kept += await idle(server.port, 3, "127.0.0.4")
+        open_now = server.protocol.book.by_address
+        assert open_now["127.0.0.2"] < 25  # whoever keeps most of them gives them up
+        assert (open_now["127.0.0.3"], open_now["127.0.0.4"]) == (15, 3)
+        assert set(server.closed) == {"made_room"}
+        for writer in kept:
+            writer.close()
+
+
+async def test_an_address_makes_room_for_itself():
+    async with serving(HttpLimits(connections_per_address=20)) as server:
+        kept = await idle(server.port, 30, "127.0.0.2")
+        assert server.closed == {"made_room": 10}
+        assert len(server.protocol.book.idle["127.0.0.2"]) == 20
+        for writer in kept:
+            writer.close()
+        await server.empty()
+        assert server.protocol.book.idle == {}
+
+
+async def test_requests_under_way_are_not_closed_for_others():
+    async with serving(HttpLimits(connections=3)) as server:
+        slow = [asyncio.create_task(ask(server.port, b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        assert (await ask(server.port, GET, 0.5)).startswith(b"HTTP/1.1 503")
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in await asyncio.gather(*slow))
+
+
+async def test_all_unfinished_heads_of_an_address_are_bounded():
+    async with serving(HttpLimits(heads_bytes=8 << 20)) as server:
+        seen = await hostile.half_open(server.port, 60, 0.5, b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
+        assert 16 <= seen.held <= 18
+        assert server.closed["too_many_heads"] >= 40
+        assert server.protocol.book.heads_bytes <= 1 << 20
+
+
+async def part_of_a_head(port: int, address: str, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"x" * size)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_all_unfinished_heads_together_are_bounded_at_the_cost_of_who_holds_most():
     limits = HttpLimits(heads_bytes=1 << 20)
     async with serving(limits) as server:
-        seen = await hostile.half_open(server.port, 60, 0.5, b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
-        assert seen.held <= 18
-        assert server.closed["too_many_heads"] >= 40
+        hogs = [await part_of_a_head(server.port, f"127.0.1.{number + 1}", 60_000) for number in range(18)]
+        hogs += [await part_of_a_head(server.port, f"127.0.1.{number + 1}", 50_000) for number in range(10)]
+        reader, writer = await part_of_a_head(server.port, "127.0.0.1", 6_000)
+        await asyncio.sleep(0.2)
+        assert server.protocol.book.heads_bytes <= limits.heads_bytes
+        writer.write(b"\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        assert server.closed["too_many_heads"] >= 8
+        for _, other in [*hogs, (reader, writer)]:
+            other.close()
+        await server.empty()
+        assert (server.protocol.book.heads_bytes, server.protocol.book.heads) == (0, {})
 
 
 async def test_a_client_that_never_reads_is_hung_up_on_and_its_writer_goes_on():
