@@ -36,8 +36,8 @@ from controller.services.fleet.launches import instance_join, instance_put
 from controller.services.fleet.role_switches import role_order
 from controller.services.fleet.sleeping import LEVELS, sleep_order, wake_order
 
-BACKENDS = ("reference", "sglang", "vllm")
-NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
+NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
+BACKENDS = tuple(NAMES)
 NOT_STARTED = (
     "cannot be started by the process provisioner, which starts reference engines only. Start the server yourself and "
     "register it with provisioner `static` and its URL."
