@@ -51,7 +51,9 @@ class On:
     FINISHED = "Finished"
     CANCELLED = "Cancelled"
     FAILED = "Failed"  # before the first token
-    CUT = "Failed (after a token)"
+    CUT = "Fail (after a token)"
+    UNREADABLE = "Fail (unreadable answer)"
+    REJECTED = "Fail (rejected)"  # the engine refuses the request itself
     ANSWERED_WHOLE = "AnsweredWhole"
     PREFILL_ENDING = "PrefillEnding"
     PREFILL_DONE = "PrefillDone"
@@ -75,6 +77,7 @@ UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)  # a decode instance wa
 LANDED = (State.COMMITTED, State.RELEASED)
 TRANSFER_STATES = (*UNDER_WAY, *LANDED)  # of a KV transfer, in their order
 TWO_STAGES = (State.PREFILLING, State.WAITING, *UNDER_WAY, *LANDED)
+UNDECODED = (State.PREFILLING, State.WAITING, State.RELEASED)  # where no decode stage runs, or one whose KV is lost
 OPEN = (State.QUEUED, State.SENT, State.ANSWERING, *TWO_STAGES)
 
 STEPS: tuple[Transition, ...] = (
@@ -95,16 +98,20 @@ STEPS: tuple[Transition, ...] = (
     *(Transition(state, On.DONE, State.COMMITTED) for state in UNDER_WAY),
     Transition(State.COMMITTED, On.RELEASED, State.RELEASED),
     *(Transition(state, On.FINISHED, State.ENDED) for state in (*UNDER_WAY, *LANDED)),
+    # rolled back in the batch that also says that its answer has ended
+    *(Transition(state, On.FINISHED, State.ENDED) for state in (State.QUEUED, State.WAITING)),
     # the prefill instance produced the whole answer
     *(Transition(state, On.ANSWERED_WHOLE, State.SENT) for state in TWO_STAGES),
     # back: another decode instance, another prefill, or the queue
     *(Transition(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
-    *(Transition(state, On.PREFILL_AGAIN, State.QUEUED) for state in TWO_STAGES),
+    *(Transition(state, On.PREFILL_AGAIN, State.QUEUED) for state in UNDECODED),
     *(Transition(state, On.FAILED, State.QUEUED) for state in (State.SENT, *TWO_STAGES)),
     # the other ends
     *(Transition(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
-    *(Transition(state, On.GIVE_UP, State.ENDED) for state in TWO_STAGES),
-    *(Transition(state, On.CUT, State.ENDED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    *(Transition(state, On.GIVE_UP, State.ENDED) for state in UNDECODED),
+    *(Transition(state, On.CUT, State.ENDED) for state in (State.ANSWERING, *LANDED)),
+    *(Transition(state, On.UNREADABLE, State.ENDED) for state in (State.SENT, *LANDED)),
+    *(Transition(state, On.REJECTED, State.ENDED) for state in (State.SENT, *TWO_STAGES)),
     *(Transition(state, On.CANCELLED, State.ENDED) for state in OPEN),
 )
 

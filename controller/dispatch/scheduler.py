@@ -78,8 +78,8 @@ class Scheduler:
         self._migrate_at = math.inf
         self._followers: dict[type, Callable[[Any], ev.Event | None]] = {
             ev.Arrived: self._arrived,
-            ev.Cancelled: self._ended,
-            ev.Finished: self._ended,
+            ev.Cancelled: self._cancelled,
+            ev.Finished: self._finished,
             ev.FirstToken: self._first_token,
             ev.PrefillEnding: self._prefill_ending,
             ev.PrefillDone: self._prefill_done,
@@ -190,9 +190,28 @@ class Scheduler:
         self._open[event.request.id] = OpenRequest(event.request)
         return event
 
-    def _ended(self, event: ev.Finished | ev.Cancelled) -> ev.Event:
-        self._open.pop(event.request_id, None)
+    def _finished(self, event: ev.Finished) -> ev.Event:
+        found = self._open.get(event.request_id)
+        queued = found is not None and found.state is State.QUEUED
+        self._close(event.request_id, On.FINISHED)
+        # Its prefill failed in this batch, beside an answer that was whole already: it must not be sent once more.
+        return ev.Cancelled(event.request_id) if queued else event
+
+    def _cancelled(self, event: ev.Cancelled) -> ev.Event:
+        self._close(event.request_id, On.CANCELLED)
         return event
+
+    def _close(self, request_id: str, on: str) -> None:
+        """End the request for this cause. It ends whatever the table says, since its client is not waiting any more."""
+        found = self._open.pop(request_id, None)
+        if found is None:
+            return
+        before = found.state
+        if not found.follow(on) or found.state is not State.ENDED:
+            error = RuntimeError(f"{on} does not end a request that is {before}")
+            if self._defect is None:
+                raise error
+            self._defect("scheduler", [], error)
 
     def _first_token(self, event: ev.FirstToken) -> ev.Event:
         found = self._open.get(event.request_id)
@@ -223,18 +242,19 @@ class Scheduler:
             prompt_tokens = found.request.prompt_tokens
             batch.both(self._prefill_done(ev.PrefillDone(found.request, event.instance_id, prompt_tokens)))
         elif found.answering or event.at_fault == "answer":
-            self._fail(found, ev.Failed(name, False, event.error), batch)
+            on = On.CUT if found.answering else On.UNREADABLE
+            self._fail(found, on, ev.Failed(name, False, event.error), batch)
         elif event.at_fault == "request" or (event.at_fault == "kv" and (found.paired or not decodes)):
-            self._fail(found, ev.Cancelled(name), batch, rejected=True)
+            self._fail(found, On.REJECTED, ev.Cancelled(name), batch)
         elif decodes:
             self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch)
         elif event.at_fault != "instance" or found.state in (State.SENT, State.PREFILLING):
             self._retry(found, event.error, batch)
         # else its KV was offered already, and the migrator decides at InstanceDown
 
-    def _fail(self, found: OpenRequest, means: ev.Event, batch: SortedEvents, *, rejected: bool = False) -> None:
-        del self._open[found.request.id]
-        batch.actions.append(ev.Fail(found.request, rejected))
+    def _fail(self, found: OpenRequest, on: str, means: ev.Event, batch: SortedEvents) -> None:
+        self._close(found.request.id, on)
+        batch.actions.append(ev.Fail(found.request, rejected=on == On.REJECTED))
         batch.both(means)
 
     def _retry(self, found: OpenRequest, error: str, batch: SortedEvents) -> None:
@@ -333,8 +353,10 @@ class Scheduler:
             if type(action) is ev.Send:
                 send = actions[index] = self._with_part(action) if self._roles else action
                 self._sent(send)
-            elif type(action) is ev.Refuse or type(action) is ev.Drop:
-                self._open.pop(action.request.id, None)
+            elif type(action) is ev.Refuse:
+                self._close(action.request.id, On.REFUSE)
+            elif type(action) is ev.Drop:
+                self._close(action.request.id, On.DROP)
         return actions
 
     def _with_part(self, send: ev.Send) -> ev.Send:
@@ -418,24 +440,22 @@ class Scheduler:
         request = found.request
         runs = self.dispatcher.holds(request.id)
         pair, reason = found.paired and runs, action.decision.reason
-        self._follow(request.id, On.PREFILL_AGAIN)
-        if pair:  # no prefill was wasted, so it does not count: the request is queued as after a failed instance
-            actions.append(action)
-            returned.append(ev.Failed(request.id, True, reason))
-            return
-        if runs:
+        if runs and not pair:
             returned.append(ev.Failed(request.id, False, reason))
-        request.attempts += action.counts
-        if request.attempts >= MAX_PREFILLS:
-            self._open.pop(request.id, None)
-            actions.append(ev.GiveUp(request, action.decision, prefilled=True))
-            return
+        if not pair:
+            request.attempts += action.counts
+            if request.attempts >= MAX_PREFILLS:
+                self._close(request.id, On.GIVE_UP)
+                actions.append(ev.GiveUp(request, action.decision, prefilled=True))
+                return
+        self._follow(request.id, On.PREFILL_AGAIN)
         actions.append(action)
-        returned.append(ev.Arrived(request, action.avoid))
+        # Of a pair no prefill was wasted, so it does not count: the request is queued as after a failed instance.
+        returned.append(ev.Failed(request.id, True, reason) if pair else ev.Arrived(request, action.avoid))
 
     def _give_up(self, action: ev.GiveUp, actions: list[ev.Action], returned: list[ev.Event]) -> None:
         name = action.request.id
-        self._open.pop(name, None)
+        self._close(name, On.GIVE_UP)
         actions.append(action)
         if self.dispatcher.holds(name):  # its prefill has not ended
             returned.append(ev.Cancelled(name))
@@ -455,7 +475,7 @@ class Scheduler:
         decided = {action.request.id for action in actions if isinstance(action, ev.Send | ev.Refuse | ev.Drop)}
         for name, found in list(self._open.items()):
             if found.state is State.QUEUED and name not in decided and not self.dispatcher.waiting(name):
-                del self._open[name]
+                self._close(name, On.UNSCHEDULED)
                 self._handle_alone(ev.Cancelled(name), now)
                 actions.append(ev.Unscheduled(found.request))
         return ev.Reply(actions, now + AFTER_FAILURE_S)

@@ -149,6 +149,16 @@ def test_an_answer_that_ends_with_its_first_token_leaves_the_migrator() -> None:
     assert made.dispatcher.holds("a")
 
 
+def test_an_answer_that_ends_as_its_prefill_fails_is_not_computed_again() -> None:
+    """The KV was only assumed to have landed, so the failure alone means another attempt."""
+    made = fleet(p="prefill", q="prefill", d="decode")
+    ((_, source, _),) = sends(made.handle([ev.Arrived(request("a"))], 0.0))
+    made.handle([ev.PrefillEnding("a", source), ev.TransferDone("a", "d", assumed=True)], 0.1)
+    reply = made.handle([ev.EngineFailed("a", source, "cut"), ev.Finished("a", 10)], 0.2)
+    assert (sends(reply), len(made.queue())) == ([], 0)
+    assert all(each.waiting == each.running == 0 for each in made.fleet(0.2))
+
+
 @pytest.mark.parametrize(
     ("instance", "paired", "ends"), [("d", False, False), ("d", True, True), ("p", False, True), ("p", True, True)]
 )
