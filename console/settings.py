@@ -228,6 +228,7 @@ SPECTACULAR_SETTINGS = {
         "SimulationState": "controller.models.Experiment.State",
         "ComponentState": "api.control.health.STATES",
         "WeightSource": "api.control.instances.SOURCES",
+        "RoleEnum": "controller.models.fleet.Role",
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",

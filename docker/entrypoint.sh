@@ -28,6 +28,7 @@ case "$role" in
   migrate)
     # Also gateways and consoles need the tables: run this once before they start.
     SLACKLINE_ROLE=manage python manage.py migrate --no-input "$@"
+    SLACKLINE_ROLE=manage python manage.py seed_templates
     SLACKLINE_ROLE=manage exec python manage.py grant_database_roles
     ;;
   manage)

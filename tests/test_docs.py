@@ -67,7 +67,8 @@ def django_settings() -> set[str]:
 
 
 def supervisor_settings() -> set[str]:
-    text = "".join((ROOT / f"workers/{part}/settings.py").read_text() for part in ("supervisor", "flowd"))
+    parts = ("supervisor/settings", "supervisor/launching", "flowd/settings")
+    text = "".join((ROOT / f"workers/{part}.py").read_text() for part in parts)
     return set(re.findall(r'(?:environ\.get\(|environ, |environ\[)"([A-Z_]+)"', text))
 
 

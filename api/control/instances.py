@@ -16,7 +16,7 @@ from api.control.framework.base import ControlView, PageQuery, filtered
 from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
 from api.control.framework.fields import BaseUrlField, JsonObjectField, NumberField, VersionedOutput, VersionField
 from api.control.framework.preconditions import claimed_version, expected, matched_version, stated_version
-from api.control.framework.references import host_named, model_named
+from api.control.framework.references import host_named, model_named, template_named
 from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
 from controller.models.base import INSTANCE_ID
@@ -39,8 +39,8 @@ from controller.services.fleet.sleeping import LEVELS, sleep_order, wake_order
 NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 BACKENDS = tuple(NAMES)
 NOT_STARTED = (
-    "cannot be started by the process provisioner, which starts reference engines only. Start the server yourself and "
-    "register it with provisioner `static` and its URL."
+    "is started from a launch template: name one. A server that you start yourself is registered with provisioner "
+    "`static` and its URL."
 )
 PROVISIONERS = tuple(DECLARED)
 SOURCES = ("engine", "host", "disk")
@@ -116,6 +116,13 @@ class InstanceInput(_InstanceFields):
     backend = serializers.ChoiceField(choices=BACKENDS)
     provisioner = serializers.ChoiceField(choices=PROVISIONERS)
     url = BaseUrlField(max_length=255, required=False, help_text="URL of a `static` instance.")
+    template = serializers.CharField(
+        max_length=120,
+        required=False,
+        allow_null=True,
+        help_text="Name of the launch template that it is started from. Required of an instance that Slackline starts, "
+        "unless it is a reference engine.",
+    )
     role = serializers.ChoiceField(choices=Role.choices, required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -123,14 +130,16 @@ class InstanceInput(_InstanceFields):
             missing = {name: ["A static instance needs it."] for name in self.needs if name not in attrs}
             if missing:
                 raise serializers.ValidationError(missing)
+            if attrs.pop("template", None) is not None:
+                raise serializers.ValidationError({"template": ["Only for an instance that Slackline starts."]})
         elif "url" in attrs:
             raise serializers.ValidationError(
                 {"url": ["Only for provisioner `static`; other provisioners set the URL themselves."]}
             )
         elif attrs.pop("key_name", ""):
             raise serializers.ValidationError({"key_name": ["Only for provisioner `static`."]})
-        elif attrs["backend"] != "reference":
-            raise serializers.ValidationError({"backend": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
+        elif attrs.get("template") is None and attrs["backend"] != "reference":
+            raise serializers.ValidationError({"template": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
 
 
@@ -171,6 +180,8 @@ class InstanceOutput(VersionedOutput):
 
     model = serializers.CharField(source="model.name")
     host = serializers.CharField(source="host.name", allow_null=True, default=None)
+    template = serializers.CharField(source="template.name", allow_null=True, default=None)
+    start_steps = JsonObjectField(help_text="When its engine reached each step of its start, in epoch seconds.")
     max_num_seqs = serializers.IntegerField(source="configured_seqs", allow_null=True, read_only=True)
     url = serializers.CharField(source="shown_url", read_only=True)
     spec = JsonObjectField()
@@ -178,10 +189,10 @@ class InstanceOutput(VersionedOutput):
     class Meta:
         model = Instance
         fields = (
-            "id", "model", "host", "backend", "provisioner", "url", "role", "device_kind", "tp", "max_num_seqs",
-            "unit_cost", "spec", "key_name", "weights", "sleep_level", "desired_state", "observed_state", "generation",
-            "observed_generation", "desired_at", "observed_at", "ready_at", "stopped_at", "error", "version",
-            "created_at", "updated_at",
+            "id", "model", "host", "backend", "provisioner", "template", "url", "role", "device_kind", "tp",
+            "max_num_seqs", "unit_cost", "spec", "key_name", "weights", "sleep_level", "desired_state",
+            "observed_state", "generation", "observed_generation", "desired_at", "observed_at", "ready_at",
+            "stopped_at", "error", "start_steps", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -229,6 +240,7 @@ class InstanceList(ControlView):
     def post(self, request: Request) -> Response:
         data = _with_host(self.body(InstanceInput))
         data["model"] = model_named(data["model"], "model")
+        data = _with_template(data)
         if abilities(data["provisioner"]).registers:
             del data["provisioner"]
             row = instance_join(actor=self.actor, **data)
@@ -269,6 +281,7 @@ class InstanceDetail(ControlView):
             raise serializers.ValidationError({"id": error.detail}) from error
         data = _with_host(self.body(InstancePut))
         data["model"] = model_named(data["model"], "model")
+        data = _with_template(data)
         row, created = instance_put(actor=self.actor, instance_id=pk, values=data, expected=expected(request))
         return self.stored(self.found(instances(), row.pk), InstanceOutput, created)
 
@@ -392,4 +405,13 @@ def _with_host(data: dict[str, Any]) -> dict[str, Any]:
     """The data with the host's row in place of its name."""
     if "host" in data:
         data["host"] = host_named(data["host"], "host")
+    return data
+
+
+def _with_template(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with the template's row in place of its name. The backend must be the template's."""
+    if "template" in data:
+        data["template"] = template = template_named(data["template"], "template")
+        if template is not None and data["backend"] != template.backend:
+            raise serializers.ValidationError({"backend": [f"The template {template} starts {template.backend}."]})
     return data

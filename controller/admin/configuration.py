@@ -11,6 +11,7 @@ from controller.models import (
     Host,
     Instance,
     LatencyProfile,
+    LaunchTemplate,
     Link,
     PriorityMapping,
     ProvisionerLook,
@@ -92,6 +93,13 @@ class InstanceAdmin(ReadOnlyAdmin):
     list_filter = ("desired_state", "observed_state", "weights", "provisioner", "role")
     list_select_related = ("model",)
     search_fields = ("id", "url")
+
+
+@admin.register(LaunchTemplate)
+class LaunchTemplateAdmin(ReadOnlyAdmin):
+    list_display = ("name", "backend", "health_path", "start_limit_s", "paused_at", "paused_reason", "version")
+    list_filter = ("backend",)
+    search_fields = ("name",)
 
 
 @admin.register(ProvisionerLook)

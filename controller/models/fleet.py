@@ -165,6 +165,36 @@ SHOWN = {
 }
 
 
+class LaunchTemplate(Versioned):
+    """How engines of some kind are started (`controller.engine.launch_template`): `command` is a list of arguments,
+    `environment` holds text or `{"secret": NAME}` by variable, and both may have fields such as `${port}`.
+
+    `roles`: that it can start. `spec`: facts about its engines, which instances get (`kv_role`). `key_variable`: in
+    which the engine takes the key that it then asks for. `paused_at`, `paused_reason`: its starts failed, so nothing is
+    started from it until a person has changed or resumed it.
+    """
+
+    name = models.CharField(max_length=120, unique=True, validators=[NAME])
+    backend = models.CharField(max_length=32)
+    roles = models.JSONField(default=list)
+    command = models.JSONField(default=list)
+    environment = models.JSONField(default=dict, blank=True)
+    spec = models.JSONField(default=dict, blank=True)
+    health_path = models.CharField(max_length=255, default="/health")
+    key_variable = models.CharField(max_length=128, blank=True, default="")
+    start_limit_s = models.FloatField("start limit", default=600.0, validators=[above_zero])
+    paused_at = models.DateTimeField(null=True, blank=True)
+    paused_reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        db_table = "launch_template"
+        ordering = ["name"]
+        constraints = [positive("start_limit_s", name="launch_template_start_limit_positive")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class InstanceQuerySet(models.QuerySet["Instance"]):
     def live(self) -> InstanceQuerySet:
         """Instances that should run or still do. One that was stopped before it was seen may be starting, so it is
@@ -192,10 +222,12 @@ class Instance(Versioned):
 
     `generation` rises with each change of the desired state; `observed_generation` follows once that was acted on.
     `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
-    facts about a registered server (`kv_role`). `started_role`: the role that its engine was started in
-    ("" if never). It stays when the role changes, and a process that is started again gets it again. `seqs_unsaid`: an
-    endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place. `key_name`: of
-    the key that a registered server asks for; gateways and workers have the key (`workers.http.engine_keys`).
+    facts about a registered server (`kv_role`). `template`: what it is started from; null: a reference engine with the
+    options of its spec. `start_steps`: when its engine reached each step of its start, in epoch seconds.
+    `started_role`: the role that its engine was started in ("" if never). It stays when the role changes, and a process
+    that is started again gets it again. `seqs_unsaid`: an endpoint was registered without a number of sequences, and
+    `max_num_seqs` is a default in its place. `key_name`: of the key that a registered server asks for; gateways and
+    workers have the key (`workers.http.engine_keys`).
     """
 
     class Desired(models.TextChoices):
@@ -223,6 +255,10 @@ class Instance(Versioned):
     backend = models.CharField(max_length=32)
     provisioner = models.CharField(max_length=32)
     url = models.CharField(max_length=255, blank=True)
+    template = models.ForeignKey(
+        LaunchTemplate, null=True, blank=True, on_delete=models.PROTECT, related_name="instances"
+    )
+    start_steps = models.JSONField(default=dict, blank=True, db_default={})
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
     started_role = models.CharField(max_length=16, choices=Role.choices, blank=True, default="", db_default="")
     device_kind = models.CharField(max_length=64, blank=True)
@@ -317,7 +353,8 @@ class Instance(Versioned):
     @property
     def key(self) -> str:
         """The key that its engine asks for, as `InstanceSpec.key` names it."""
-        return KEY_MADE if self.abilities.starts and self.backend == "reference" else self.key_name
+        own = self.abilities.starts and self.backend == "reference" and self.template_id is None
+        return KEY_MADE if own else self.key_name
 
     @property
     def settings_refused(self) -> bool:

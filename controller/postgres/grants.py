@@ -56,6 +56,7 @@ GRANTS: dict[str, dict[str, str]] = {
     "instance_device": _FLEET,
     "instance_interval": _FLEET,
     "instance_link": _FLEET,
+    "launch_template": {CONSOLE: _ALL, WORKER: "SELECT, UPDATE"},
     "provisioner_look": {CONSOLE: _READ, WORKER: "SELECT, INSERT, UPDATE"},
     "action": _FLEET,
     "transfer": _FLEET,

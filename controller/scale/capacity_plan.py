@@ -34,7 +34,8 @@ from controller.scale.role_changes import SwitchRole, role_change
 from controller.scale.scaler import Drain, ScaleAction, ScaleOut, ScalerMemory, Undrain
 from controller.scale.warm_pool import Spare
 
-NO_DEVICE, NOTHING_TO_START = "no_device", "nothing_to_start"  # why nothing can be added
+# Why nothing can be added.
+NO_DEVICE, NOTHING_TO_START, TEMPLATE_PAUSED = "no_device", "nothing_to_start", "template_paused"
 
 
 class WakeUp(NamedTuple):
@@ -79,9 +80,9 @@ class StageCapacity:
 
     `seen`: its instances that serve, start or drain. `spares`: its sleepers and warm spares. `other`: None where the
     model is collocated, or the other stage has no policy. `pattern`: whether there is an instance whose settings a new
-    one can get. `room`: how many processes the free devices allow; None: any number. `sleepable`: ids of its instances
-    that can be put to sleep.
-    `sleep_level`: level at which the policy puts to sleep what it can do without; 0: it stops them.
+    one can get, and `without_pattern` why there is none. `room`: how many processes the free devices allow; None: any
+    number. `sleepable`: ids of its instances that can be put to sleep. `sleep_level`: level at which the policy puts to
+    sleep what it can do without; 0: it stops them.
     """
 
     config: ScalingConfig
@@ -89,6 +90,7 @@ class StageCapacity:
     spares: tuple[Spare, ...] = ()
     other: OtherStage | None = None
     pattern: bool = True
+    without_pattern: str = NOTHING_TO_START
     room: int | None = 0
     sleepable: frozenset[str] = frozenset()
     sleep_level: int = 0
@@ -107,7 +109,7 @@ class StageCapacity:
 
     def observation(self, now: float) -> FleetObservation:
         """What the Scaler judges: what was seen, with whether an instance could be added and, if not, why."""
-        held_by = NO_DEVICE if self.pattern else NOTHING_TO_START
+        held_by = NO_DEVICE if self.pattern else self.without_pattern
         return replace(self.seen, startable=self.can_add(now), held_by=held_by)
 
 

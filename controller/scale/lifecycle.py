@@ -28,8 +28,8 @@ class Wanted:
     """One live instance as the database has it. `since`: when its desired state last changed; `run`: start of the run
     that the row knows of. Times are epoch seconds.
 
-    `replaceable`: its provisioner starts processes. `outstanding`: requests that run or wait there, or whose KV it
-    keeps; None: unknown.
+    `replaceable`: its provisioner starts processes. `start_limit_s`: from its start until it is ready. `outstanding`:
+    requests that run or wait there, or whose KV it keeps; None: unknown.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Wanted:
     error: str = ""
     run: float | None = None
     replaceable: bool = True
+    start_limit_s: float = START_TIMEOUT_S
     outstanding: int | None = None
 
 
@@ -144,9 +145,9 @@ def _running(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
 
 
 def _starting(row: Wanted, seen: Seen, now: float) -> list[Step]:
-    late = now - max(row.since, seen.started_at or row.since) > START_TIMEOUT_S
+    late = now - max(row.since, seen.started_at or row.since) > row.start_limit_s
     if row.replaceable and late:
-        return [Replace(row.id, "start_timeout", f"not ready within {START_TIMEOUT_S:.0f} s"), CallStop(row.id, 0.0)]
+        return [Replace(row.id, "start_timeout", f"not ready within {row.start_limit_s:.0f} s"), CallStop(row.id, 0.0)]
     state = "starting" if row.replaceable else "unreachable"
     return [] if row.state == state and not _again(row, seen) else [_mark(row, seen, state, state)]
 

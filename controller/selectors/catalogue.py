@@ -26,6 +26,7 @@ from controller.models import (
     Device,
     Host,
     Instance,
+    LaunchTemplate,
     Link,
     PriorityMapping,
     ScalingPolicy,
@@ -108,9 +109,13 @@ def _count(rows: QuerySet[Transfer]) -> Coalesce:
     return Coalesce(Subquery(counted, output_field=IntegerField()), 0)
 
 
+def launch_templates() -> QuerySet[LaunchTemplate]:
+    return LaunchTemplate.objects.order_by("name")
+
+
 def instances(*, live: bool | None = None) -> QuerySet[Instance]:
     """`live`: only those that should run or still do (True), or only the others (False)."""
-    rows = Instance.objects.select_related("model", "host")
+    rows = Instance.objects.select_related("model", "host", "template")
     if live is not None:
         there = Instance.objects.live().values("pk")
         rows = rows.filter(pk__in=there) if live else rows.exclude(pk__in=there)

@@ -51,6 +51,8 @@ HELD = {
     "left, {starting} starting, {draining} draining",
     "telemetry_stale": "the telemetry is stale, and nothing is changed on stale telemetry",
     "nothing_to_start": "another instance is needed, but there is no managed instance to start a copy of",
+    "template_paused": "another instance is needed, but the launch template of its instances is paused, since starts "
+    "from it failed",
     "no_device": "another instance is needed, but no device is free",
     "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
     "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g} %",

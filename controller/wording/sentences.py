@@ -35,6 +35,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("scale_hold", "nothing_to_start"): (
         "{actor} cannot scale out {subject}: load {load:.0f} %, but there is no managed instance to start a copy of"
     ),
+    ("scale_hold", "template_paused"): (
+        "{actor} cannot scale out {subject}: load {load:.0f} %, but the launch template of its instances is paused, "
+        "since starts from it failed"
+    ),
     ("scale_hold", "nothing_to_stop"): (
         "{actor} cannot scale in {subject}: {ready} ready, the maximum is {max_instances}, but every instance is "
         "managed externally"
@@ -81,6 +85,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_unhealthy", "failed_checks"): "{subject} fails its health checks ({error}), so it receives no requests",
     ("instance_lost", "out_of_sight"): (
         "{subject} is lost: its engine may still run, so it receives no requests and is not replaced yet ({error})"
+    ),
+    ("launch_template_paused", "starts_failed"): (
+        "{actor} paused the launch template {subject}: {never_ready} instances in a row never became ready, the last "
+        "was {instance} ({error})"
     ),
     ("instance_gone", "stopped"): "{subject} has stopped, {since_desired_s:.1f} s after the request to stop",
     ("instance_replaced", "exited"): (
@@ -132,6 +140,8 @@ PREDICATES: dict[str, str] = {
     "instance_started": "started instance {subject}",
     "instance_ready": "found instance {subject} ready",
     "instance_draining": "is draining instance {subject}",
+    "launch_template_paused": "paused launch template {subject}",
+    "launch_template_resumed": "resumed launch template {subject}",
     "instance_pending": "is waiting to start instance {subject}",
     "instance_unhealthy": "found instance {subject} unhealthy",
     "instance_lost": "lost sight of instance {subject}",

@@ -26,8 +26,8 @@ class Observed:
     was ready and fails its health checks) | stopping | lost (its engine may still run, but the provisioner cannot tell)
     | exited (its engine has ended for certain, so another one may take its place and its devices).
 
-    `awake`: for an instance that sleeps according to its row, the version of that row if the engine reports that it is
-    awake.
+    `steps`: when its engine reached each step of its start. `awake`: for an instance that sleeps according to its row,
+    the version of that row if the engine reports that it is awake.
     """
 
     id: str
@@ -38,6 +38,7 @@ class Observed:
     exit_code: int | None = None
     error: str = ""
     awake: int | None = None
+    steps: Mapping[str, float] | None = None
 
 
 class Provisioner(Protocol):

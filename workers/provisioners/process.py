@@ -67,5 +67,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _observed(state: Mapping[str, Any]) -> Observed:
-    names = ("id", "state", "url", "pid", "started_at", "exit_code", "error")
+    names = ("id", "state", "url", "pid", "started_at", "exit_code", "error", "steps")
     return Observed(**{name: state[name] for name in names if state.get(name) is not None})

@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
 PR_SET_PDEATHSIG = 1
+FILTER_END_S = 2.0  # for the rest of the log
+FILTER = Path(__file__).with_name("log_filter.py")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A process to run. To stop it, `stop_signal` is sent, and SIGKILL after `grace_s` seconds."""
+    """A process to run. To stop it, `stop_signal` is sent, and SIGKILL after `grace_s` seconds. `hidden`: values that
+    its log must not contain; with any, its output goes through a filter process. `mark`: a variable of its environment,
+    NAME=value, by which processes that left its session are found and killed too; "": none are."""
 
     name: str
     argv: Sequence[str]
@@ -27,6 +34,8 @@ class Spec:
     log: Path
     stop_signal: int = signal.SIGTERM
     grace_s: float = 10.0
+    hidden: Sequence[str] = ()
+    mark: str = ""
 
 
 def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
@@ -50,7 +59,8 @@ class Child:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.started_at = time.time()
-        with open(spec.log, "ab") as log:
+        self._filter = _filter(spec) if spec.hidden else None
+        with _input(self._filter) if self._filter else open(spec.log, "ab") as log:
             self._process = subprocess.Popen(
                 list(spec.argv),
                 env=dict(spec.env),
@@ -100,6 +110,44 @@ class Child:
         self._swept = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        for stray in strays(self.spec.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stray, signal.SIGKILL)
+        if self._filter is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._filter.wait(timeout=FILTER_END_S)
+
+
+def strays(mark: str) -> list[int]:
+    """Processes of this user with the mark in the environment that they were started with."""
+    wanted, found = mark.encode(), list[int]()
+    for entry in Path("/proc").iterdir() if mark else ():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # ended meanwhile, or of another user
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _filter(spec: Spec) -> subprocess.Popen[bytes]:
+    """A process that writes what it reads into the log, without `hidden`. It ends by itself, once nobody writes."""
+    spec.log.touch()  # it is read before the filter has begun
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(FILTER), str(spec.log)],
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    source = _input(process)
+    source.write(json.dumps(list(spec.hidden)).encode() + b"\n")
+    source.flush()
+    return process
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], process.stdin)
 
 
 def stop_all(children: Sequence[Child], hurry: Callable[[], bool] = lambda: False, poll_s: float = 0.05) -> None:

@@ -8,7 +8,9 @@ and end with `make up`.
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import re
 import sys
 import time
@@ -20,16 +22,20 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.engine.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
+from controller.engine.start_steps import PROCESS, READY, steps_said
 from workers.engine.weights.host_copy import sweep
 from workers.http.fleet_proof import KEY_VARIABLE, made_key
 from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.launching import Launch, launch_from
 from workers.supervisor.ports import HOST, free_port, write_json
 
 DESIRED, STOP, STATE = ".desired.json", ".stop.json", ".state.json"
 FORMER_DESIRED = ".wish.json"  # as versions before this one called it
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ (?P<level>[A-Z]+) \S+ (?P<message>.*)")
 GRACE_S = 15.0
-HEALTH_TIMEOUT_S = 0.3
+HEALTH_PATH, HEALTH_TIMEOUT_S = "/health", 0.3
+MOST_READ, LONGEST_LINE = 1 << 20, 4096  # bytes of a log at one look, characters of a line
+MARK = "SLACKLINE_ENGINE"  # in the environment of an engine and of all that it starts
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -65,11 +71,41 @@ def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[st
     return {**env, VISIBLE: ",".join(mine[index] if mine else str(index) for index in held)}
 
 
+class StartSteps:
+    """The steps of an engine's start that its log tells of, in epoch seconds by step, read as the log grows."""
+
+    def __init__(self, backend: str, log: Path, started_at: float) -> None:
+        self._backend, self._log = backend, log
+        self._read = log.stat().st_size if log.exists() else 0  # what an earlier process of this id printed
+        self._rest = ""
+        self.reached: dict[str, float] = {PROCESS: started_at}
+
+    def look(self) -> bool:
+        """Whether another step was reached."""
+        with self._log.open("rb") as file:
+            self._read = self._read if file.seek(0, os.SEEK_END) >= self._read else 0  # it was rotated
+            file.seek(self._read)
+            new = file.read(MOST_READ)
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new.decode(errors="replace")).split("\n")
+        self._rest = self._rest[-LONGEST_LINE:]
+        fresh = [each for each in steps_said(self._backend, "\n".join(lines)) if each not in self.reached]
+        self.reached |= dict.fromkeys(fresh, time.time())
+        return bool(fresh)
+
+    def done(self) -> None:
+        self.look()
+        self.reached[READY] = time.time()
+
+
 class EngineProcess:
     """The process of one engine, and the state that was last written for it."""
 
-    def __init__(self, engine_id: str, child: Child, port: int) -> None:
+    def __init__(self, engine_id: str, child: Child, port: int, launch: Launch | None = None) -> None:
         self.id, self.child, self.port = engine_id, child, port
+        self.health_path = launch.health_path if launch else HEALTH_PATH
+        self.headers = launch.headers if launch else {}
+        self.steps = StartSteps(launch.backend, child.spec.log, child.started_at) if launch else None
         self.ready = self.stopping = self.reported_exit = False
         self.copies = ""  # the folder of the copy of weights that it shares with other engines
 
@@ -90,6 +126,7 @@ class EngineProcess:
             "exit_code": code,
             "error": "" if code is None else last_error(self.child.spec.log),
             "at": time.time(),
+            **({"steps": self.steps.reached} if self.steps else {}),
         }
 
 
@@ -134,16 +171,36 @@ class EngineFolder:
         options = _read(path)
         if options is None:
             return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
-        try:
-            env = {**engine_env(self.env, options), KEY_VARIABLE: made_key(self.env.get("FLEET_TOKEN", ""), engine_id)}
-        except ConfigError as error:
-            return self._refuse(engine_id, path, str(error))
-        port = free_port()
+        port = self._port()
+        key = made_key(self.env.get("FLEET_TOKEN", ""), engine_id)
         log = self.logs / f"engine-{engine_id}.log"
-        child = Child(Spec(f"engine {engine_id}", engine_argv(port, options), env, log, grace_s=GRACE_S))
-        self.engines[engine_id] = EngineProcess(engine_id, child, port)
+        try:
+            spec, launch = self._spec(engine_id, options, port, key, log)
+            child = Child(spec)
+        except (ConfigError, OSError) as error:
+            return self._refuse(engine_id, path, str(error))
+        self.engines[engine_id] = EngineProcess(engine_id, child, port, launch)
         self.engines[engine_id].copies = str(options.get("host_copy") or "")
         self._write(self.engines[engine_id])
+
+    def _spec(
+        self, engine_id: str, options: Mapping[str, Any], port: int, key: str, log: Path
+    ) -> tuple[Spec, Launch | None]:
+        """The process of the engine, and its launch if it comes from a template. Raises ConfigError."""
+        env, name, mark = engine_env(self.env, options), f"engine {engine_id}", f"{MARK}={self.folder}/{engine_id}"
+        marked = dict([mark.split("=", 1)])
+        order = options.get("launch")
+        if not isinstance(order, Mapping):
+            argv, own = engine_argv(port, options), {**env, KEY_VARIABLE: key, **marked}
+            return Spec(name, argv, own, log, grace_s=GRACE_S, mark=mark), None
+        devices = {VISIBLE: env[VISIBLE]} if VISIBLE in env else {}
+        launch = launch_from(order, port, self.env, {**devices, **marked}, key)
+        return Spec(name, launch.argv, launch.env, log, grace_s=GRACE_S, hidden=launch.hidden, mark=mark), launch
+
+    def _port(self) -> int:
+        """A free port that no engine here has: one that still starts does not listen yet."""
+        taken = {engine.port for engine in self.engines.values()}
+        return next(port for port in iter(free_port, None) if port not in taken)
 
     def _refuse(self, engine_id: str, path: Path, error: str) -> None:
         """Report an engine that cannot be started as exited, like a crash, so that the reconciler sees the error."""
@@ -160,9 +217,14 @@ class EngineFolder:
                 engine.reported_exit = True
                 self._ended(engine)
                 self._write(engine)
-        elif not engine.ready and _healthy(engine.url):
-            engine.ready = True
-            self._write(engine)
+        elif not engine.ready:
+            news = engine.steps is not None and engine.steps.look()
+            if _healthy(f"{engine.url}{engine.health_path}", engine.headers):
+                engine.ready = True
+                if engine.steps is not None:
+                    engine.steps.done()
+            if engine.ready or news:
+                self._write(engine)
 
     def _stop(self, engine: EngineProcess) -> None:
         stop_file = self.folder / f"{engine.id}{STOP}"
@@ -205,9 +267,10 @@ def last_error(log: Path) -> str:
     return line["message"][:300] if line["level"] in ("ERROR", "CRITICAL") else ""
 
 
-def _healthy(url: str) -> bool:
+def _healthy(url: str, headers: Mapping[str, str]) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_TIMEOUT_S) as answer:
+        asked = urllib.request.Request(url, headers=dict(headers))
+        with urllib.request.urlopen(asked, timeout=HEALTH_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
         return False

@@ -83,6 +83,9 @@ def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Looks 
         except Exception as error:  # the other instances must not wait for this one, whatever the error is
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
             _store_error(step, error)
+    told = {each.id: each.steps for look in found.values() for each in look.seen or () if each.steps}
+    if told:
+        lifecycle.start_steps_seen(seen=told)
     lifecycle.instances_seen(ids=_running(each for look in found.values() for each in look.seen or ()))
     return [step for _, step in steps]
 

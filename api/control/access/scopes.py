@@ -22,6 +22,7 @@ OF_RESOURCE = {
     "tenants": Scope.TENANTS,
     "api-keys": Scope.TENANTS,
     "instances": Scope.FLEET,
+    "launch-templates": Scope.FLEET,
     "models": Scope.FLEET,
     "hosts": Scope.FLEET,
     "devices": Scope.FLEET,

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from django.db.models import QuerySet
 
 from api.control.framework.errors import ControlApiError
-from controller.models import Host, ServedModel, SLOClass, Tenant
+from controller.models import Host, LaunchTemplate, ServedModel, SLOClass, Tenant
 from controller.selectors import catalogue
 
 
@@ -21,6 +21,10 @@ def model_named(name: str, field: str) -> ServedModel:
 
 def host_named(name: str | None, field: str) -> Host | None:
     return None if name is None else _named(catalogue.hosts(), name, field)
+
+
+def template_named(name: str | None, field: str) -> LaunchTemplate | None:
+    return None if name is None else _named(catalogue.launch_templates(), name, field)
 
 
 def class_named(name: str, field: str, tenant: Tenant | None) -> SLOClass:

@@ -31,6 +31,7 @@ from controller.models.tenants import secret_digest
 from controller.services.actors import SYSTEM
 from controller.services.experiments.traces import trace_create
 from controller.services.fleet.instances import instance_create
+from controller.services.fleet.launch_templates import shipped_templates_store
 from controller.services.fleet.scaling_policies import scaling_policy_create
 from controller.services.fleet.served_models import latency_profile_set, served_model_create
 from controller.services.fleet.topology import device_create, host_create
@@ -64,6 +65,7 @@ class Command(BaseCommand):
         credentials = _read(path)
         with transaction.atomic():
             partitions_ensure()
+            shipped_templates_store()
             _classes()
             model = _model()
             _fleet(model, options["engines"])

@@ -19,15 +19,16 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.core.addresses import url_problem
-from controller.core.types import DEFAULT_MAX_NUM_SEQS
+from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
 from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
-from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
+from controller.models import Device, Host, Instance, InstanceInterval, LaunchTemplate, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.scale.provisioning import PROCESS, STATIC
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_version_raise
 from controller.services.fleet.devices import devices_hold, devices_move
+from controller.services.fleet.launch_templates import FACTS, fields_from
 
 Desired, Observed = Instance.Desired, Instance.Observed
 _OBSERVED = (
@@ -45,6 +46,7 @@ ONE_SIDED: dict[str, str] = {
     KvRole.PRODUCER: Role.DECODE,
     KvRole.CONSUMER: Role.PREFILL,
 }  # what each cannot become
+FROM_TEMPLATE = {"folder", "start_after", *FACTS}  # what the spec of an instance with a template may have
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a file
 PLACED_BY = {"device_kind", "tp", "host"}
 
@@ -99,6 +101,7 @@ def instance_create(
     id: str | None = None,
     backend: str = "reference",
     provisioner: str = PROCESS,
+    template: LaunchTemplate | None = None,
     role: str = Role.COLLOCATED,
     host: Host | None = None,
     devices: Iterable[Device] = (),
@@ -111,20 +114,25 @@ def instance_create(
     """Create an instance; its provisioner starts it and finds its URL. It holds `devices`, or free ones of its host.
     Raises ValidationError if another instance holds them, or too few are free.
 
-    With `weights` "absent" in its `spec` it starts as a warm spare, and serves once its weights are loaded.
+    With a `template` it is started by that template's command; its backend and key follow from it, and it raises
+    ValidationError while the template is paused. With `weights` "absent" in its `spec` it starts as a
+    warm spare, and serves once its weights are loaded.
     """
+    own: dict[str, Any] = {"backend": backend, "spec": dict(spec or {})}
+    if template is not None:
+        own |= fields_from(template, role, own["spec"])
     row = Instance(
-        id=id or f"{backend}-{secrets.token_hex(4)}",
+        id=id or f"{own['backend']}-{secrets.token_hex(4)}",
         model=model,
-        backend=backend,
         provisioner=provisioner,
+        template=template,
         role=role,
         host=host,
         device_kind=device_kind,
         tp=tp,
         max_num_seqs=max_num_seqs,
         unit_cost=unit_cost,
-        spec=dict(spec or {}),
+        **own,
         weights=Weights.ABSENT if (spec or {}).get("weights") == Weights.ABSENT else Weights.PRESENT,
     )
     with transaction.atomic():
@@ -301,9 +309,13 @@ def _check(row: Instance, new_spec: bool = True) -> None:
         raise ValidationError({"url": problem})
     if row.abilities.registers and not row.url:
         raise ValidationError({"url": "Required for a static instance."})
-    if row.key_name and not row.abilities.registers:
+    if row.template is not None and not row.abilities.starts:
+        raise ValidationError({"template": "Only for an instance that Slackline starts."})
+    if row.abilities.starts and row.template is None and row.backend != "reference":
+        raise ValidationError({"template": f"Required: Slackline starts {row.backend} from a launch template only."})
+    if row.key_name not in ("", KEY_MADE) and not row.abilities.registers:
         raise ValidationError({"key_name": "Only for a static instance; others get a key from Slackline."})
-    if row.key_name and not KEY_NAME.fullmatch(row.key_name):
+    if row.key_name not in ("", KEY_MADE) and not KEY_NAME.fullmatch(row.key_name):
         raise ValidationError({"key_name": "Use letters, digits and . _ - and start with a letter or digit."})
     if row.seqs_unsaid and not row.abilities.registers:
         raise ValidationError({"max_num_seqs": "Required, except for a static instance, which may report it itself."})
@@ -319,7 +331,11 @@ def _check(row: Instance, new_spec: bool = True) -> None:
 def _check_spec(row: Instance) -> None:
     """Check the whole spec of an instance that is started here; of a registered one only the fields that are read."""
     own = row.abilities.starts
-    if own and (wrong := refusal(row.spec)):
+    if own and row.template is not None:
+        if unknown := sorted(set(row.spec) - FROM_TEMPLATE):
+            known = ", ".join(sorted(FROM_TEMPLATE))
+            raise ValidationError({"spec": f"unknown: {', '.join(unknown)}; beside its template: {known}."})
+    elif own and (wrong := refusal(row.spec)):
         raise ValidationError({"spec": wrong})
     now = timezone.now().timestamp()
     refused = values_refused(row.spec, now, row.max_num_seqs) if own else values_refused_of_all(row.spec, now)

@@ -41,7 +41,7 @@ def launch_record(
     )
 
 
-FIXED = ("model", "backend", "provisioner", "url", "role")
+FIXED = ("model", "backend", "provisioner", "template", "url", "role")
 FIXED_MESSAGE = "Never changes; it is {stored}. Remove the instance or choose another id."
 ROLE_MESSAGE = "It is {stored}. Change it with set-role."
 
@@ -52,7 +52,8 @@ def instance_put(
     """Create the instance or replace its values; whether it was created. Absent values get their default; the desired
     state and the role stay. Raises FixedField for a value that never changes, or if the instance is stopped."""
 
-    absent = defaults_of(Instance, values, EDITABLE)
+    kept = () if values.get("template") is None else ("key_name",)  # that of its template
+    absent = defaults_of(Instance, values, EDITABLE, kept=kept)
     if "max_num_seqs" in absent and abilities(values["provisioner"]).registers:
         absent["max_num_seqs"] = None
 
@@ -64,8 +65,10 @@ def instance_put(
         return instance_create(actor=actor, id=instance_id, **fields)
 
     def change_to(row: Instance) -> Instance:
-        _refuse_fixed(row, values)
+        _refuse_fixed(row, {"template": None, **values})
         changes = {**absent, **{name: value for name, value in values.items() if name not in FIXED}}
+        if row.template is not None:
+            changes["spec"] = {**row.template.spec, **changes["spec"]}
         now = {**{name: getattr(row, name) for name in changes}, "max_num_seqs": row.configured_seqs}
         changes = {name: value for name, value in changes.items() if now[name] != value}
         if not changes:

@@ -17,20 +17,30 @@ from django.db.models import Max
 from django.utils import timezone
 
 from controller.engine.process_spec import SAYABLE, start_after, start_refused, values_refused
-from controller.models import Action, Decision, Instance, InstanceInterval
+from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE
-from controller.scale.lifecycle import FoundAwake, Mark, Replace, StopWanted, Wanted, pause_before_start
+from controller.scale.lifecycle import (
+    START_TIMEOUT_S,
+    FoundAwake,
+    Mark,
+    Replace,
+    StopWanted,
+    Wanted,
+    pause_before_start,
+)
 from controller.selectors.fleet.topology import free_among, usable_devices
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import Kind, sleep_ended, weights_lost
 from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
+from controller.services.fleet.launch_templates import devices_of, launch_of, launch_template_pause
 from controller.services.fleet.scaling_stages import like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)
 REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that is just being mounted
+TEMPLATE_TRIES = 3  # then its template is paused, for all instances that would be started from it
 START_TRIES = 8  # with their pauses at least two minutes
 BESIDE = timedelta(seconds=30)  # a replacement and its decision are stored in one transaction
 KINDS = {
@@ -52,7 +62,7 @@ def wanted_instances(outstanding: Mapping[str, int] | None) -> dict[str, list[Wa
         InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
     )  # the run that the row knows of began no later than its open interval
     found: dict[str, list[Wanted]] = {}
-    for row in Instance.objects.live():
+    for row in Instance.objects.live().select_related("template"):
         found.setdefault(row.provisioner, []).append(_wanted(row, runs.get(row.pk), outstanding))
     return found
 
@@ -118,12 +128,14 @@ def instance_replace(*, step: Replace) -> Decision | None:
     """The instance has failed for good. Create another of its kind, after a longer pause the more have failed lately,
     unless that would fail as well."""
     with transaction.atomic():
-        row = Instance.objects.select_for_update(of=("self",)).select_related("model", "host").get(pk=step.id)
+        rows = Instance.objects.select_for_update(of=("self",)).select_related("model", "host", "template")
+        row = rows.get(pk=step.id)
         failures = _recent_failures(row) + 1
         pause, never_ready = pause_before_start(failures), _never_ready_in_a_row(row)
         new_id = f"{row.backend}-{secrets.token_hex(3)}"
         inputs = {"error": step.error, "failures_5min": failures, "was": row.observed_state, "never_ready": never_ready}
         if (end := _given_up(row, step, never_ready)) is not None:
+            _pause_template(row, end, never_ready, step.error)
             return _give_up(row, end, inputs)
         inputs["pause_s"] = pause
         blocked = _without_device(row)
@@ -163,6 +175,8 @@ def _never_ready_in_a_row(row: Instance) -> int:
 def _given_up(row: Instance, step: Replace, never_ready: int) -> GivenUp | None:
     """None: a replacement is started."""
     told = {name: value for name, value in row.spec.items() if name in SAYABLE and name != "start_after"}
+    if row.template is not None:
+        return _given_up_of_template(row.template, step, never_ready)
     own = row.abilities.starts and row.backend == "reference"
     if own and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
         name, why = next(iter(wrong.items()))
@@ -180,6 +194,22 @@ def _give_up(row: Instance, end: GivenUp, inputs: Mapping[str, Any]) -> Decision
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=end.error)
         instance_stop(actor=RECONCILER, instance_id=row.pk)
     return decision
+
+
+def _given_up_of_template(template: LaunchTemplate, step: Replace, never_ready: int) -> GivenUp | None:
+    """One that served is replaced, unless nothing may be started from its template."""
+    if template.paused_at is not None:
+        return GivenUp("template_paused", f"not replaced, since its template {template} is paused: {step.error}")
+    if never_ready < TEMPLATE_TRIES:
+        return None
+    told = f"given up, and its template {template} is paused: {never_ready} in a row never became ready, the last: "
+    return GivenUp("template_paused", told + step.error)
+
+
+def _pause_template(row: Instance, end: GivenUp, never_ready: int, error: str) -> None:
+    """Other models and templates go on: only what would be started from this template waits for a person."""
+    if row.template is not None and end.reason == "template_paused":
+        launch_template_pause(actor=RECONCILER, row=row.template, instance=row.pk, failures=never_ready, error=error)
 
 
 def _without_device(row: Instance) -> bool:
@@ -207,6 +237,14 @@ def instances_seen(*, ids: Iterable[str]) -> int:
     return Instance.objects.filter(pk__in=list(ids)).update(observed_at=timezone.now())
 
 
+def start_steps_seen(*, seen: Mapping[str, Mapping[str, float]]) -> None:
+    """Store when engines reached the steps of their start, in epoch seconds, by instance."""
+    known = dict(Instance.objects.filter(pk__in=list(seen)).values_list("pk", "start_steps"))
+    for id, steps in known.items():
+        if steps != dict(seen[id]):
+            Instance.objects.filter(pk=id).update(start_steps=dict(seen[id]), updated_at=timezone.now())
+
+
 def instance_start(*, instance_id: str) -> dict[str, Any]:
     """What its provisioner needs in order to start it.
 
@@ -214,7 +252,8 @@ def instance_start(*, instance_id: str) -> dict[str, Any]:
     each later start, whatever role the instance has got meanwhile.
     """
     with transaction.atomic():
-        row = Instance.objects.select_for_update(of=("self",)).select_related("model").get(pk=instance_id)
+        rows = Instance.objects.select_for_update(of=("self",)).select_related("model", "template")
+        row = rows.get(pk=instance_id)
         if not row.started_role:
             row.started_role = row.role
             row.save(update_fields=["started_role"])
@@ -223,6 +262,8 @@ def instance_start(*, instance_id: str) -> dict[str, Any]:
 
 def instance_spec(row: Instance) -> dict[str, Any]:
     """What its provisioner needs. A real model is given by its folder and served under the model's name."""
+    if row.template is not None:
+        return {"id": row.pk, "launch": launch_of(row), "device_indexes": devices_of(row)}
     spec = {
         **row.spec,
         "id": row.pk,
@@ -235,8 +276,7 @@ def instance_spec(row: Instance) -> dict[str, Any]:
     if row.spec.get("executor") == "torch":
         spec |= {"model": row.spec["folder"], "served_model_name": row.model.name, "tensor_parallel": row.tp}
     if row.spec.get("device") == "cuda":  # if its host lists no devices it uses those that it finds
-        held = row.holdings.filter(released_at__isnull=True).order_by("device__index")
-        spec |= {"device_indexes": list(held.values_list("device__index", flat=True))}
+        spec |= {"device_indexes": devices_of(row)}
     return spec
 
 
@@ -250,6 +290,7 @@ def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] 
         error=row.error,
         run=run.timestamp() if run else None,
         replaceable=row.abilities.starts,
+        start_limit_s=START_TIMEOUT_S if row.template is None else row.template.start_limit_s,
         outstanding=None if outstanding is None else outstanding.get(row.pk, 0),
     )
 

@@ -15,13 +15,14 @@ from controller.engine.process_spec import SAYABLE
 from controller.models import Instance, ScalerState, ScalingPolicy
 from controller.models.fleet import Role, Weights
 from controller.scale import ScalerMemory
-from controller.scale.capacity_plan import OtherStage, StageCapacity
+from controller.scale.capacity_plan import NOTHING_TO_START, TEMPLATE_PAUSED, OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
 from controller.scale.provisioning import starters
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.fleet.topology import room_for, warm_on
 from controller.services.fleet.actions import LOADABLE, Kind
+from controller.services.fleet.instances import FROM_TEMPLATE
 from controller.services.fleet.role_switches import roles_ordered, takes_both
 from controller.services.fleet.scaling_policies import scaler_lock, scaling_config
 from controller.services.fleet.sleeping import failed_lately, sleepable
@@ -56,13 +57,15 @@ class StageView(NamedTuple):
 def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> StageView:
     """The stage alone. `with_other_stage` adds the instances that the other stage could give. `now`: epoch seconds."""
     switching = roles_ordered(policy.model)
-    rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model))
+    rows = list(Instance.objects.live().select_related("model", "host", "template").filter(model=policy.model))
     rows = sorted((row for row in rows if switching.get(row.pk, row.role) == policy.role), key=lambda row: row.pk)
     wanted = [row for row in rows if row.desired_state == Instance.Desired.RUNNING]
     pool = [row for row in wanted if row.weights == Weights.ABSENT]
     serving = [row for row in rows if row.weights in SERVING]
     sleepers = _sleepers(wanted)
     pattern = _pattern(policy, rows)
+    paused = pattern is not None and pattern.template is not None and pattern.template.paused_at is not None
+    pattern = None if paused else pattern
     room = room_for(pattern) if pattern is not None else 0
     able = sleepable(serving) - switching.keys() if policy.sleep_level else set()
     both = _taking_both_roles(serving)
@@ -78,6 +81,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
         seen=seen,
         spares=spares,
         pattern=pattern is not None,
+        without_pattern=TEMPLATE_PAUSED if paused else NOTHING_TO_START,
         room=room,
         sleepable=frozenset(able),
         sleep_level=policy.sleep_level,
@@ -103,6 +107,8 @@ def with_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float)
 def pool_target(view: StageView) -> int:
     """The desired number of warm spares: the policy's own, else its share of the devices that are free or held by warm
     spares."""
+    if view.pattern is not None and view.pattern.template_id is not None:
+        return 0  # an engine that is started from a template brings its weights along
     if view.policy.warm is not None:
         return view.policy.warm
     seen = view.seen
@@ -188,7 +194,7 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
     if ours:
         return max(ours, key=lambda row: row.created_at)
     past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=starters())
-    newest = past.order_by("-created_at").first()
+    newest = past.select_related("template").order_by("-created_at").first()
     return None if newest is None or newest.settings_refused else newest
 
 
@@ -204,9 +210,12 @@ def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
     """Arguments of `instance_create` for another instance of the same kind. Raises ValueError without a pattern."""
     if pattern is None:
         raise ValueError("there is no instance to use as a pattern")
-    spec = {name: value for name, value in pattern.spec.items() if name in SAYABLE and name not in NOT_COPIED}
+    said = FROM_TEMPLATE if pattern.template_id is not None else SAYABLE
+    spec = {name: value for name, value in pattern.spec.items() if name in said and name not in NOT_COPIED}
+    warm = warm and pattern.template_id is None
+    copied = ("backend", "provisioner", "template", "role", "host", "device_kind", "tp")
     return {
-        **{name: getattr(pattern, name) for name in ("backend", "provisioner", "role", "host", "device_kind", "tp")},
+        **{name: getattr(pattern, name) for name in copied},
         "max_num_seqs": pattern.max_num_seqs,
         "unit_cost": pattern.unit_cost,
         "spec": {**spec, "weights": Weights.ABSENT.value} if warm else spec,

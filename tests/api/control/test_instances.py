@@ -63,7 +63,7 @@ def test_an_sglang_server_is_registered_and_not_started(operator):
     body = {"id": "sg-1", "model": model.name, "backend": "sglang", "role": "prefill"}
     refused = operator.post("/instances", {**body, "provisioner": "process"})
     assert refused.status_code == 400
-    assert "SGLang cannot be started by the process provisioner" in str(refused.data)
+    assert "SGLang is started from a launch template: name one." in str(refused.data)
     answer = operator.post("/instances", {**body, "provisioner": "static", "url": "http://sg-1:30000"})
     assert (answer.status_code, answer.data["role"]) == (201, "prefill")
     Instance.objects.filter(pk="sg-1").update(observed_state="ready")
@@ -81,7 +81,8 @@ def test_an_sglang_server_is_registered_and_not_started(operator):
     [
         ({"model": "none"}, "model"),
         ({"backend": "magic"}, "backend"),
-        ({"backend": "vllm"}, "backend"),
+        ({"backend": "vllm"}, "template"),
+        ({"template": "none"}, "template"),
         ({"provisioner": "magic"}, "provisioner"),
         ({"provisioner": "static"}, "url"),
         ({"url": "http://x"}, "url"),

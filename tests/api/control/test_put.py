@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 LEVEL = {"ttft_s": 1.0, "tpot_s": 0.1, "ttft_min_s": 0.5, "ttft_max_s": 2, "tpot_min_s": 0.05, "tpot_max_s": 0.2}
 STATIC = {"model": "llama", "backend": "vllm", "provisioner": "static", "url": "http://127.0.0.1:9000"}
 PROCESS = {"model": "llama", "backend": "reference", "provisioner": "process"}
+TEMPLATE = {"backend": "vllm", "command": ["vllm", "serve", "${model}", "--port", "${port}"]}
 CASES = {
     "slo class": ("/slo-classes/by-name/chat", {"ttft_s": 1, "tpot_s": 0.1}, {"ttft_s": 1, "tpot_s": 0.2}),
     "a tenant's class": (
@@ -24,6 +25,7 @@ CASES = {
     "policy": ("/scaling-policies/by-model/llama?role=prefill", {"max_instances": 3}, {"max_instances": 5}),
     "static instance": ("/instances/one", STATIC, {**STATIC, "unit_cost": 2}),
     "instance with a key": ("/instances/gpu", STATIC, {**STATIC, "key_name": "gpu-1"}),
+    "launch template": ("/launch-templates/by-name/mine", TEMPLATE, {**TEMPLATE, "start_limit_s": 5}),
     "process instance": ("/instances/two", PROCESS, {**PROCESS, "max_num_seqs": 9}),
 }  # fmt: skip
 
