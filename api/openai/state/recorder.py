@@ -123,8 +123,12 @@ class Recorder:
     async def _flush(self) -> None:
         while self._buffered:
             self._hand = self._batch()
-            if left := await self._write(self._hand):
-                await self._save(left)
+            try:
+                if left := await self._write(self._hand):
+                    await self._save(left)
+            except Exception:
+                self._put_back()
+                raise
             self._hand = ()
         if time.monotonic() >= self._retry_at:
             await self._replay()
@@ -163,7 +167,7 @@ class Recorder:
             return [*await self._write(batch[:middle]), *await self._write(batch[middle:])]
         try:
             path = await self._disk.call(lambda: self.spool.set_aside(batch[0]), WRITE_S)
-        except (OSError, TimeoutError, Busy) as trouble:
+        except Exception as trouble:  # whatever is wrong with this one, the others of its batch are written
             log.error("the database refuses record %s, which cannot be set aside: %r", batch[0].id, trouble)
             return batch
         self._told_by_disk()
@@ -180,7 +184,7 @@ class Recorder:
         """Spool a batch. With a full disk it stays in memory for the next flush."""
         try:
             await self._disk.call(lambda: self.spool.save(batch), WRITE_S)
-        except (OSError, TimeoutError, Busy) as error:
+        except Exception as error:  # any failure keeps the batch
             log.error("%d records cannot be spooled, they stay in memory: %r", len(batch), error)
             self._hand = batch
             self._put_back()

@@ -69,7 +69,7 @@ class Spool:
         return saved
 
     def _save(self, kind: str, batch: Sequence[RequestRecord]) -> Path | None:
-        raw = b"".join(orjson.dumps(record_as_dict(record)) + b"\n" for record in batch)
+        raw = b"".join(self._line(record) for record in batch)
         if not self._make_room(kind, max(BLOCK, len(raw)), len(batch)):
             self.lost.append(loss_of("disk", kind, batch))
             return None
@@ -89,6 +89,15 @@ class Spool:
             raise
         self._hold(path, _File(kind, max(BLOCK, len(raw)), len(batch)))
         return path
+
+    def _line(self, record: RequestRecord) -> bytes:
+        """Empty for a record that JSON cannot hold, which is set aside: its batch must not wait for it."""
+        try:
+            return orjson.dumps(record_as_dict(record)) + b"\n"
+        except TypeError as error:
+            log.error("record %s cannot be written as JSON: %s", record.id, error)
+            self.set_aside(record)
+            return b""
 
     def _make_room(self, kind: str, size: int, records: int) -> bool:
         """Give up what is oldest until there is room. False: there is none for this kind."""
@@ -125,7 +134,7 @@ class Spool:
             self.lost.append(loss_of("disk", kind_of(record), [record]))
             return None
         path = self.folder / f"{record.id}.refused"
-        path.write_bytes(orjson.dumps(record_as_dict(record)))
+        path.write_bytes(_described(record))
         return path
 
     def files(self) -> list[Path]:
@@ -152,6 +161,17 @@ class Spool:
         """Remove a file: its records are stored, or given up."""
         path.unlink(missing_ok=True)
         self._forget(path)
+
+
+def _described(record: RequestRecord) -> bytes:
+    """For an operator: JSON, or else what Python shows of it."""
+    try:
+        return orjson.dumps(record_as_dict(record))
+    except TypeError:  # an integer of more than 64 bits
+        try:
+            return ascii(record).encode()
+        except ValueError as error:  # one of thousands of digits
+            return f"record {record.id}: {error}".encode()
 
 
 def _seen(path: Path) -> _File:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -210,6 +212,61 @@ async def test_a_refused_record_that_cannot_be_set_aside_takes_no_other_with_it(
     assert (recorder.written, recorder.waiting) == (4, 0)
     assert recorder.spool.files() == []
     assert orjson.loads((tmp_path / "bad.refused").read_bytes())["id"] == "bad"
+
+
+ENORMOUS = int(1.7e308)  # what `int` makes of a figure that an engine reported
+
+
+@pytest.mark.parametrize("figure", [ENORMOUS, 10**5000, object()], ids=["309 digits", "5,000 digits", "no figure"])
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_record_that_cannot_be_written_as_json_takes_no_other_with_it(
+    tmp_path: Path, at_once: None, figure: int, away: bool
+) -> None:
+    """Found by attack: the rest of its batch, records of other tenants, was gone without a trace."""
+    database = Database()
+
+    def write(records: Sequence[RequestRecord]) -> int:
+        if any(item.id == "bad" for item in records):
+            raise Unstorable("out of range")
+        return database.write(records)
+
+    recorder = Recorder(write, Spool(tmp_path))
+    fill(recorder, ["a", "b"])
+    recorder.add(replace(record("bad"), prompt_tokens=figure))
+    fill(recorder, ["c", "d"])
+    database.away = away
+    if away:
+        recorder._retry_at = math.inf
+    await recorder.flush()
+    database.away = False
+    recorder._retry_at = 0.0
+    fill(recorder, ["e"])
+    await recorder.flush()
+    assert sorted(database.stored) == ["a", "b", "c", "d", "e"]
+    assert (recorder.waiting, recorder.spool.files()) == (0, [])
+    assert b"bad" in (tmp_path / "bad.refused").read_bytes()
+
+
+async def test_a_defect_while_a_batch_is_written_keeps_the_batch(tmp_path: Path, at_once: None) -> None:
+    database = Database()
+    database.away = True
+
+    class Defect(Spool):
+        broken = True
+
+        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+            if self.broken:
+                self.broken = False
+                raise RuntimeError("a defect")
+            return super().save(records)
+
+    recorder = Recorder(database.write, Defect(tmp_path))
+    fill(recorder, ["a", "b"])
+    await recorder.flush()
+    database.away = False
+    recorder._retry_at = 0.0
+    await recorder.flush()
+    assert sorted(database.stored) == ["a", "b"]
 
 
 async def test_a_full_disk_keeps_records_in_memory(
