@@ -53,6 +53,7 @@ class Spool:
         self.lost: list[Loss] = []
         self.held_bytes = self.held_records = 0
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # records name tenants and what they did, which other users of the machine must not read
         for part in folder.glob("*.part"):  # of a process that died while it wrote: half a batch
             part.unlink(missing_ok=True)
         self._serial = 0

@@ -411,6 +411,14 @@ def test_a_spool_file_is_whole_or_absent(tmp_path: Path) -> None:
     assert orjson.loads(path.read_bytes()) == record_as_dict(record("a"))
 
 
+def test_no_other_user_of_the_machine_reads_records(tmp_path: Path) -> None:
+    folder = tmp_path / "spool" / "gw"
+    for _ in range(2):
+        Spool(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o755)  # as versions before made it
+
+
 def test_an_unreadable_line_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     [path] = spool.save([record("a"), record("b")])
