@@ -228,7 +228,7 @@ class FlowScheduler:
         self._flows[flow.id] = FlowState(flow, self._number)
         self._of_unit.setdefault(flow.unit, set()).add(flow.id)
         if flow.stage is Stage.KV_TRANSFER:
-            key = (flow.requests, flow.egress)
+            key = _request_of(flow)
             self._of_request.setdefault(key, set()).add(flow.id)
             self._later[key] = flow.later_bytes
         touched[flow.id] = True
@@ -240,7 +240,7 @@ class FlowScheduler:
         self._pressed.discard(flow_id)
         flow = state.flow
         _discard(self._of_unit, flow.unit, flow_id)
-        key = (flow.requests, flow.egress)
+        key = _request_of(flow)
         if _discard(self._of_request, key, flow_id):
             self._later.pop(key, None)
 
@@ -331,7 +331,7 @@ class FlowScheduler:
         return sum(seen.rates.values()) / seen.bandwidth
 
     def request_left(self, flow: MsFlow) -> float:
-        key = (flow.requests, flow.egress)
+        key = _request_of(flow)
         submitted = sum(self._flows[each].left for each in self._of_request.get(key, ()))
         return submitted + (self._later.get(key, 0.0) if self._computing(flow) else 0.0)
 
@@ -342,6 +342,11 @@ class FlowScheduler:
 
     def batch_rank(self, flow: MsFlow) -> float:
         return self._ranks.get(flow.batch, LATE_RANK)
+
+
+def _request_of(flow: MsFlow) -> tuple[tuple[str, ...], str]:
+    """What shares its bytes left: flows of the same requests over one port. A flow of no request is alone."""
+    return (flow.requests or (f"flow {flow.id}",), flow.egress)
 
 
 def _discard(groups: dict[Any, set[str]], key: Any, member: str) -> bool:

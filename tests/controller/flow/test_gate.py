@@ -189,6 +189,18 @@ def test_a_batch_of_which_no_layer_begins_any_more_does_not_keep_its_transfers_l
     assert levels_of(host, "kv")[-1] < first[-1]
 
 
+def test_transfers_of_no_request_do_not_count_for_each_other():
+    """Each of them is as urgent as one that names its own request."""
+    told, named = Host(), Host()
+    for number in range(20):
+        told.add(f"kv{number}", 100, due=1000.0)
+        flow = MsFlow(f"kv{number}", Stage.KV_TRANSFER, 100, "out", "b", requests=(f"r{number}",), deadline=1000.0)
+        assert named.gate.submit(flow, 0.0) is None
+        named.left[flow.id], named.limits[flow.id], named.going[flow.id] = 100, math.inf, False
+        named.step()
+    assert told.levels == named.levels
+
+
 def test_short_memory_goes_before_everything():
     host = Host("shortest_first")
     host.add("small", 100, due=9.0)
