@@ -118,6 +118,7 @@ class Gate:
         self._retested_at = -math.inf
         self._number = 0
         self._computing: dict[tuple[str, str], float] = {}  # unit and batch: when a layer of it began
+        self._rates_changed = True
         self._slice_ends: dict[str, float] = {}  # of the last slice on each port
 
     def __len__(self) -> int:
@@ -132,6 +133,7 @@ class Gate:
         if flow.deadline is not None and flow.deadline <= now:
             return NotTaken(flow.id, "deadline", "the deadline has passed")
         self._number += 1
+        self._rates_changed |= not self._ports.issuperset((flow.egress, flow.ingress))
         self._ports |= {flow.egress, flow.ingress}
         self._senders[flow.id] = _Sender(flow, self._number, now)
         self._events.append(Submitted(flow))
@@ -176,8 +178,10 @@ class Gate:
 
     def end(self, flow_id: str) -> bool:
         """It was sent, or was given up. False if the flow is not known."""
-        if self._senders.pop(flow_id, None) is None:
+        sender = self._senders.pop(flow_id, None)
+        if sender is None:
             return False
+        self._rates_changed |= sender.rate > 0
         self._events.append(Ended(flow_id))
         return True
 
@@ -201,7 +205,9 @@ class Gate:
                 self._senders.pop(permit.flow_id, None)
                 actions.append(permit)
             elif permit.flow_id in self._senders:
-                self._senders[permit.flow_id].turn = permit.turn
+                sender = self._senders[permit.flow_id]
+                self._rates_changed |= sender.rate > 0 and sender.turn.rank[0] != permit.turn.rank[0]
+                sender.turn = permit.turn
         self._let_in(now)
         for flow_id, sender in self._senders.items():
             if sender.told != (sender.go, sender.turn):
@@ -226,6 +232,7 @@ class Gate:
                 kept = sender.demand if _filled_up(sender, last) else FADES * sender.demand
                 sender.demand = max(kept, sender.rate)
         self._measured_at = now
+        self._rates_changed = True
         if now - self._retested_at >= self.config.retest_s:
             self._retested_at = now
             for sender in self._senders.values():
@@ -242,6 +249,10 @@ class Gate:
         return last
 
     def _seen(self) -> list[PortSeen]:
+        """Rates of the last window, if they have changed since they were told last."""
+        if not self._rates_changed:
+            return []
+        self._rates_changed = False
         rates: dict[str, dict[float, float]] = {port: {} for port in self._ports}
         for sender in self._senders.values():
             band = sender.turn.rank[0]
@@ -255,7 +266,10 @@ class Gate:
         ordered = sorted(self._senders.values(), key=lambda each: (each.turn.rank, each.number))
         for _, group in itertools.groupby(ordered, key=lambda each: each.turn.rank):
             taken: dict[str, float] = {}
-            for sender in sorted(group, key=lambda each: each.since):  # who was held for longest gets the next slice
+            equal = list(group)
+            if len(equal) > 1:
+                equal.sort(key=lambda each: each.since)  # who was held for longest gets the next slice
+            for sender in equal:
                 ports = {sender.flow.egress, sender.flow.ingress}
                 go = all(room[port] >= least for port in ports) or self._has_slice(sender, now)
                 if go != sender.go:

@@ -115,9 +115,12 @@ FlowAction = Permit | NotTaken
 
 @dataclass(frozen=True, slots=True)
 class FlowSchedulerConfig:
-    """`period_s`: how often KV transfers may be promoted once their batch is computed (0: at once)."""
+    """`period_s`: how often KV transfers may be promoted once their batch is computed (0: at once). `lazy`: between two
+    periods ask to be called at the next one if anything happened, and look for the exact time only then. It costs one
+    call more after an event, and far less for many events in a period."""
 
     period_s: float = 0.005
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         if self.period_s < 0:
@@ -161,6 +164,7 @@ class FlowScheduler:
         self._pressed: set[str] = set()
         self._number = 0
         self._period_at = -math.inf
+        self._wakes_at = math.inf
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -172,9 +176,11 @@ class FlowScheduler:
         for event in events:
             self._apply(event, now, touched, actions)
         self._expire(now, touched)
+        looked = not self.config.lazy
         if now >= self._period_at + self.config.period_s - 1e-12:
             self._period_at = now
             touched |= dict.fromkeys(self._periodic(), True)
+            looked = True
         for flow_id, boundary in touched.items():
             state = self._flows.get(flow_id)
             if state is None:
@@ -183,7 +189,11 @@ class FlowScheduler:
             if turn != state.turn:
                 state.turn = turn
                 actions.append(Permit(flow_id, turn))
-        return actions, self._wake_at(now)
+        if looked:
+            self._wakes_at = self._wake_at(now)
+        elif touched:
+            self._wakes_at = min(self._wakes_at, self._period_at + self.config.period_s)
+        return actions, self._wakes_at
 
     # ---- events -----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class FlowDaemon:
     def __init__(self, settings: FlowSettings, config: GateConfig | None = None) -> None:
         self._path = settings.socket
         self._policy = settings.policy
-        scheduler = FlowScheduler(FLOW_POLICIES[settings.policy](), FlowSchedulerConfig(PERIOD_S))
+        scheduler = FlowScheduler(FLOW_POLICIES[settings.policy](), FlowSchedulerConfig(PERIOD_S, lazy=True))
         self._gate = Gate(scheduler, settings.bandwidth, config)
         self._owners: dict[str, asyncio.StreamWriter] = {}
         self._batches: dict[asyncio.StreamWriter, set[tuple[str, str]]] = {}  # that they compute

@@ -18,7 +18,9 @@ class Host:
     """Senders of one host over a port of RATE: those that go share it as TCP would, equally, up to their own limits."""
 
     def __init__(self, policy="mfs", **config):
-        self.gate = Gate(FlowScheduler(FLOW_POLICIES[policy](), FlowSchedulerConfig(0.02)), RATE, GateConfig(**config))
+        self.gate = Gate(
+            FlowScheduler(FLOW_POLICIES[policy](), FlowSchedulerConfig(0.02, lazy=True)), RATE, GateConfig(**config)
+        )
         self.now = 0.0
         self.left, self.limits, self.going, self.levels = {}, {}, {}, {}
         self.waiting, self.ended, self.expired, self.silent = set(), {}, [], set()
