@@ -25,6 +25,7 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,7 @@ class FlowDaemon:
     def _step(self) -> None:
         """Say what has changed, and come back when the gate asks for it."""
         now, self._pending = self._now(), False
+        worked_from = time.thread_time()  # a busy machine makes a short step late, which is no reason for a pause
         actions, wake_at = self._gate.step(now)
         for action in actions:
             self._tell(action)
@@ -221,11 +223,10 @@ class FlowDaemon:
             self._next.cancel()
             self._next = None
         if math.isfinite(wake_at):
-            loop = asyncio.get_running_loop()
-            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, _pause_after(loop.time() - now))
-            self._next = loop.call_later(pause_s, self._step)
+            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, _pause_after(time.thread_time() - worked_from))
+            self._next = asyncio.get_running_loop().call_later(pause_s, self._step)
         self._stepped_at = self._now()
-        self._pause_s = _pause_after(self._stepped_at - now)
+        self._pause_s = _pause_after(time.thread_time() - worked_from)
 
     def _tell(self, action: GateAction) -> None:
         writer = self._owners.get(action.flow_id)
