@@ -26,7 +26,7 @@ LARGEST_SECRET = 16_384  # bytes
 # Of the supervisor's own environment: everything else is Slackline's, and no engine's business.
 INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|CUDA_.*|NVIDIA_.*|ROCR_.*|HIP_.*|NCCL_.*"
-    r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|XDG_.*|OMP_.*|MKL_.*|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy|DATA_DIR"
+    r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|XDG_.*|OMP_.*|MKL_.*|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy|DATA_DIR|VLLM_.*|SGLANG_.*"
 )
 FOR_REFERENCE = re.compile(INHERITED.pattern + "|FLEET_TOKEN|FLEET_TOKEN_FILE|FLOW_SOCKET|LOG_LEVEL")  # our own
 

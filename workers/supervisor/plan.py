@@ -107,6 +107,10 @@ def seed(settings: Settings, env: Mapping[str, str], log: Path) -> Spec:
     return _manage(env, log, "seed_demo", *(("--demo",) if settings.database_url is None else ()))
 
 
+def serve_model(settings: Settings, env: Mapping[str, str], log: Path) -> Spec:
+    return _manage(env, log, "serve_model", settings.model, "--template", settings.engine)
+
+
 def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
     argv = (sys.executable, str(ROOT / "manage.py"), *command)
     return Spec(command[0], argv, {**env, "SLACKLINE_ROLE": "manage"}, log)

@@ -27,7 +27,8 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`database_url`, `redis_url`: None starts the embedded servers in `data_dir`. `gateway_at`, `console_at`: public
-    URLs, for instance behind a proxy; None: the ports of this machine."""
+    URLs, for instance behind a proxy; None: the ports of this machine. `model`: folder of a model to serve besides the
+    demo, by the launch template `engine`; "": none."""
 
     data_dir: Path
     gateway_port: int = GATEWAY_PORT
@@ -38,6 +39,8 @@ class Settings:
     gateway_at: str | None = None
     console_at: str | None = None
     metrics_token: str = ""
+    model: str = ""
+    engine: str = "vllm"
     flows: FlowSettings = field(default_factory=lambda: flow_settings_from({}))
 
     @property
@@ -94,6 +97,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         console_at=read_variable(environ, "CONSOLE_URL").rstrip("/") or None,
         flows=flow_settings_from(environ, str(data_dir / FLOW_SOCKET)),
         metrics_token=read_variable(environ, "METRICS_TOKEN"),
+        model=read_variable(environ, "MODEL"),
+        engine=read_variable(environ, "ENGINE") or "vllm",
     )
 
 

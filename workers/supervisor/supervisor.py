@@ -104,6 +104,8 @@ class Supervisor:
         self._say("database: migrations and demo data")
         self._once(plan.migrate(env, log))
         self._once(plan.seed(self.settings, env, log))
+        if self.settings.model:
+            self._once(plan.serve_model(self.settings, env, log))
         self.engines = EngineFolder(self.settings.engines, self.settings.logs, env)
         self.engines.sync()
         self._say("starting gateway, console, worker, beat and engines")
