@@ -1,8 +1,11 @@
 """PUT by name creates or replaces. The same call twice changes nothing and records nothing."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from urllib.parse import quote
 
 import pytest
+from django.db import connections
 
 from controller.models import ConfigVersion, Decision, Instance, ScalingPolicy, SLOClass, Tenant
 from tests import factories
@@ -232,3 +235,25 @@ def test_of_two_that_create_at_the_same_moment_the_second_replaces(admin, monkey
     assert (answer.status_code, answer["ETag"]) == (200, '"2"'), answer.data
     row = SLOClass.objects.get(name="chat")
     assert (row.ttft_s, row.title) == (1.0, "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_that_replace_the_same_version_at_once_one_sees_what_the_other_stored(admin):
+    body = {"ttft_s": 1, "tpot_s": 0.1}
+    admin.put("/slo-classes/by-name/chat", body)
+    both = Barrier(2)
+
+    def replace(title):
+        try:
+            both.wait(10)
+            return admin.put("/slo-classes/by-name/chat", {**body, "title": title}, If_Match='"1"')
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        won, lost = sorted(pool.map(replace, ("one", "other")), key=lambda answer: answer.status_code)
+    assert (won.status_code, won["ETag"], lost.status_code) == (200, '"2"', 412)
+    stored = won.data["title"]
+    sent = {"one": "other", "other": "one"}[stored]
+    assert lost.data["error"]["differences"] == [{"field": "title", "stored": stored, "sent": sent}]
+    assert SLOClass.objects.get(name="chat").title == stored
