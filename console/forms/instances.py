@@ -33,14 +33,14 @@ class InstanceForm(EditForm):
         choices=[("", "unknown"), *((role, role) for role in KvRole.values)],
         required=False,
         label="KV role",
-        help_text="Of a vLLM server with a KV connector, as it was started. With kv_both the scaler may switch it.",
+        help_text="For vLLM with a KV connector: as it was started. With kv_both the scaler may change its role.",
     )
     key_name = forms.CharField(
         max_length=64,
         required=False,
         label="Name of its API key",
-        help_text="Of the file in ENGINE_KEYS_DIR on the machines of gateways and workers. Not the key itself. Leave "
-        "empty if the server asks for none.",
+        help_text="Name of the file in ENGINE_KEYS_DIR on the machines of gateways and workers, not the key itself. "
+        "Leave empty if the server asks for no key.",
     )
     max_num_seqs = forms.IntegerField(
         min_value=1,
@@ -55,7 +55,7 @@ class InstanceForm(EditForm):
     )
     tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
     unit_cost = forms.FloatField(
-        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Of one second of this instance."
+        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Cost of one second of this instance."
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,7 +93,7 @@ class InstanceForm(EditForm):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         if data.get("kv_role") and data.get("backend", "vllm") != "vllm":
-            self.add_error("kv_role", "Only a vLLM server has one.")
+            self.add_error("kv_role", "Only a vLLM server has a KV role.")
         return data
 
     def values(self) -> dict[str, Any]:

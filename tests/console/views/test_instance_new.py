@@ -80,7 +80,7 @@ def test_without_a_number_the_servers_own_counts(operator, model):
         ({"id": ""}, "id", "required"),
         ({"model": "999999"}, "model", "valid choice"),
         ({"backend": "fake"}, "backend", "valid choice"),
-        ({"backend": "sglang", "kv_role": "kv_both"}, "kv_role", "Only a vLLM server has one"),
+        ({"backend": "sglang", "kv_role": "kv_both"}, "kv_role", "Only a vLLM server has a KV role"),
         ({"kv_role": "kv_producer", "role": "decode"}, "role", "cannot decode"),
         ({"max_num_seqs": "0"}, "max_num_seqs", "greater than or equal to 1"),
         ({"unit_cost": "nan"}, "unit_cost", "Enter a number"),
