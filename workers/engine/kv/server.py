@@ -17,6 +17,7 @@ from typing import Any
 from controller.core.steps import FinishReason, Seq, SeqState
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.store import KvMismatch, KvStore
+from workers.engine.kv.strangers import Strangers
 from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.turns import Turns, TurnsConfig
 from workers.engine.kv.wire import (
@@ -62,6 +63,7 @@ class KvServer:
         self._taken = taken
         self._progress = progress or KvProgress()
         self.turns = turns or TurnsConfig()
+        self.strangers = Strangers()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -79,31 +81,39 @@ class KvServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
+        self.strangers.come(writer)
+        known = False
         try:
             keep_alive(writer)
             own = address(*writer.get_extra_info("sockname")[:2])
             await be_greeted(reader, writer, self._token, {own, *self.names})
+            known = True
+            self.strangers.go(writer)
             while not reader.at_eof():
                 await self._answer(await read_frame(reader), reader, writer)
         except asyncio.IncompleteReadError as error:
             if error.partial:
-                self._ended_early(error)
+                self._ended_early(error, known)
         except TimeoutError as error:
-            self._ended_early(error)
+            self._ended_early(error, known)
             writer.transport.abort()  # without waiting for unsent data
         except (OSError, KvTransferError, KvMismatch) as error:
-            self._ended_early(error)
+            self._ended_early(error, known)
         except Exception as error:  # a defect, most likely of the store; the receiver sees a cut transfer and retries
             log.exception("a KV transfer failed unexpectedly")
             self._ended_early(error)
         finally:
             self._open.discard(writer)
+            self.strangers.go(writer)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
-    def _ended_early(self, error: Exception) -> None:
+    def _ended_early(self, error: Exception, known: bool = True) -> None:
         self.traffic.failed += 1
+        if not known:
+            self.strangers.failed(error)
+            return
         log.warning("a KV transfer ended early: %s", error or type(error).__name__)
 
     async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
