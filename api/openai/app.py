@@ -143,7 +143,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
     """Completions, chat completions and responses, streamed and not. Returns when the request has ended."""
     path = scope["path"]
     key = header(scope, b"authorization")
-    held = Held(gateway.quotas, gateway.caller(key).tenant)
+    held = Held(gateway.quotas, gateway.caller(key).tenant, gateway.clock())
     try:
         try:
             raw = await read_body(scope, receive, body_bytes, held.add)

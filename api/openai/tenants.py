@@ -109,18 +109,25 @@ class QueueBounds:
     share: float = 0.5
 
 
+# Of the memory for bodies: a tenant that holds no more always finds room in the last quarter, so that large bodies of
+# others do not shut it out. It is also all that a tenant may hold whose quota is used up.
+LITTLE = 1 / 64
+FOR_ALL = 3 / 4
+
+
 class Held:
-    """The bytes of one request's body that are in memory. `give_back` may be called again."""
+    """The bytes of one request's body that are in memory. `give_back` may be called again. `now`: when it begins."""
 
-    __slots__ = ("_quotas", "_tenant", "size")
+    __slots__ = ("_most", "_quotas", "_tenant", "size")
 
-    def __init__(self, quotas: Quotas, tenant: TenantConfig) -> None:
+    def __init__(self, quotas: Quotas, tenant: TenantConfig, now: float) -> None:
         self._quotas, self._tenant = quotas, tenant
+        self._most = LITTLE if quotas.used_up(tenant, now) else 1.0
         self.size = 0
 
     def add(self, size: int) -> None:
         """More bytes have come. Raises ApiError, and counts nothing, where they are too many."""
-        self._quotas.hold(self._tenant, size)
+        self._quotas.hold(self._tenant, size, self._most)
         self.size += size
 
     def give_back(self) -> None:
@@ -148,13 +155,27 @@ class Quotas:
         self.body_bytes = 0  # of all open requests
         self._usage: dict[str, _Usage] = {}
 
-    def hold(self, tenant: TenantConfig, size: int) -> None:
-        """Count bytes of a body. Raises ApiError, and counts nothing, where the tenant's share or memory is full."""
+    def used_up(self, tenant: TenantConfig, now: float) -> bool:
+        """Whether `admit` would refuse its next request, whatever that asks for."""
         usage = self._usage.setdefault(tenant.name, _Usage())
-        share = self._share(tenant)
-        if usage.body_bytes + size > share * self.bounds.body_bytes:
-            raise _over_share(f"{share * self.bounds.body_bytes / MIB:.0f} MiB of request bodies", share)
-        if self.body_bytes + size > self.bounds.body_bytes:
+        if tenant.max_concurrency is not None and usage.active >= tenant.max_concurrency:
+            return True
+        usage.requests = _bucket(usage.requests, tenant.rpm, now)
+        return usage.requests is not None and usage.requests.wait_for(1) > 0
+
+    def hold(self, tenant: TenantConfig, size: int, most: float = 1.0) -> None:
+        """Count bytes of a body. Raises ApiError, and counts nothing, where the tenant's share or memory is full.
+        `most`: the part of the memory that its bodies may take, if less than its share."""
+        usage = self._usage.setdefault(tenant.name, _Usage())
+        share, memory = min(self._share(tenant), most), self.bounds.body_bytes
+        its_bytes = usage.body_bytes + size
+        if its_bytes > share * memory:
+            if most < self._share(tenant):
+                told = "Over the quota of requests, so no large body is read."
+                raise ApiError("rate_limit_exceeded", told, retry_after_s=1.0)
+            raise _over_share(f"{share * memory / MIB:.0f} MiB of request bodies", share)
+        room = memory if its_bytes <= LITTLE * memory else FOR_ALL * memory
+        if self.body_bytes + size > room:
             told = f"The request bodies of all tenants reach the limit of {self.bounds.body_bytes / MIB:.0f} MiB."
             raise ApiError("rate_limit_exceeded", told, retry_after_s=1.0)
         usage.body_bytes += size

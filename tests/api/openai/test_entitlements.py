@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.openai.tenants import QueueBounds
+from api.openai.protocol.errors import ApiError
+from api.openai.tenants import Held, QueueBounds, Quotas
 from controller.core.snapshot import ClassConfig, Entitlements, GatewaySnapshot, ModelConfig, TenantConfig
 from tests.api.openai.gateways import KEY, Client, TestBed, completion, key_config, settled, snapshot, until
 from workers.backends.fake import Script
@@ -116,7 +117,7 @@ async def test_large_bodies_count_from_their_first_byte_and_are_given_back() -> 
         assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
         assert "queue_share 25%" in refused.error["message"]
         assert 90_000 < quotas.body_bytes < 100_000
-        mine = [bed.send(completion(prompt="x" * 90_000, stream=True), key=OTHER) for _ in range(4)]
+        mine = [bed.send(completion(prompt="x" * 90_000, stream=True), key=OTHER) for _ in range(3)]
         await until(lambda: any(client.answer.status for client in mine))
         (full,) = (client.answer for client in mine if client.answer.status)
         assert "all tenants" in full.error["message"]
@@ -124,6 +125,32 @@ async def test_large_bodies_count_from_their_first_byte_and_are_given_back() -> 
             if not client.answer.status:
                 await client.hang_up()
         assert quotas.body_bytes == 0
+
+
+async def test_large_bodies_of_others_leave_room_for_small_ones() -> None:
+    async with TestBed(config(Entitlements())) as bed:
+        bed.gateway.quotas.bounds = QueueBounds(body_bytes=640_000, share=1.0)
+        bed.every(Script(hang_after=0))
+        clients = flood(bed, 8, "x" * 80_000)
+        await until(lambda: sum(client.answer.status == 429 for client in clients) == 3)
+        mine = bed.send(completion(prompt="x" * 8_000, stream=True), key=OTHER)
+        await until(lambda: bed.gateway.quotas.active("other") == 1)
+        for client in (*clients, mine):
+            if not client.answer.status:
+                await client.hang_up()
+        assert bed.gateway.quotas.body_bytes == 0
+
+
+async def test_a_tenant_whose_quota_is_used_up_holds_little() -> None:
+    """Its requests would be refused in the end, but only once their bodies have come."""
+    tenant = TenantConfig(1, "acme", "chat", rpm=0, tpm=0, max_concurrency=0)
+    quotas = Quotas(QueueBounds(body_bytes=640_000))
+    held = Held(quotas, tenant, 0.0)
+    held.add(10_000)
+    with pytest.raises(ApiError, match="no large body is read"):
+        held.add(1)
+    Held(quotas, TenantConfig(2, "other", "chat"), 0.0).add(300_000)
+    assert quotas.body_bytes == 310_000
 
 
 @pytest.mark.parametrize(
