@@ -38,7 +38,7 @@ class InstanceStart:
     """
 
     id: str
-    source: str  # its provisioner, and whether it was warm, asleep or launched from a seed
+    source: str  # its provisioner and launch template, and whether it was warm, asleep or launched from a seed
     desired_at: datetime
     ready_s: float | None
     served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
@@ -51,7 +51,7 @@ class InstanceStart:
 
     @property
     def way(self) -> str:
-        """What its time depends on: its provisioner, how it began, and where its weights came from."""
+        """What its time depends on: its provisioner, its template, how it began, and where its weights came from."""
         began = f"{self.source}, cold" if self.cold else self.source
         return f"{began}, weights from {WEIGHTS_FROM[self.weights]}" if self.weights in WEIGHTS_FROM else began
 
@@ -200,13 +200,17 @@ def _told(**actions: datetime) -> QuerySet[Instance]:
     of_it = Action.objects.filter(instance=OuterRef("pk"), **actions).order_by("-id")
     loads = of_it.filter(kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE)
     watched = of_it.filter(kind=Action.Kind.FIRST_SERVED)
-    return Instance.objects.exclude(weights=Weights.ABSENT).annotate(
-        taken_at=Subquery(loads.values("created_at")[:1]),
-        loaded_at=Subquery(loads.values("ended_at")[:1]),
-        scale_out=Subquery(loads.values("params__scale_out")[:1]),
-        loaded=Subquery(loads.values("decision__outcome")[:1]),
-        watched=Subquery(watched.values("decision__outcome")[:1]),
-        launch=Subquery(watched.values("params__launch")[:1]),
+    return (
+        Instance.objects.select_related("template")
+        .exclude(weights=Weights.ABSENT)
+        .annotate(
+            taken_at=Subquery(loads.values("created_at")[:1]),
+            loaded_at=Subquery(loads.values("ended_at")[:1]),
+            scale_out=Subquery(loads.values("params__scale_out")[:1]),
+            loaded=Subquery(loads.values("decision__outcome")[:1]),
+            watched=Subquery(watched.values("decision__outcome")[:1]),
+            launch=Subquery(watched.values("params__launch")[:1]),
+        )
     )
 
 
@@ -248,11 +252,10 @@ def _start(row: Any, first: First | None) -> InstanceStart:
         ready_s = min(ready_s, served)
     how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
+    started_by = row.provisioner if row.template is None else f"{row.provisioner} {row.template}"
     cold = not _taken(row) and not row.abilities.registers
     now = {"state": row.shown_state, "error": row.error}
-    return InstanceStart(
-        row.pk, row.provisioner + how, desired_at, ready_s, served, weights, load_s, cold, idle_s, **now
-    )
+    return InstanceStart(row.pk, started_by + how, desired_at, ready_s, served, weights, load_s, cold, idle_s, **now)
 
 
 def _first_tokens(desired: Mapping[str, datetime]) -> dict[str, First]:

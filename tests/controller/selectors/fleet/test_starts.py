@@ -8,10 +8,11 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from controller.models import Action, Instance
+from controller.models import Action, Instance, LaunchTemplate
 from controller.selectors.fleet.scaling import InstanceStart, starts, times_by_way
 from controller.selectors.fleet.weights import first_token_at
 from controller.services.decisions import decision_record
+from controller.services.fleet.launch_templates import shipped_templates_store
 from controller.services.records.requests import records_write
 from tests import factories
 
@@ -69,6 +70,18 @@ def test_each_way_is_told_apart():
     assert found["a-cold"].served_s == pytest.approx(3.5, abs=0.01)
     assert found["c-warm"].served_s == pytest.approx(4.5, abs=0.01), "from the scale-out that took it"
     assert (found["c-warm"].ready_s, found["d-woken"].ready_s) == (pytest.approx(3.0), pytest.approx(1.0))
+
+
+@pytest.mark.django_db
+def test_cold_starts_are_learned_by_template():
+    """A small model's start says nothing about that of a large one."""
+    shipped_templates_store()
+    small, large = (LaunchTemplate.objects.get(name=name) for name in ("reference", "vllm"))
+    for id, template, ready_s in (("a", small, 4), ("b", large, 90), ("c", large, 110), ("d", None, 2)):
+        row = born(id, template=template)
+        Instance.objects.filter(pk=row.pk).update(ready_at=BEGAN + timedelta(seconds=ready_s))
+    told = {each.way: each.ready_s for each in times_by_way(starts())}
+    assert told == {"process, cold": 2.0, "process reference, cold": 4.0, "process vllm, cold": 100.0}
 
 
 @pytest.mark.django_db
