@@ -13,8 +13,8 @@ common="+@connection +@read +@write +@pubsub +@transaction +@scripting +@blockin
 # Celery's queues: the console orders work, beat does so each second, the worker takes it.
 celery="~control* ~actions* ~analysis* ~_kombu* ~unacked* ~celery* &celery* &/0.*"
 ours="resetchannels &slackline* ~slackline*"
-# A gateway has no part in sign-ins or jobs.
-live="resetchannels &slackline* ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
+# A gateway has no part in sign-ins or jobs. It tells browsers of live topics, not that a session has ended.
+live="resetchannels &slackline:config &slackline:command:* &slackline.channels__group__live.* ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
   ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:*"
 {
   printf 'user default off\n'

