@@ -47,6 +47,8 @@ PERIOD_S = 0.02  # how often transfers may be promoted
 ALIVE_S = 1.0
 MAX_LINE = 16 << 10
 MOST_FLOWS = 20_000
+MOST_NUMBER = 1e18  # of bytes or seconds: with far larger ones a time would become infinite, and no step end
+MOST_DUE_S = 1e6
 MOST_BATCHES = 1_000  # that a client computes
 MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
 SHORTEST_PAUSE_S = 0.001
@@ -293,6 +295,8 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
     due_in_s = None if said.get("due_in_s") is None else _number(said, "due_in_s")
     if due_in_s is not None and due_in_s <= 0:
         raise Refused("due_in_s", f"the deadline has passed: due_in_s is {due_in_s:g}")
+    if due_in_s is not None and due_in_s > MOST_DUE_S:
+        raise Refused("due_in_s", f"due_in_s is at most {MOST_DUE_S:g}")
     requests = said.get("requests", [])
     if not isinstance(requests, list) or not all(isinstance(each, str) for each in requests):
         raise Refused("requests", "requests is a list of ids")
@@ -325,6 +329,8 @@ def _number(said: Mapping[str, Any], name: str, default: float | None = None) ->
     value = said.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Refused(name, f"{name} is a number, not {value!r}")
+    if value > MOST_NUMBER:
+        raise Refused(name, f"{name} is at most {MOST_NUMBER:g}")
     return float(value)
 
 

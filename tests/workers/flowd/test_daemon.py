@@ -55,7 +55,7 @@ def submitted(**changed: Any) -> dict[str, Any]:
 WRONG = {
     "size_bytes": [{"size_bytes": 0}, {"size_bytes": -1}, {"size_bytes": "1"}, {"size_bytes": None}],
     "stage": [{"stage": 0}, {"stage": 5}, {"stage": True}, {"stage": "kv"}],
-    "due_in_s": [{"due_in_s": 0}, {"due_in_s": -2.5}, {"due_in_s": None}, {"due_in_s": "soon"}],
+    "due_in_s": [{"due_in_s": 2e6}, {"due_in_s": 0}, {"due_in_s": -2.5}, {"due_in_s": None}, {"due_in_s": "soon"}],
     "id": [{"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 501}],
     "to": [{"to": ""}, {"to": None}],
     "later_bytes": [{"later_bytes": -1}],
@@ -75,6 +75,54 @@ async def test_wrong_submits_get_an_error_that_names_the_field(path, field, chan
         assert (said["event"], said["field"]) == ("error", field), said
         assert said["message"]
         assert (await raw.asked(**submitted()))["event"] == "permit", "the connection goes on"
+
+
+@pytest.mark.parametrize("raw_number", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 400, "1e308"])
+@pytest.mark.parametrize("field", ["size_bytes", "due_in_s", "later_bytes"])
+async def test_numbers_that_no_clock_or_link_knows_stop_nobody(path, field, raw_number):
+    async with serving(path), connected(path) as client:
+        raw = await Raw.open(path)
+        line = orjson.dumps(submitted(**{field: 12345.0})).replace(b"12345.0", raw_number.encode())
+        raw.writer.write(line + b"\n")
+        said = await raw.hear()
+        assert said["field"] in (field, ""), said
+        flow = client.submit(3, MB, "host", 1.0)
+        await flow.turn(nothing)
+        assert flow.scheduled
+        flow.end()
+
+
+async def test_a_line_without_end_costs_its_own_connection_only(path):
+    async with serving(path), connected(path) as client:
+        raw = await Raw.open(path)
+        raw.writer.write(b"x" * (flow_daemon.MAX_LINE + 10_000))
+        async with asyncio.timeout(WAIT_S):
+            while await raw.reader.readline():
+                pass
+        flow = client.submit(3, MB, "host", 1.0)
+        await flow.turn(nothing)
+        assert flow.scheduled
+
+
+@pytest.mark.parametrize("policy", ["mfs", "earliest_deadline", "shortest_first"])
+async def test_a_transfer_whose_deadline_passes_while_it_is_held_goes_on(path, policy, monkeypatch):
+    """It was due first when it was submitted; it is late, and others are due later."""
+    monkeypatch.setattr(flow_client, "LATE_S", 0.3)
+    monkeypatch.setattr(flow_client, "MOST_HELD_S", 3.0)
+    async with serving(path, policy), connected(path) as client, sending(client, due_in_s=0.3):
+        late = client.submit(3, MB, "host", 0.4)
+        await late.turn(nothing)
+        assert late.held_s < 5.0
+        assert late.reason in (SCHEDULED, "held_too_long")
+        late.end()
+
+
+async def test_a_transfer_that_is_late_already_is_scheduled(path):
+    async with serving(path), connected(path) as client:
+        flow = client.submit(3, MB, "host", -5.0)
+        await flow.turn(nothing)
+        assert flow.scheduled
+        assert flow.level
 
 
 async def test_duplicates_and_flows_of_others_are_refused(path):
@@ -293,6 +341,41 @@ async def test_a_killed_daemon_lets_transfers_go_and_the_next_one_schedules_agai
                 again = client.submit(3, MB, "host", 1.0)
                 await again.turn(nothing)
                 assert again.reason == SCHEDULED
+
+
+async def test_a_daemon_that_is_restarted_at_once_does_not_take_up_what_was_held(path):
+    """It cannot know how far that is: it goes on, and its completion names nothing that the new daemon knows."""
+    with Process(path) as daemon:
+        async with connected(path) as client:
+            flow, waiting = await held(client)
+            daemon.signal(signal.SIGKILL)
+            with Process(path):
+                async with asyncio.timeout(5.0):
+                    await waiting
+                assert flow.reason == "lost"
+                await until(lambda: client.connected)
+                flow.sent(MB)
+                flow.end()
+                again = client.submit(3, MB, "host", 1.0)
+                await again.turn(nothing)
+                assert again.scheduled
+                raw = await Raw.open(path)
+                assert [each["id"] for each in (await raw.asked(op="status"))["flows"]] == [again.id]
+
+
+async def test_a_daemon_that_hangs_and_goes_on_again_schedules_again(path):
+    with Process(path) as daemon:
+        async with connected(path) as client:
+            flow, waiting = await held(client)
+            daemon.signal(signal.SIGSTOP)
+            async with asyncio.timeout(flow_client.SILENCE_S + 3.0):
+                await waiting
+            assert flow.reason == "silent"
+            daemon.signal(signal.SIGCONT)
+            await until(lambda: client.connected)
+            again = client.submit(3, MB, "host", 1.0)
+            await again.turn(nothing)
+            assert again.scheduled
 
 
 async def test_a_daemon_that_hangs_holds_nobody_for_long(path, monkeypatch):
