@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved, LinkState
-from controller.core.types import InstanceSpec, Load, Part, Request, Role
+from controller.core.types import InstanceSpec, Load, Part, Request
 
 # What a failed call shows: a fault of the engine (another attempt may help), of its whole instance (which is down), of
 # the request itself (no engine would take it), of its KV or the offer of it (an engine that needs none would take the
@@ -240,11 +240,6 @@ class Expected(NamedTuple):
     at: float
 
 
-class RoleChanged(NamedTuple):
-    instance_id: str
-    role: Role
-
-
 class SharesChanged(NamedTuple):
     """This gateway's share (0..1] of an instance's budget; 1.0 if there is one gateway."""
 
@@ -306,7 +301,6 @@ Event = (
     | InstanceDraining
     | InstanceDown
     | Expected
-    | RoleChanged
     | SharesChanged
     | FirstByteDelay
     | Command

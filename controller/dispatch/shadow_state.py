@@ -36,8 +36,8 @@ LOST_SHARE = 0.05  # of an answer's time at its TPOT: one that is later will mis
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
 
-InstanceEvent = ev.InstanceDraining | ev.RoleChanged | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
-INSTANCE_EVENTS = (ev.InstanceDraining, ev.RoleChanged, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
+InstanceEvent = ev.InstanceDraining | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
+INSTANCE_EVENTS = (ev.InstanceDraining, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
 
 
 class ShadowInstance:
@@ -569,9 +569,6 @@ class Roster:
 def _change(instance: ShadowInstance, event: InstanceEvent) -> None:
     if isinstance(event, ev.InstanceDraining):
         instance.state = "draining"
-        instance.changes += 1
-    elif isinstance(event, ev.RoleChanged):
-        instance.spec.role = event.role
         instance.changes += 1
     elif isinstance(event, ev.SharesChanged):
         instance.share = min(1.0, max(0.0, event.share))

@@ -1,4 +1,4 @@
-"""Replays a gateway's scheduler log through the simulator's driver, and checks that the actions are the same.
+"""Replays a gateway's scheduler log through the simulator's driver, and checks that the replies are the same.
 
 The log takes the place of simulated engines: its batches happen at the times at which the gateway passed them on, and
 actions are not performed. It also contains the scheduler's wake-ups, since a real clock wakes it a little late.
@@ -19,12 +19,12 @@ from controller.simulator.heap import EventKind
 
 
 class ReplayDifference(NamedTuple):
-    """Batch number `batch` (from 1) was answered differently. Actions in the form of the log."""
+    """Batch number `batch` (from 1) was answered differently. Actions in the form of the log, then the wake-up."""
 
     batch: int
     at: float
-    logged: Sequence[Any]
-    answered: Sequence[Any]
+    logged: tuple[Sequence[Any], float | None]
+    answered: tuple[Sequence[Any], float | None]
 
 
 class Replay:
@@ -47,9 +47,11 @@ class Replay:
         while self.driver.heap:
             self._answered = []
             self.driver.step()
-            answered = json.loads(json.dumps(self._answered))  # in the form in which the log is read
-            if answered != self._batch.actions:
-                yield ReplayDifference(self.batches, self._batch.now, self._batch.actions, answered)
+            logged = self._batch.actions, self._batch.wake_at
+            actions = json.loads(json.dumps(self._answered))  # in the form in which the log is read
+            answered = actions, self.driver.wake_at
+            if answered != logged:
+                yield ReplayDifference(self.batches, self._batch.now, logged, answered)
 
     def _plan(self) -> None:
         """Schedule one batch ahead, never two: events name requests that earlier batches brought."""

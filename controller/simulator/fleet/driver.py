@@ -36,6 +36,7 @@ class Driver:
         self.handlers: dict[EventKind, Handler] = {EventKind.WAKE: self._woke, EventKind.TICK: lambda what, _: what()}
         self.happened = 0
         self.passes = 0
+        self.wake_at: float | None = None  # as the scheduler asked in the last pass
         self._perform = perform
         self._listener = listener
         self._wakes = wakes
@@ -95,6 +96,7 @@ class Driver:
                 break
             events, self._reports = self._reports, []
         self._passing = False
+        self.wake_at = reply.wake_at
         if self._wakes:
             self._wake_up(reply.wake_at)
 

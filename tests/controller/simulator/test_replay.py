@@ -54,6 +54,17 @@ def test_another_policy_answers_otherwise() -> None:
     assert list(Replay(Log([other, *rest])).differences())
 
 
+def test_a_wake_up_at_another_time_is_a_difference() -> None:
+    """It is the other half of the scheduler's reply: a gateway that sleeps too long keeps requests waiting."""
+    raw = lines("failures")
+    index = next(i for i, line in enumerate(raw) if i and json.loads(line)["wake_at"] is not None)
+    batch = json.loads(raw[index])
+    raw[index] = json.dumps(batch | {"wake_at": batch["wake_at"] + 1.0}) + "\n"
+    (found,) = Replay(Log(raw)).differences()
+    assert (found.batch, found.logged[0] == found.answered[0]) == (index, True)
+    assert found.logged[1] == found.answered[1] + 1.0
+
+
 def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(lines("collocated")))

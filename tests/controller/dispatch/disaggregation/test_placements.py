@@ -100,8 +100,8 @@ def test_prefill_and_collocated_instances_and_other_models_take_no_decode_stage(
     other = ev.InstanceUp(InstanceSpec("o", "other", latency=STEP, role=Role.DECODE))
     made.handle([up("p", Role.PREFILL), up("c", Role.COLLOCATED), other], 0.0)
     assert places(made.handle([done("a")], 0.0)) == []
-    made.handle([ev.RoleChanged("c", Role.PREFILL), done("b")], 0.5)
-    assert places(made.handle([ev.RoleChanged("c", Role.DECODE)], 1.0)) == [("b", "c")]
+    made.handle([up("c", Role.PREFILL), done("b")], 0.5)
+    assert places(made.handle([up("c")], 1.0)) == [("b", "c")]
 
 
 def test_a_draining_instance_takes_nothing_and_sleeping_ones_neither():
