@@ -7,7 +7,6 @@ are independent. Nothing here draws random numbers (workloads do, before the run
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -17,7 +16,7 @@ from typing import Any
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reject, Seq
-from controller.core.types import Part, Request, Role
+from controller.core.types import Part, Request
 from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migrator
 from controller.dispatch.lifecycle import Cause, cause_of, outcome
 from controller.predict.lengths import OutputLengthModel
@@ -28,6 +27,7 @@ from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
 from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.fleet.instance import SimulatedInstance
+from controller.simulator.fleet.joins import Joins
 from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
 from controller.simulator.heap import EventKind
@@ -82,11 +82,23 @@ class Simulation:
         self._lengths = OutputLengthModel()
         self._in_flight: dict[str, SimulatedRequest] = {}
         self.cluster = Cluster(settings)
+        self.joins = Joins(self.tell)
         self._trace = trace
         self.cluster.watch = trace.step if trace is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
         self.kv = SimulatedTransfers(self) if settings.disaggregated else None
-        self.performs: dict[type, Callable[[Any], None]] = {
+        self.performs = self._performers()
+        self.driver.handlers |= {
+            EventKind.STEP: self._step_ended,
+            EventKind.FAILURE: self._fleet_changes,
+            EventKind.DELIVERY: self._delivered,
+            EventKind.ARRIVAL: self._arrival,
+            EventKind.END: self._cut_off,
+        }
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        """What is done for each action of the scheduler."""
+        return {
             ev.Send: lambda send: self._send(send.instance_id, [send]),
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
@@ -95,15 +107,7 @@ class Simulation:
             ev.AnswerThere: self._answer_there,
             ev.Unscheduled: self._unscheduled,
             ev.GiveUp: self._given_up,
-        }
-        if self.kv is not None:
-            self.performs |= self.kv.performs
-        self.driver.handlers |= {
-            EventKind.STEP: self._step_ended,
-            EventKind.FAILURE: self._fleet_changes,
-            EventKind.DELIVERY: self._delivered,
-            EventKind.ARRIVAL: self._arrival,
-            EventKind.END: self._cut_off,
+            **(self.kv.performs if self.kv is not None else {}),
         }
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> RunResult:
@@ -143,8 +147,7 @@ class Simulation:
         instance = self.cluster.bring_up(name)
         if instance is not None:
             self.tell(ev.InstanceUp(instance.spec))
-            if instance.spec.role is not Role.DECODE:
-                self.tell(ev.Expected(instance.spec.model, math.inf))
+            self.joins.came(name)
             if self.kv is not None:
                 self.tell(*self.kv.links_of(instance.id))
 

@@ -18,6 +18,7 @@ import aiohttp
 from controller.core import events as ev
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Load, Role
+from controller.dispatch.expected import ExpectedInstances
 from controller.scale.provisioning import abilities
 from workers.backends.base import Backend, EngineError, Limits
 from workers.backends.registry import backend_for
@@ -71,7 +72,7 @@ class GatewayFleet:
         self._clock = clock
         self._runtime: InstanceListener | None = None
         self._coming: list[tuple[str, float]] = []  # model, earliest time
-        self._expected: dict[str, float] = {}  # as the scheduler was told
+        self._expected = ExpectedInstances()
 
     @property
     def runtime(self) -> InstanceListener:
@@ -82,7 +83,7 @@ class GatewayFleet:
     @property
     def coming(self) -> frozenset[str]:
         """Models with an instance being started, as the scheduler was told."""
-        return frozenset(self._expected)
+        return self._expected.models
 
     def bind(self, runtime: InstanceListener) -> None:
         self._runtime = runtime
@@ -112,15 +113,9 @@ class GatewayFleet:
     def _expect(self) -> None:
         """Tell the scheduler when the next instance of a model is expected, where that changed."""
         now = self._clock()
-        earliest = dict[str, float]()
         awaited = [(seat.spec.model, seat.seen_at) for seat in self.seats.values() if seat.awaited(now)]
-        for model, at in (*self._coming, *awaited):
-            earliest[model] = min(at, earliest.get(model, math.inf))
-        for model in earliest.keys() | self._expected.keys():
-            at = earliest.get(model, math.inf)
-            if at != self._expected.get(model, math.inf):
-                self.runtime.push(ev.Expected(model, at))
-        self._expected = earliest
+        for event in self._expected.changes([*self._coming, *awaited]):
+            self.runtime.push(event)
 
     def _seat(self, spec: InstanceSpec) -> None:
         seat = self.seats.get(spec.id)

@@ -31,6 +31,7 @@ class Failures:
             run.kv.died(instance)
         run.cluster.remove(instance, now)
         if failure.for_s is not None:
-            if instance.spec.role is not Role.DECODE:  # as in production, new requests wait for the replacement
-                run.tell(ev.Expected(instance.spec.model, now))
-            run.bring_up_later(run.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)
+            replacement = run.cluster.ask(failure.instance, now + failure.for_s)
+            if instance.spec.role is not Role.DECODE:
+                run.joins.awaited(replacement, instance.spec.model, now)  # no gateway knows how long it will take
+            run.bring_up_later(replacement, now + failure.for_s)

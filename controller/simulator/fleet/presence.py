@@ -62,9 +62,6 @@ class Presence:
         self._leaving: set[str] = (
             set()
         )  # instances that a scaler drains are not among them, since they may change their role
-        self._joins: list[
-            tuple[float, str]
-        ] = []  # time and model of joins of instances that get requests from the gateway
 
     def start(self) -> None:
         run = self._run
@@ -76,17 +73,16 @@ class Presence:
                 continue
             if each.from_s > 0:
                 run.heap.push(each.from_s, EventKind.FAILURE, partial(self._join, slot))
+                if each.role != Role.DECODE:
+                    run.joins.awaited(slot, each.model, each.from_s)
             else:
                 self._join(slot)
-            if each.role != Role.DECODE:
-                self._joins.append((each.from_s, each.model))
             if each.until_s is not None:
                 run.heap.push(each.until_s, EventKind.FAILURE, partial(self._leave, slot))
-        for model in {model for _, model in self._joins}:
-            self._expect(model)
 
     def _join(self, slot: int) -> None:
         self._run.bring_up(self._run.cluster.ask(slot, self._run.heap.now))
+        self._run.joins.came(slot)
 
     def _leave(self, slot: int) -> None:
         instance = self._run.cluster.in_slot(slot)
@@ -94,7 +90,6 @@ class Presence:
             return
         drain(self._run, instance.id)
         self._leaving.add(instance.id)
-        self._expect(instance.spec.model)
         self._look()
 
     def _look(self) -> None:
@@ -103,16 +98,6 @@ class Presence:
         self._leaving.difference_update(end_drained(run, now, self._leaving))
         if self._leaving:
             run.heap.push(now + LOOK_S, EventKind.TICK, self._look)
-
-    def _expect(self, model: str) -> None:
-        """As in production: if no instance of the model is up and another will join, requests wait for it."""
-        run, now = self._run, self._run.heap.now
-        there = (each for each in run.cluster if each.id not in run.cluster.draining)
-        if any(each.spec.model == model and each.spec.role is not Role.DECODE for each in there):
-            return
-        coming = [at for at, of in self._joins if of == model and at > now]
-        if coming:
-            run.tell(ev.Expected(model, min(coming)))
 
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:

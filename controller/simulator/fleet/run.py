@@ -10,6 +10,7 @@ from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from controller.simulator.fleet.gateways import GatewayGroup
+from controller.simulator.fleet.joins import Joins
 from controller.simulator.heap import EventHeap
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.report.results import RunResult
@@ -24,6 +25,7 @@ class FleetRun(Protocol):
     cluster: Cluster
     scheduler: Scheduler | GatewayGroup
     kv: SimulatedTransfers | None
+    joins: Joins
     result: RunResult
 
     def tell(self, *events: ev.Event) -> None: ...

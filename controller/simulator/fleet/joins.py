@@ -1,0 +1,31 @@
+"""Instances that will join and take requests: the gateways know of them, and let requests wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.core import events as ev
+from controller.dispatch.expected import ExpectedInstances
+
+
+class Joins:
+    """`tell`: passes events on to the scheduler."""
+
+    def __init__(self, tell: Callable[[ev.Event], None]) -> None:
+        self._tell = tell
+        self._expected = ExpectedInstances()
+        self._joins: dict[int | str, tuple[str, float]] = {}  # by slot or id: model and earliest time
+
+    def awaited(self, key: int | str, model: str, at: float) -> None:
+        """An instance takes requests of `model` from `at` on, as far as a gateway knows."""
+        self._joins[key] = (model, at)
+        self._changed()
+
+    def came(self, key: int | str) -> None:
+        """It is up, and the scheduler was told so before: requests must not be refused in between."""
+        if self._joins.pop(key, None) is not None:
+            self._changed()
+
+    def _changed(self) -> None:
+        for event in self._expected.changes(self._joins.values()):
+            self._tell(event)
