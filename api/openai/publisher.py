@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -97,6 +97,7 @@ class Publisher:
         self._answered = 0
         self._whole_at = -WHOLE_QUEUE_S
         self._thread = OffLoop("audit")
+        self._failing: set[str] = set()  # parts that could not be published when last tried
 
     async def run(self) -> None:
         while True:
@@ -109,8 +110,8 @@ class Publisher:
             await self.read_clock()
         try:
             watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
-            await self._fleet(now, LIVE_OVERVIEW in watched)
-            await self._queue(now, LIVE_QUEUE in watched)
+            await self._alone("the state of the fleet", self._fleet(now, LIVE_OVERVIEW in watched))
+            await self._alone("the queue", self._queue(now, LIVE_QUEUE in watched))
             self._gateway.redis = "ok"
         except LiveUnavailable as error:
             if self._gateway.redis != "away":
@@ -122,6 +123,19 @@ class Publisher:
             await self._refusals(now)
             await self._lost()
             await self._keys()
+
+    async def _alone(self, what: str, publishing: Awaitable[None]) -> None:
+        """A defect of one part, such as a figure that JSON cannot hold, does not stop the others."""
+        try:
+            await publishing
+        except LiveUnavailable:
+            raise
+        except Exception:
+            if what not in self._failing:
+                log.exception("%s cannot be published", what)
+            self._failing.add(what)
+        else:
+            self._failing.discard(what)
 
     async def read_clock(self) -> None:
         """The clock that all gateways share; without Redis it goes on from the last reading."""

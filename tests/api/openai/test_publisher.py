@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from api.openai import status
@@ -156,6 +157,38 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         board.away = True
         await publisher.tick()
         assert not bed.gateway.scheduler.dispatcher.journal.following, "nothing piles up while Redis is away"
+        publisher.close()
+
+
+class JsonBoard(Board):
+    """As Redis takes it: as JSON."""
+
+    async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
+        orjson.dumps(message)
+        await super().publish_fleet(message, ttl_s)
+
+
+async def test_a_figure_that_json_cannot_hold_stops_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found by attack: an engine's figure of more than 64 bits ended every tick, so the console had no queue either."""
+    usual = status.fleet_message
+    monkeypatch.setattr(status, "fleet_message", lambda *told: {**usual(*told), "queued_tokens": int(1.7e308)})
+    async with TestBed(snapshot(tenants=(TenantConfig(1, "acme", "chat", rpm=0),))) as bed:
+        await bed.ask(completion())
+        audit, board = Audit(), JsonBoard()
+        publisher = Publisher(bed.gateway, board, audit)
+        board.watching = {LIVE_QUEUE}
+        for _ in range(3):
+            publisher._published_at = publisher._refusals_at = -60.0
+            await publisher.tick()
+        assert [topic for topic, _ in board.sent].count(LIVE_QUEUE) == 3
+        assert [row["requests"] for row in audit.rows] == [1]
+        assert len([each for each in caplog.records if "cannot be published" in each.getMessage()]) == 1
+        monkeypatch.setattr(status, "fleet_message", usual)
+        publisher._published_at = -60.0
+        await publisher.tick()
+        assert [topic for topic, _ in board.sent].count("fleet") == 1
         publisher.close()
 
 
