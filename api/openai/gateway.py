@@ -200,6 +200,8 @@ class Gateway:
         in_flight.salt = self._salt(tenant.name)
         in_flight.key_id = caller.key_id
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
+        if self.scheduler.suspects.quarantined:
+            in_flight.identify()
         self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)
         self.runtime.arrive(in_flight)

@@ -14,6 +14,7 @@ import asyncio
 from array import array
 from contextlib import aclosing
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
@@ -167,6 +168,14 @@ class InFlightRequest:
         for _ in range(tokens):
             self.times.append(now)
         self.output_tokens += tokens
+
+    def identify(self) -> None:
+        """Give the request the fingerprint that it has whenever this tenant sends it, so that it is known again."""
+        if not self.request.fingerprint:
+            what = sha256(b"chat " if self.chat else b"text ")
+            what.update(self.request.tenant.encode() + b"\0")
+            what.update(self.head)
+            self.request.fingerprint = what.hexdigest()
 
     def restart(self) -> None:
         """Back to the queue after a failure before the first token, when nothing of it runs any more."""

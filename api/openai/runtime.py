@@ -37,6 +37,8 @@ from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
 
+SERVER_ERROR = 500  # an engine may answer with one before it goes down
+FINAL = ("infeasible_alone", "ended_engines", "quarantined")  # reasons for which the same request is refused again
 PROGRESS_S = 0.05  # how long token counts may wait for another event to go with
 
 Handle = Callable[[Sequence[ev.Event], float], ev.Reply]
@@ -65,7 +67,8 @@ class Runtime:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`handle`: the scheduler's, or one that records its calls. `suspect`: is told of an instance that cannot be
-        reached. `heard`: is told of the instance of each token, which is therefore alive."""
+        reached or answers with an error of its own. `heard`: is told of the instance of each token, which is therefore
+        alive."""
         self.scheduler = scheduler
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
@@ -112,9 +115,9 @@ class Runtime:
             self._end(in_flight, Cause.HUNG_UP, code=why, status=499)
             self.push(ev.Cancelled(in_flight.request.id))
 
-    def instance_down(self, instance_id: str, why: str) -> None:
-        """Report that its calls failed. The scheduler deals with the KV that it kept."""
-        self.push(ev.InstanceDown(instance_id))
+    def instance_down(self, instance_id: str, why: str, *, died: bool = False) -> None:
+        """Report that its calls failed. The scheduler deals with the KV that it kept. `died`: see `ev.InstanceDown`."""
+        self.push(ev.InstanceDown(instance_id, died))
         error = EngineError(f"instance {instance_id} is down: {why}")
         for in_flight in [each for each in self.requests.values() if each.instance == instance_id]:
             if in_flight.task is not None:
@@ -189,11 +192,14 @@ class Runtime:
     def _report(self, in_flight: InFlightRequest, instance_id: str, error: EngineError, *, down: bool) -> None:
         """Report what the failed call showed. The scheduler knows what the call was for, and decides what follows."""
         log.warning("request %s failed on %s: %s", in_flight.request.id, instance_id, error)
-        if error.unreachable:
+        if error.unreachable or error.status >= SERVER_ERROR:
             self._suspect(instance_id)
         in_flight.error = error
         at_fault = "instance" if down else fault_of(error)
-        self.push(ev.EngineFailed(in_flight.request.id, instance_id, str(error), migrator_reason(error), at_fault))
+        if not error.client_fault:
+            in_flight.identify()
+        name, reason = in_flight.request.id, migrator_reason(error)
+        self.push(ev.EngineFailed(name, instance_id, str(error), reason, at_fault, error.connection))
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +283,7 @@ class Runtime:
                 refusal(action.decision),
                 param=param,
                 retry_after_s=action.retry_after_s,
-                final=action.decision.reason == "infeasible_alone",
+                final=action.decision.reason in FINAL,
             )
             self._end_with_error(in_flight, cause_of(action), error)
 

@@ -70,7 +70,8 @@ class EngineFailed(NamedTuple):
 
     `reason`: of a failed KV transfer, for instance `no_room`. Drivers report what they saw and judge nothing by the
     stage: `at_fault` is `kv` also where no stage of KV was asked for, and an engine failed also where it is not needed
-    any more.
+    any more. `connection`: it was lost after it had been made, as when an engine dies, or refused, so that the engine
+    never saw the request.
     """
 
     request_id: str
@@ -78,17 +79,19 @@ class EngineFailed(NamedTuple):
     error: str = ""
     reason: str = "transfer_failed"
     at_fault: AtFault = "engine"
+    connection: Literal["kept", "lost", "refused"] = "kept"
 
 
 class Failed(NamedTuple):
     """An attempt of the request is over; the scheduler makes this event for the dispatcher and the migrator.
 
-    Before the first token it is queued again, and its instance is avoided once.
+    Before the first token it is queued again, and its instance is avoided once. `hold_s`: it is not sent before.
     """
 
     request_id: str
     before_first_token: bool
     error: str = ""
+    hold_s: float = 0.0
 
 
 class PrefillSent(NamedTuple):
@@ -225,9 +228,11 @@ class InstanceDraining(NamedTuple):
 
 
 class InstanceDown(NamedTuple):
-    """The instance is gone. The driver also reports EngineFailed for each call that it was serving."""
+    """The instance is gone. The driver also reports EngineFailed for each call that it was serving. `died`: nobody
+    wanted that, as far as the driver knows."""
 
     instance_id: str
+    died: bool = False
 
 
 class Expected(NamedTuple):

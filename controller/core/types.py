@@ -78,6 +78,8 @@ class Request:
     attempts: int = 0
     failed_on: tuple[str, ...] = ()  # instances that failed it, the latest last
     avoid: frozenset[str] = frozenset()  # prefill instances whose KV no decode instance could use
+    ended: tuple[str, ...] = ()  # instances that died while it was there without a token: it is a suspect
+    fingerprint: str = ""  # the same for the same request of the same tenant; "": not known
 
     @property
     def due(self) -> float:

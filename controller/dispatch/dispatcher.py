@@ -36,11 +36,14 @@ class DispatchConfig:
 
     `engine_rank`: what the engine is told about urgency. `scan_limit`: a pass ends after this many requests that do not
     fit (Alg. 1 scans the whole queue; an instance that is nearly full would cost O(n) for nothing).
+    `most_engines_ended`, `quarantine_s`: see `Suspects`.
     """
 
     engine_rank: str = "none"
     max_queue: int = 20_000
     max_attempts: int = 3
+    most_engines_ended: int = 2
+    quarantine_s: float = 600.0
     scan_limit: int = 32
     refuse_infeasible: bool = True
     infeasible_margin: float = 1.2
@@ -50,13 +53,15 @@ class DispatchConfig:
     def __post_init__(self) -> None:
         if self.engine_rank not in ENGINE_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(ENGINE_RANKS)}", field="engine_rank")
-        for name in ("max_queue", "max_attempts", "scan_limit"):
+        for name in ("max_queue", "max_attempts", "most_engines_ended", "scan_limit"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         for name in ("infeasible_margin", "traffic_window_s"):  # 0 would refuse all traffic, or forget it at once
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be a number above 0", field=name)
+        if not (math.isfinite(self.quarantine_s) and self.quarantine_s >= 0):
+            raise ConfigError("quarantine_s must be a number of at least 0", field="quarantine_s")
         if not 0 <= self.tightest_share < 1:
             raise ConfigError("tightest_share must lie in [0, 1)", field="tightest_share")
 
@@ -103,10 +108,10 @@ class Pass:
             fits = used + new < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
             alone = not chosen and (idle or (has_blocks and not instance.waiting_count and own.tokens > 1))
-            if (fits or alone) and not lane.may_go(entry, instance, now):
+            if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
             if not (fits or alone):
-                skipped += 1
+                skipped += not request.ended  # many suspects in front must not hide the requests behind them
                 continue
             judged = self._admission.judge(request, instance.cost(request), instance, own.backlog_s, now)
             if not (judged.admit or entry.forced):
@@ -121,6 +126,13 @@ class Pass:
         if self._pacing.exact and not instance.spec.selects:
             self._check_exact(instance, chosen, ttft, tpot, lone)
         return chosen, room
+
+    @staticmethod
+    def _may_go(lane: Lane, entry: Entry, instance: ShadowInstance, chosen: list[Chosen], now: float) -> bool:
+        """Also beside what this pass has chosen: a suspect goes alone."""
+        if chosen and (entry.request.ended or chosen[-1].entry.request.ended):
+            return False
+        return lane.may_go(entry, instance, now)
 
     @staticmethod
     def _check_exact(instance: ShadowInstance, chosen: list[Chosen], ttft: float, tpot: float, lone: bool) -> None:
@@ -216,6 +228,15 @@ class StageDispatcher:
         """Whether it counts at an instance: it was sent there and has neither ended nor been prefilled."""
         return request_id in self._sent
 
+    def computing(self, request_id: str) -> bool:
+        """Whether it is at an instance and its first token has not come, and was not expected yet."""
+        instance = self._sent.get(request_id)
+        return instance is not None and request_id in instance.waiting
+
+    def draining(self, instance_id: str) -> bool:
+        instance = self._fleet.instances.get(instance_id)
+        return instance is not None and instance.state == "draining"
+
     def pending_above(self, priority: int) -> bool:
         """Whether a request of a higher priority waits, for the contention rule of the priority mapping."""
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
@@ -302,6 +323,8 @@ class StageDispatcher:
         request.failed_on += (instance.id,)
         entry = Entry(request, lane.cost(request), now, request.avoid)
         entry.retry_at = now + RETRY_SAME_S
+        if event.hold_s:
+            entry.not_before = now + event.hold_s
         if entry.drop_at <= now:
             actions.append(ev.Drop(request, Decision("expire", "no_time_to_retry", request.id, now, figures)))
             return

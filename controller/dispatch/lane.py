@@ -105,6 +105,7 @@ class Lane:
         self._best_at = -1
         self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
         self._plan_at = -math.inf  # when the ordering may plan again
+        self._kept_free: tuple[str, str] | None = None  # a suspect that waits, and the instance that gets no others
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
 
     @property
@@ -187,13 +188,15 @@ class Lane:
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, instance: ShadowInstance, now: float) -> bool:
-        """Whether the context is long enough and the request did not fail there.
+        """Whether the context is long enough and the request did not fail there. Suspects are computed alone.
 
         If no other instance takes it, it may go where it failed, though where it failed last only after a moment.
         Prefill instances whose KV found no way to a decode instance (`avoid`) come last: that would happen again.
         """
         request = entry.request
         if not self._long_enough(request, instance):
+            return False
+        if not self._apart(entry, instance, now):
             return False
         if instance.id not in entry.excluded:
             return True
@@ -202,6 +205,26 @@ class Lane:
         if instance.id in request.avoid and self._another(request, request.avoid):
             return False
         return now >= entry.retry_at or instance.id != request.failed_on[-1]
+
+    def _apart(self, entry: Entry, instance: ShadowInstance, now: float) -> bool:
+        """A suspect (`Suspects`) goes nowhere for a moment after a failure, and then where no other request waits for
+        its first token; until it has its own, no other goes there. An instance is kept free for one that waits for
+        that, or under load there would never be one."""
+        if entry.request.ended:
+            if now < entry.not_before:
+                return False
+            if instance.waiting and self._kept_free is None and instance.id not in entry.excluded:
+                self._kept_free = entry.request.id, instance.id
+            return not instance.waiting
+        if instance.tests_suspect:
+            return False
+        if self._kept_free is None:
+            return True
+        name, where = self._kept_free
+        if name not in self.queue or where not in self.instances or not self.instances[where].takes:
+            self._kept_free = None
+            return True
+        return where != instance.id
 
     def _another(self, request: Request, than: frozenset[str]) -> bool:
         """Whether an instance that is not among these takes it."""

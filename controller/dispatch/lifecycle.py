@@ -47,6 +47,7 @@ class On:
     REFUSE = "Refuse"
     DROP = "Drop"
     UNSCHEDULED = "Unscheduled"
+    ENDS_ENGINES = "Refuse (it ends engines)"
     FIRST_TOKEN = "FirstToken"
     FINISHED = "Finished"
     CANCELLED = "Cancelled"
@@ -108,6 +109,7 @@ STEPS: tuple[Transition, ...] = (
     *(Transition(state, On.FAILED, State.QUEUED) for state in (State.SENT, *TWO_STAGES)),
     # the other ends
     *(Transition(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
+    *(Transition(state, On.ENDS_ENGINES, State.ENDED) for state in (State.QUEUED, State.SENT, *TWO_STAGES)),
     *(Transition(state, On.GIVE_UP, State.ENDED) for state in UNDECODED),
     *(Transition(state, On.CUT, State.ENDED) for state in (State.ANSWERING, *LANDED)),
     *(Transition(state, On.UNREADABLE, State.ENDED) for state in (State.SENT, *LANDED)),

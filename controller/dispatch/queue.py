@@ -36,6 +36,7 @@ class Entry:
         "hopeless",
         "hopeless_at",
         "key",
+        "not_before",
         "paused",
         "queued_at",
         "request",
@@ -58,6 +59,7 @@ class Entry:
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded = excluded.union(request.failed_on)
         self.retry_at = -math.inf  # until then it does not go where it failed last
+        self.not_before = -math.inf  # until then it goes nowhere
 
     @property
     def forced(self) -> bool:
@@ -320,7 +322,8 @@ class RequestQueue:
         """Once it becomes hopeless, its rank ends or it may be tried again. Costs may move that; where it is later than
         before it stays in the heap as it was, since an early look does no harm and the heap would fill up."""
         hopeless_at = math.inf if entry.hopeless else entry.hopeless_at
-        at = min((each for each in (hopeless_at, entry.valid_until, entry.retry_at) if each > now), default=math.inf)
+        times = (hopeless_at, entry.valid_until, entry.retry_at, entry.not_before)
+        at = min((each for each in times if each > now), default=math.inf)
         if at < entry.turn_at:
             entry.turn_at = at
             heapq.heappush(self._turns, (at, entry.request.id))

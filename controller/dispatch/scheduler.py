@@ -8,6 +8,7 @@ A driver passes in events in batches that share one `now`, performs the actions 
 - which part of a request an instance receives, and what the migrator learns about it (`PrefillSent`);
 - what the end of one stage means for the other, also when both run at once (overlap, pairs);
 - how often a request may be prefilled, and where it goes when it starts again;
+- which request is at fault when engines die, and that it fails (`Suspects`);
 - which of the two wake-ups comes first;
 - that no request is lost when a policy raises.
 """
@@ -21,12 +22,13 @@ from typing import Any
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.snapshot import FleetState
-from controller.core.types import Part, Role
+from controller.core.types import Part, Request, Role
 from controller.dispatch.disaggregation.link_book import LinkView
 from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.dispatcher import StageDispatcher
 from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, UNDER_WAY, On, OpenRequest, State
 from controller.dispatch.queue import QueueView
+from controller.dispatch.suspects import HOLD_S, Present, Suspects
 
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
 AFTER_FAILURE_S = 0.1  # next try of a policy that raised: soon enough for TTFT, rare enough not to flood the log
@@ -68,6 +70,7 @@ class Scheduler:
         self.dispatcher = dispatcher
         self.migrator = migrator
         self._defect = defect
+        self.suspects = Suspects(dispatcher.config.most_engines_ended, dispatcher.config.quarantine_s)
         self._open: dict[str, OpenRequest] = {}
         self._roles: dict[str, Role] = {}  # of instances that only prefill or only decode
         self._stages = False  # there are roles, or there were and the migrator has not finished
@@ -91,6 +94,7 @@ class Scheduler:
             ev.Woke: _not_for_dispatcher,
             ev.InstanceUp: self._instance_up,
             ev.InstanceDown: self._instance_down,
+            ev.Telemetry: self._telemetry,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -167,6 +171,10 @@ class Scheduler:
         for_dispatcher, for_migrator, followers = batch.for_dispatcher, batch.for_migrator, self._followers
         for event in events:
             kind = type(event)
+            if kind is ev.InstanceDown and event.died:  # type: ignore[union-attr]
+                self._instance_died(event.instance_id, batch)  # type: ignore[union-attr]
+            if kind is ev.Arrived and self.suspects.quarantined and self._quarantined(event.request, batch):  # type: ignore[union-attr]
+                continue
             if kind in STAGE_ENDS:
                 self._stage_ended(event, batch)
                 continue
@@ -246,10 +254,14 @@ class Scheduler:
             self._fail(found, on, ev.Failed(name, False, event.error), batch)
         elif event.at_fault == "request" or (event.at_fault == "kv" and (found.paired or not decodes)):
             self._fail(found, On.REJECTED, ev.Cancelled(name), batch)
+        elif (guilty := self._at_fault(found, event)) and (
+            decodes or self.suspects.certain(event.instance_id, self._now)
+        ):
+            self._convict(found, batch)
         elif decodes:
             self._transfer_failed(ev.TransferFailed(name, event.instance_id, event.reason), batch)
         elif event.at_fault != "instance" or found.state in (State.SENT, State.PREFILLING):
-            self._retry(found, event.error, batch)
+            self._retry(found, event, batch, HOLD_S if guilty else 0.0)
         # else its KV was offered already, and the migrator decides at InstanceDown
 
     def _fail(self, found: OpenRequest, on: str, means: ev.Event, batch: SortedEvents) -> None:
@@ -257,14 +269,62 @@ class Scheduler:
         batch.actions.append(ev.Fail(found.request, rejected=on == On.REJECTED))
         batch.both(means)
 
-    def _retry(self, found: OpenRequest, error: str, batch: SortedEvents) -> None:
-        """Back to the queue. A decode stage that waits for the rest of its KV ends with its prefill."""
+    def _at_fault(self, found: OpenRequest, event: ev.EngineFailed) -> bool:
+        """Whether the request is what ended this engine, after others. Its engine may have died, or lost the call."""
+        name = event.instance_id
+        died = event.connection == "lost" or (event.at_fault == "instance" and self.suspects.certain(name, self._now))
+        if not died or self.dispatcher.draining(name) or not _computed_by(found, name):
+            return False
+        return self.suspects.lost(found.request, name, lambda: self._present(name), self._now)
+
+    def _present(self, instance_id: str) -> list[Present]:
+        """The requests at an instance whose clients have no token. Where it decodes, those that were at a death before
+        count as computed: nobody keeps them apart there."""
+        there = [found for found in self._open.values() if not found.answering and _computed_by(found, instance_id)]
+        return [
+            Present(
+                found.request,
+                bool(found.request.ended)
+                if found.target == instance_id
+                else self.dispatcher.computing(found.request.id),
+            )
+            for found in there
+        ]
+
+    def _instance_died(self, instance_id: str, batch: SortedEvents) -> None:
+        if self.dispatcher.draining(instance_id):  # somebody stops it
+            return
+        for request in self.suspects.down(instance_id, lambda: self._present(instance_id), self._now):
+            found = self._open.get(request.id)
+            if found is not None and not found.answering:
+                self._convict(found, batch)
+
+    def _convict(self, found: OpenRequest, batch: SortedEvents) -> None:
+        self._close(found.request.id, On.ENDS_ENGINES)
+        batch.actions.append(self.suspects.convict(found.request, self._now))
+        batch.both(ev.Cancelled(found.request.id))
+
+    def _quarantined(self, request: Request, batch: SortedEvents) -> bool:
+        refusal = self.suspects.refusal(request, self._now)
+        if refusal is not None:
+            batch.actions.append(refusal)
+        return refusal is not None
+
+    def _telemetry(self, event: ev.Telemetry) -> ev.Event:
+        self.suspects.alive(event.instance_id, event.load.observed_at)
+        return event
+
+    def _retry(self, found: OpenRequest, event: ev.EngineFailed, batch: SortedEvents, hold_s: float) -> None:
+        """Back to the queue. A decode stage that waits for the rest of its KV ends with its prefill. `hold_s`: until it
+        is known whether its engine died."""
         name = found.request.id
+        if event.at_fault == "engine" and event.connection == "kept":
+            hold_s = self.suspects.failed(found.request, event.instance_id, self._now)
         if found.target:
             batch.actions.append(ev.Abort(name, found.target, "prefill_failed"))
         self._follow(name, On.FAILED)
         batch.actions.append(ev.Retry(found.request))
-        batch.both(ev.Failed(name, True, error))
+        batch.both(ev.Failed(name, True, event.error, hold_s))
 
     def _answered_whole(self, event: ev.AnsweredWhole, batch: SortedEvents) -> None:
         found = self._open.get(event.request_id)
@@ -508,6 +568,13 @@ class Scheduler:
             if lost and not self.dispatcher.holds(name):
                 decision = Decision("place", "migrator_failed", name, now, {"instance": found.source})
                 self._prefill_again(found, ev.PrefillAgain(found.request, decision), actions, returned)
+
+
+def _computed_by(found: OpenRequest, instance_id: str) -> bool:
+    """Whether it is with this instance, which prefills or decodes it."""
+    if found.target:
+        return found.target == instance_id or (found.source == instance_id and found.paired)
+    return found.source == instance_id and found.state in (State.SENT, State.PREFILLING)
 
 
 def _prefills(actions: Sequence[ev.Action]) -> list[ev.Event]:

@@ -92,6 +92,11 @@ class ShadowInstance:
         return len(self.waiting) + self._others[1]
 
     @property
+    def tests_suspect(self) -> bool:
+        """Whether the only request that waits for its first token is a suspect (`Suspects`)."""
+        return len(self.waiting) == 1 and bool(next(iter(self.waiting.values())).request.ended)
+
+    @property
     def running_count(self) -> int:
         return len(self.running) + self._others[0]
 

@@ -124,6 +124,18 @@ def _engine_failed(row: RecordedRequest, figures: Told, rejected: Told) -> list[
     return [f"It failed after {tries}; the last one, on {figures['instance']}, ended with: {figures['error']}."]
 
 
+def _ended_engines(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
+    found = f"The engines {figures['died']} died while they computed it, and nothing else was computed there."
+    if "quarantine_s" not in figures:
+        return [found, "It was not tried again."]
+    return [found, f"It was not tried again, and the same request is refused for {ms(figures['quarantine_s'])}."]
+
+
+def _quarantined(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
+    before = f"It was refused: the engines {figures['died']} died while they computed the same request before."
+    return [before, f"It can run again in {ms(figures['quarantine_s'])}."]
+
+
 def _no_time(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     where = f"{figures['instance']} failed ({figures['error']})"
     return [f"{where}, and too little of its waiting time was left for a retry on another instance."]
@@ -142,6 +154,8 @@ UNSERVED = {
     "unattainable_in_queue": _behind,
     "infeasible_alone": _alone,
     "engine_failed": _engine_failed,
+    "ended_engines": _ended_engines,
+    "quarantined": _quarantined,
     "no_time_to_retry": _no_time,
 }
 

@@ -105,6 +105,22 @@ def _engine_failed(figures: Told) -> str:
     return f"The engine failed before the first token{each}. Retry the request."
 
 
+def _ended_engines(figures: Told) -> str:
+    lost = f"This request was not served: {figures['attempts']} engines died while they computed it"
+    if "quarantine_s" not in figures:
+        return f"{lost}. Change it before it is sent again."
+    return (
+        f"{lost}. The same request is refused for {took(figures['quarantine_s'])}; change it before it is sent again."
+    )
+
+
+def _quarantined(figures: Told) -> str:
+    again = took(figures["quarantine_s"])
+    return (
+        f"This request ended engines when it was sent before, so it is refused for {again}. Change it before a retry."
+    )
+
+
 def _expired(figures: Told) -> str:
     waited = f"it waited {took(figures['waited_s'])}, and {_held_up(figures)}"
     return f"This request was not dispatched within its waiting time: {waited}. Raise waiting_time or retry later."
@@ -137,6 +153,8 @@ REFUSALS: Mapping[str, Callable[[Told], str]] = {  # by the reasons of controlle
     "no_instance": _no_instance,
     "starts_too_late": _starts_too_late,
     "engine_failed": _engine_failed,
+    "ended_engines": _ended_engines,
+    "quarantined": _quarantined,
     "waiting_time": _expired,
     "no_time_to_retry": _no_time,
 }

@@ -41,6 +41,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "instances": ("instances", ""),
     "instance": ("instance", ""),
     "attempts": ("attempts", ""),
+    "died": ("engines that died", ""),
+    "quarantine_s": ("the same request is refused for", "s"),
     "error": ("error", ""),
     "field": ("field", ""),
     "decode_step_s": ("decode step on an idle instance", "s"),
@@ -314,6 +316,8 @@ REASONS: dict[str, str] = {
     "engine_cut": "the engine failed during the answer",
     "shutting_down": "the gateway shut down before the answer was complete",
     "engine_failed": "the engine failed and the request could not be retried",
+    "ended_engines": "engines died while they computed it",
+    "quarantined": "refused: engines died when it was sent before",
     # refusals and drops (dispatcher, gateway)
     "slo_infeasible": "refused: no instance could meet its targets",
     "infeasible_alone": "refused: its targets cannot be met even on an idle instance",

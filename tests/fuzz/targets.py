@@ -490,7 +490,7 @@ class Listening:
     def push(self, event: Any) -> None:
         self.events.append(event)
 
-    def instance_down(self, instance_id: str, why: str) -> None: ...
+    def instance_down(self, instance_id: str, why: str, *, died: bool = False) -> None: ...
 
     def serving(self, instance_id: str) -> int:
         return 0

@@ -132,14 +132,22 @@ class UpstreamCall:
 class EngineError(SlacklineError):
     """The engine failed a call. `status` 0: no answer at all; `body`: of the answer, JSON or not.
 
-    `unreachable`: nothing listens there (connection refused or reset), unlike a slow or failing engine.
+    `unreachable`: nothing listens there (connection refused or reset), unlike a slow or failing engine. `lost`: the
+    connection had been made, and broke.
     """
 
-    def __init__(self, message: str, *, status: int = 0, body: bytes = b"", unreachable: bool = False) -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, body: bytes = b"", unreachable: bool = False, lost: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
         self.unreachable = unreachable
+        self.lost = lost
+
+    @property
+    def connection(self) -> Literal["kept", "lost", "refused"]:
+        return "lost" if self.lost else "refused" if self.unreachable else "kept"
 
     @property
     def client_fault(self) -> bool:

@@ -68,6 +68,7 @@ class FakeBackend:
         self.running = 0
         self.load = Load(observed_at=0.0)
         self.dead = False
+        self.deadly = b""  # a call whose head has this ends the engine, and all calls that it serves
 
     async def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
@@ -81,6 +82,10 @@ class FakeBackend:
                 body = b'{"error":{"message":"scripted refusal","type":"test","param":null,"code":"scripted"}}'
                 raise EngineError("scripted refusal", status=script.refuse_status, body=body)
             yield AnswerChunk("accepted", moved=script.moved)
+            if self.deadly and self.deadly in call.head:
+                await asyncio.sleep(script.first_delay_s)
+                self.dead = True
+                raise self._lost()
             async for chunk in self._answer(call, script):
                 yield chunk
             ended = True
@@ -115,10 +120,15 @@ class FakeBackend:
 
     async def _pace(self, script: Script, index: int) -> None:
         if script.cut_after == index:
-            raise EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True)
+            raise self._lost()
         if script.hang_after == index:
             await asyncio.Event().wait()
         await asyncio.sleep(script.first_delay_s if index == 0 else script.token_delay_s)
+        if self.dead:
+            raise self._lost()
+
+    def _lost(self) -> EngineError:
+        return EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True, lost=True)
 
     def _event(self, call: UpstreamCall, index: int) -> bytes:
         if "chat" in call.path:

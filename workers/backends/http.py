@@ -207,7 +207,8 @@ class HttpBackend(ABC):
         gone = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError))
         unreachable = gone and not isinstance(error, TimeoutError)
         what = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached: {_told(error)}"
-        return EngineError(f"instance {self.spec.id} {what}", unreachable=unreachable)
+        lost = unreachable and not isinstance(error, (aiohttp.ClientConnectorError, ConnectionRefusedError))
+        return EngineError(f"instance {self.spec.id} {what}", unreachable=unreachable, lost=lost)
 
     def _url(self, path: str) -> URL:
         url = self._urls.get(path)

@@ -30,6 +30,7 @@ KINDS: dict[str, _Kind] = {
     "method_not_allowed": _Kind(405, "invalid_request_error"),
     "request_timeout": _Kind(408, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),
+    "ends_engines": _Kind(422, "invalid_request_error"),
     "rate_limit_exceeded": _Kind(429, "rate_limit_error"),
     "slo_infeasible": _Kind(429, "slo_error"),
     "cancelled": _Kind(499, "cancelled_error"),

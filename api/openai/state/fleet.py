@@ -34,7 +34,7 @@ class InstanceListener(Protocol):
 
     def push(self, event: ev.Event) -> None: ...
 
-    def instance_down(self, instance_id: str, why: str) -> None: ...
+    def instance_down(self, instance_id: str, why: str, *, died: bool = False) -> None: ...
 
     def serving(self, instance_id: str) -> int: ...
 
@@ -191,7 +191,7 @@ class GatewayFleet:
             seat.up = False
             ended = error.unreachable and seat.replaceable
             seat.awaited_until = self._clock() + REPLACED_WITHIN_S if ended else -math.inf
-            self.runtime.instance_down(instance_id, str(error))
+            self.runtime.instance_down(instance_id, str(error), died=error.unreachable and not seat.leaving)
             self._expect()
 
     def heard(self, instance_id: str, now: float) -> None:

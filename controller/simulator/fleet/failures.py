@@ -24,7 +24,7 @@ class Failures:
         instance = run.cluster.in_slot(failure.instance)
         if instance is None:
             return
-        run.tell(ev.InstanceDown(instance.id))
+        run.tell(ev.InstanceDown(instance.id, died=True))
         for in_flight in run.at_engine(instance.id):
             run.lost(in_flight, down=True)
         if run.kv is not None:

@@ -53,6 +53,13 @@ CASES = [
      "The engine failed before the first token in each of 3 attempts. Retry the request."),
     ("engine_failed", {"attempts": 1, "error": "ConnectError('x')", "instance": "e1"},
      "The engine failed before the first token. Retry the request."),
+    ("ended_engines", {"died": "e1, e2", "attempts": 2, "quarantine_s": 600.0},
+     "This request was not served: 2 engines died while they computed it. The same request is refused for 600 s; "
+     "change it before it is sent again."),
+    ("ended_engines", {"died": "e1, e2", "attempts": 2},
+     "This request was not served: 2 engines died while they computed it. Change it before it is sent again."),
+    ("quarantined", {"died": "e1, e2", "quarantine_s": 12.5},
+     "This request ended engines when it was sent before, so it is refused for 12.5 s. Change it before a retry."),
     ("waiting_time", EXPIRED,
      "This request was not dispatched within its waiting time: it waited 5 s, and all 2 instances were busy. Raise "
      "waiting_time or retry later."),

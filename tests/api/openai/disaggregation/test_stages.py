@@ -144,6 +144,25 @@ async def test_a_prefill_engine_that_dies_at_work_is_replaced() -> None:
         assert len(bed.backend("p").calls) + len(bed.backend("q").calls) == 3
 
 
+async def test_a_request_that_loses_two_prefill_engines_is_tried_at_no_third() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", r="prefill", d="decode")) as bed:
+        for name in "pqr":
+            bed.backend(name).deadly = b"{"
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, answer.error["code"]) == (422, "ends_engines")
+        assert sum(len(bed.backend(name).calls) for name in "pqr") == 2
+
+
+async def test_a_request_that_loses_two_decode_engines_is_tried_at_no_third() -> None:
+    async with TestBed(fleet(p="prefill", d="decode", e="decode", f="decode")) as bed:
+        for name in "def":
+            bed.backend(name).deadly = b"{"
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, answer.error["code"]) == (422, "ends_engines")
+        assert sum(len(bed.backend(name).calls) for name in "def") == 2
+        assert bed.gateway.scheduler.migrator.waiting() == 0
+
+
 async def test_no_decode_engine_that_works_ends_with_an_error_not_with_waiting() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(refuse_status=500))

@@ -29,7 +29,7 @@ class Heard:
     def push(self, event: ev.Event) -> None:
         self.events.append(event)
 
-    def instance_down(self, instance_id: str, why: str) -> None:
+    def instance_down(self, instance_id: str, why: str, *, died: bool = False) -> None:
         self.down.append(instance_id)
 
     def serving(self, instance_id: str) -> int:
