@@ -273,7 +273,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests/s of both kinds together (%(default)s)")
+    parser.add_argument("--rate", type=float, default=4.5, help="requests/s of both kinds together (%(default)s)")
     parser.add_argument("--per-task", type=int, help="requests of each kind (default: 100, QUICK=1 40)")
     parser.add_argument("--seeds", type=int, help="default: 3, QUICK=1 1")
     parser.add_argument("--pairs", type=int, default=40, help="single transfers in each mode (%(default)s)")
