@@ -4,9 +4,9 @@
 
 `collocated`: two instances, and more requests than they can take at once. `disaggregated`: two prefill and two decode
 instances; some answers are streamed. `failures`: the same fleet and a collocated instance; clients hang up in every
-state, a prefill and a decode instance are killed while they work, and their requests are retried elsewhere. Each
-becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` must answer identically. All on 127.0.0.1,
-about half a minute, without PostgreSQL and Redis.
+state, some requests may hardly wait, one instance of each kind is killed while it works, and their requests are retried
+elsewhere or fail. Each becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` must answer
+identically. All on 127.0.0.1, about half a minute, without PostgreSQL and Redis.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
         classes=(
             ClassConfig("tight", None, 0.3, 0.05, None, 1.0, 0.95, 1.0),
             ClassConfig("patient", None, 5.0, 0.2, None, 10.0, 0.95, 1.0),
+            ClassConfig("hurried", None, 5.0, 0.2, None, 0.05, 0.95, 1.0),  # expires in the queue
         ),
         models=(ModelConfig(MODEL, (), context_tokens=512),),
         instances=specs,
@@ -90,15 +91,17 @@ def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
     )
 
 
-async def ask(session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool) -> None:
+async def ask(
+    session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool, classes: Sequence[str], longest: int
+) -> None:
     """Send one request, whatever its answer."""
     body = {
         "model": MODEL,
         "prompt": [rng.randrange(1, 100) for _ in range(rng.randrange(4, 300))],
-        "max_tokens": rng.choice((1, 4, 12, 30)),
+        "max_tokens": rng.choice((1, 4, 12, longest)),
         "ignore_eos": True,
         "stream": rng.random() < 0.7,
-        "slo_class": rng.choice(("tight", "patient", "patient")),
+        "slo_class": rng.choice(classes),
     }
     patience_s = rng.uniform(0.0, 0.4) if hangs_up else 60.0
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -107,15 +110,17 @@ async def ask(session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool
 
 
 async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, failing: bool) -> None:
-    """The requests of a run; with `failing`, an engine of each stage is killed in the middle of it."""
+    """The requests of a run; with `failing`, an engine of each kind is killed in the middle of it."""
     rng = random.Random(SEED)
     headers = {"authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
         asked = []
+        longest = 100 if failing else 30  # long enough that an engine is killed behind the first token
+        classes = ("tight", "patient", "patient", "hurried") if failing else ("tight", "patient", "patient")
         for index in range(REQUESTS):
             hangs_up = failing and rng.random() < 0.3
-            asked.append(asyncio.create_task(ask(session, random.Random(rng.random()), hangs_up)))
-            for at, name in ((20, "p0"), (35, "d0")):
+            asked.append(asyncio.create_task(ask(session, random.Random(rng.random()), hangs_up, classes, longest)))
+            for at, name in ((20, "p0"), (35, "d0"), (50, "c0")):
                 if failing and index == at:
                     next(each for each in engines if each.id == name).kill()
             await asyncio.sleep(rng.expovariate(rate))

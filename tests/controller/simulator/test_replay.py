@@ -20,7 +20,7 @@ LOGS = Path(__file__).parent / "logs"
 RUNS = {
     "collocated": {"Send"},
     "disaggregated": {"Send", "Place"},
-    "failures": {"Send", "Place", "Abort", "PrefillAgain", "FreeKv", "Retry"},
+    "failures": {"Send", "Place", "Abort", "PrefillAgain", "FreeKv", "Retry", "Drop", "Fail"},
 }
 
 
