@@ -24,11 +24,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import psutil
+import psycopg
 import uvloop
 
+from api.openai.state.refusal_groups import SINGLE
 from benchmarks import harvest, hostile
 from benchmarks.bench_overhead import constant_profile
 from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
@@ -49,8 +52,19 @@ LEAST_REQUESTS = 100
 TRIES = 3
 FLEET_TOKEN = "the-token-of-the-attacked-fleet"  # of an engine that only two attacks call
 ENGINE_KEY = "the-key-of-the-attacked-engine"
+HAMMERS = 4
+HAMMERED_S = 4
+RECORDED_S = 4.0  # a group is open for a second, and records are written twice a second
 FLOOD = 100
 LARGE_BYTES = 1_900_000  # of a field that is passed on, and so kept until the request ends
+
+
+class Keys(NamedTuple):
+    """Of three tenants: without limits, with half of the queue, and with one request a minute."""
+
+    api: str
+    other: str
+    limited: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +180,57 @@ async def _open(session: aiohttp.ClientSession, url: str) -> int:
         return int((await response.json())["open"])
 
 
-def attacks(port: int, api_key: str, other_api_key: str, victim: str) -> list[Attack]:
+def over_quota(url: str, api_key: str, database: str) -> Callable[[], Awaitable]:
+    """A tenant with one request a minute sends for `HAMMERED_S` seconds: few records, which stand for all refusals."""
+
+    async def run() -> tuple[bool, str]:
+        began = time.time()
+        counts = await asyncio.gather(*(_hammer(url, api_key) for _ in range(HAMMERS)))
+        refused, others = sum(count for count, _ in counts), sum(count for _, count in counts)
+        await asyncio.sleep(RECORDED_S)
+        rows, stand_for = await asyncio.to_thread(_records_since, database, began)
+        told = f"{refused} refusals, recorded as {rows} records that stand for {stand_for}"
+        few = rows <= (SINGLE + 1) * (HAMMERED_S + 2)
+        return few and stand_for == refused and others <= 1 and refused > 2 * rows, told
+
+    return run
+
+
+async def _hammer(url: str, api_key: str) -> tuple[int, int]:
+    """Requests that were refused, and others."""
+    body = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 1}
+    refused = others = 0
+    until = time.monotonic() + HAMMERED_S
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
+        while time.monotonic() < until:
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                await response.read()
+                refused += response.status == 429
+                others += response.status != 429
+            await asyncio.sleep(0.002)
+    return refused, others
+
+
+def _records_since(database: str, began: float) -> tuple[int, int]:
+    """Refusals of the limited tenant: records, and the requests that they stand for."""
+    query = (
+        "SELECT count(*), coalesce(sum(stands_for), 0) FROM request_record"
+        " WHERE tenant = 'limited' AND outcome = 'refused' AND arrived_at >= to_timestamp(%s)"
+    )
+    with psycopg.connect(database) as connection:
+        row = connection.execute(query, [began]).fetchone()
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+
+def attacks(port: int, keys: Keys, victim: str, database: str) -> list[Attack]:
     """On the gateway's sockets, with keys, and on the engines behind it."""
-    return [*on_sockets(port, api_key), *with_keys(port, api_key, other_api_key), *on_engines(victim)]
+    hammer = over_quota(f"http://127.0.0.1:{port}", keys.limited, database)
+    return [
+        *on_sockets(port, keys.api),
+        *with_keys(port, keys.api, keys.other),
+        Attack("a tenant hammers over its quota", "a record for each refusal, without an end", hammer),
+        *on_engines(victim),
+    ]
 
 
 def on_sockets(port: int, api_key: str) -> list[Attack]:
@@ -247,16 +309,16 @@ def on_engines(victim: str) -> list[Attack]:
     ]
 
 
-async def run_all(gateway: RunningEngine, api_key: str, other_api_key: str, victim: str) -> tuple[float, list[Result]]:
+async def run_all(gateway: RunningEngine, keys: Keys, victim: str, database: str) -> tuple[float, list[Result]]:
     port = int(gateway.url.rpartition(":")[2])
-    async with beside(gateway.url, api_key) as honest:
+    async with beside(gateway.url, keys.api) as honest:
         await asyncio.sleep(USUAL_S)
     usual_ms = percentile(honest.latencies_ms, 0.99)
     results = []
-    for attack in attacks(port, api_key, other_api_key, victim):
+    for attack in attacks(port, keys, victim, database):
         note(attack.name)
         for tries in range(1, TRIES + 1):
-            result = await beside_honest(attack, gateway, api_key, max(LEAST_P99_MS, SLOWER * usual_ms), tries)
+            result = await beside_honest(attack, gateway, keys.api, max(LEAST_P99_MS, SLOWER * usual_ms), tries)
             if result.held or result.p99_ms <= max(LEAST_P99_MS, SLOWER * usual_ms):
                 break
         results.append(result)
@@ -292,7 +354,9 @@ def main() -> int:
         ):
             fleet = StackFleet(MODEL, [engine.url], "reference", 256, [ClassSpec("all", 5.0, 0.5)], constant_profile())
             with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
-                usual_ms, results = uvloop.run(run_all(gateway, stack.api_key, stack.other_api_key, victim.url))
+                keys = Keys(stack.api_key, stack.other_api_key, stack.limited_api_key)
+                database = stack.environment["DATABASE_URL"]
+                usual_ms, results = uvloop.run(run_all(gateway, keys, victim.url, database))
     print(table(usual_ms, results))
     print(json.dumps({"usual_p99_ms": round(usual_ms, 1), "attacks": [asdict(each) for each in results]}))
     return 0 if all(each.held for each in results) else 1

@@ -10,7 +10,8 @@ import os
 import sys
 from typing import Any
 
-# Of the tenant under test; a second one ("other") has half of the queue, as new tenants do.
+# Of the tenant under test; a second one ("other") has half of the queue, as new tenants do, and a third
+# ("limited") one request a minute.
 UNBOUNDED: dict[str, Any] = {"rpm": None, "tpm": None, "max_concurrency": None, "queue_share": 1.0}
 
 
@@ -27,6 +28,7 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
         slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
     tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], **UNBOUNDED)
     other = tenants.tenant_create(actor=actor, name="other", **{**UNBOUNDED, "queue_share": 0.5})
+    limited = tenants.tenant_create(actor=actor, name="limited", **{**UNBOUNDED, "rpm": 1})
     spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"]}
     if fleet["kv_capacity_tokens"]:
         spec["kv_capacity_tokens"] = fleet["kv_capacity_tokens"]
@@ -50,7 +52,7 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
             spec=spec,
         )
         instances.instance_observe(instance_id=row.id, observed_state="ready")
-    made = {"api_key": tenant, "other_api_key": other}
+    made = {"api_key": tenant, "other_api_key": other, "limited_api_key": limited}
     return {
         name: api_keys.api_key_create(actor=actor, tenant=each, name="benchmark").secret for name, each in made.items()
     }

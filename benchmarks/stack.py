@@ -66,7 +66,7 @@ class Stack:
     def __init__(self, folder: Path, fleet: StackFleet) -> None:
         self.folder = folder
         self.fleet = fleet
-        self.api_key = self.other_api_key = ""
+        self.api_key = self.other_api_key = self.limited_api_key = ""
         self.environment: dict[str, str] = {}
         self._exit = contextlib.ExitStack()
         self._servers: tuple[EmbeddedPostgres | EmbeddedRedis, ...] = ()
@@ -91,7 +91,7 @@ class Stack:
                 "DJANGO_SETTINGS_MODULE": "console.settings",
             }
             self._manage("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
-            self.api_key, self.other_api_key = self._seed()
+            self.api_key, self.other_api_key, self.limited_api_key = self._seed()
             self._exit = undo.pop_all()
         return self
 
@@ -128,11 +128,11 @@ class Stack:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         return done.stdout
 
-    def _seed(self) -> tuple[str, str]:
+    def _seed(self) -> tuple[str, str, str]:
         fleet = {**asdict(self.fleet), "tenant": TENANT, "urls": list(self.fleet.urls)}
         answer = self._manage("-m", "benchmarks.seed", stdin=json.dumps(fleet))
         made = json.loads(answer.splitlines()[-1])
-        return str(made["api_key"]), str(made["other_api_key"])
+        return str(made["api_key"]), str(made["other_api_key"]), str(made["limited_api_key"])
 
     @contextlib.contextmanager
     def gateway(
