@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.caller import within
+from tests.browser.caller import Caller, within
 
 pytestmark = pytest.mark.browser
 
@@ -137,3 +138,23 @@ def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack):
     for each in sent:
         each.result()
     page.wait_for_function(fallen, arg=before + 40)
+
+
+def test_refusals_of_a_tenant_that_hammers_are_one_row_that_says_so(visit, stack):
+    admin = Caller(stack, "admin")
+    admin.post("tenants", {"name": "hammering", "rpm": 1})
+    made = admin.post("api-keys", {"tenant": "hammering", "name": "hammer"})
+    within(10, lambda: ask(stack, made["secret"]) in (200, 429))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(stack, made["secret"]), range(160)))
+    page = visit("viewer", "/requests/?tenant=hammering")
+    several = page.locator("#request-rows tr").filter(
+        has=page.locator(".badge", has_text=re.compile(r"^\d+ requests$"))
+    )
+    for _ in range(20):
+        if several.count():
+            break
+        page.wait_for_timeout(500)
+        page.reload()
+    several.first.get_by_role("link").click()
+    expect(page.locator("[data-stands-for]")).to_contain_text("requests of hammering that were refused")
