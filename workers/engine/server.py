@@ -88,7 +88,9 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     return App(routes, read_limits("engine").body_bytes, guard.admit), engine, disaggregation
 
 
-def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None, flows: FlowClient | None) -> WeightStore:
+def _weight_store(
+    config: ServerConfig, engine: Engine, kv: KvStore | None, flows: FlowClient | None = None
+) -> WeightStore:
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(
