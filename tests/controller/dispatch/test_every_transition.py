@@ -17,6 +17,7 @@ from controller.dispatch.lifecycle import (
     STEPS,
     TWO_STAGES,
     UNDER_WAY,
+    On,
     OpenRequest,
     State,
     Transition,
@@ -187,7 +188,8 @@ def test_every_row_of_the_table_is_taken_and_nothing_ends_otherwise(taken: set[T
         assert (len(driver.scheduler.queue()), driver.scheduler._open) == (0, {})
         assert all(each.waiting == each.running == 0 for each in driver.scheduler.fleet(driver.now))
     turned_away_by_the_only_choice_which_then_goes_down()
-    assert [f"{step.state} {step.on}" for step in STEPS if step not in taken] == []
+    rows = [step for step in STEPS if step.on != On.ENDS_ENGINES]  # engines do not die here: test_suspects.py
+    assert [f"{step.state} {step.on}" for step in rows if step not in taken] == []
     assert taken <= set(STEPS)
 
 
