@@ -89,7 +89,7 @@ class Gateway:
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)
         self.refused = RefusalGroups(sink)
-        self.ledger = Ledger(self.refused, self.quotas, self.instruments, self._learn)
+        self.ledger = Ledger(sink, self.refused, self.quotas, self.instruments, self._learn)
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
         self.output_lengths = OutputLengthModel()
@@ -200,7 +200,7 @@ class Gateway:
         in_flight.salt = self._salt(tenant.name)
         in_flight.key_id = caller.key_id
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
-        if self.scheduler.suspects.quarantined:
+        if self.scheduler.suspects.quarantine:
             in_flight.identify()
         self._charge(in_flight, tenant)
         self.arrivals.tick(request.model, arrival)

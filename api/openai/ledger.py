@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from api.openai.in_flight import InFlightRequest
+from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.tenants import Quotas
 from controller.core.messages import StageTraffic
 from controller.core.types import Outcome, Outlook, RequestRecord
@@ -29,16 +30,14 @@ Waiting = tuple[int, float]  # how many, and the longest wait over its SLO
 Learn = Callable[[InFlightRequest, RequestRecord, float], None]
 
 
-class RecordSink(Protocol):
-    def add(self, record: RequestRecord, reason: str) -> None: ...
-
-
 class Ledger:
-    """`learn`: told of every request that ended well, for the predictions made at arrival."""
+    """`refused`: takes the records of requests that no engine was asked for. `learn`: told of every request that ended
+    well, for the predictions made at arrival."""
 
     def __init__(
         self,
         sink: RecordSink,
+        refused: RefusalGroups,
         quotas: Quotas,
         instruments: Instruments,
         learn: Learn = lambda in_flight, record, now: None,
@@ -47,6 +46,7 @@ class Ledger:
         self.finished = ModelRates()
         self.refusals: Counter[tuple[str, str, str]] = Counter()  # (tenant, class, code) since the last decision
         self._sink = sink
+        self._refused = refused
         self._quotas = quotas
         self._instruments = instruments
         self._learn = learn
@@ -64,7 +64,11 @@ class Ledger:
     ) -> None:
         """The same for a request that its quota refused, which was never let in."""
         record, cause = _record(in_flight, outcome, now, code, status)
-        self._sink.add(record, cause)  # first: whatever fails below, the request has its record
+        # First: whatever fails below, the request has its record.
+        if outcome is Outcome.REFUSED and not record.attempts:
+            self._refused.add(record, cause)
+        else:
+            self._sink.add(record)
         if outcome is Outcome.OK:
             self.finished.tick(in_flight.request.model, now)
             self._learn(in_flight, record, now)

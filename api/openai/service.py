@@ -17,8 +17,8 @@ from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
 from controller.core.types import RequestRecord
-from workers.http.connections import ConnectionBook
 from workers.http.outbound import connector
+from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
 
 log = logging.getLogger(__name__)

@@ -173,7 +173,7 @@ class Scheduler:
             kind = type(event)
             if kind is ev.InstanceDown and event.died:  # type: ignore[union-attr]
                 self._instance_died(event.instance_id, batch)  # type: ignore[union-attr]
-            if kind is ev.Arrived and self.suspects.quarantined and self._quarantined(event.request, batch):  # type: ignore[union-attr]
+            if kind is ev.Arrived and self.suspects.quarantine and self._quarantined(event.request, batch):  # type: ignore[union-attr]
                 continue
             if kind in STAGE_ENDS:
                 self._stage_ended(event, batch)
@@ -311,7 +311,8 @@ class Scheduler:
         return refusal is not None
 
     def _telemetry(self, event: ev.Telemetry) -> ev.Event:
-        self.suspects.alive(event.instance_id, event.load.observed_at)
+        if self.suspects.deaths:
+            self.suspects.alive(event.instance_id, event.load.observed_at)
         return event
 
     def _retry(self, found: OpenRequest, event: ev.EngineFailed, batch: SortedEvents, hold_s: float) -> None:

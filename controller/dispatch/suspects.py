@@ -46,14 +46,17 @@ class Death:
 
 
 class Suspects:
-    """Requests that were at engines when they died, and the quarantine. Times are the scheduler's."""
+    """Requests that were at engines when they died, and the quarantine. Times are the scheduler's.
+
+    `deaths` and `quarantine` are empty in most fleets at most times, and nobody needs to ask anything then. Of those in
+    quarantine some may be past their time."""
 
     def __init__(self, most_ended: int = 2, quarantine_s: float = 600.0) -> None:
         self._most_ended = most_ended
         self._quarantine_s = quarantine_s
-        self._deaths: dict[str, Death] = {}
+        self.deaths: dict[str, Death] = {}
         self._failed: dict[str, dict[str, tuple[float, Request]]] = {}  # by instance: calls that failed lately
-        self._quarantine: dict[str, tuple[float, str]] = {}  # by fingerprint: until when, and the engines
+        self.quarantine: dict[str, tuple[float, str]] = {}  # by fingerprint: until when, and the engines
 
     # ---- deaths ----------------------------------------------------------------------------------------------------
 
@@ -87,10 +90,10 @@ class Suspects:
 
     def alive(self, instance_id: str, observed_at: float) -> None:
         """Telemetry came, so a broken connection was no death."""
-        death = self._deaths.get(instance_id)
+        death = self.deaths.get(instance_id)
         if death is None or death.certain or observed_at <= death.at:
             return
-        del self._deaths[instance_id]
+        del self.deaths[instance_id]
         for request in death.victims.values():
             kept = list(request.ended)
             if instance_id in kept:
@@ -99,16 +102,16 @@ class Suspects:
 
     def certain(self, instance_id: str, now: float) -> bool:
         """Whether it died just now."""
-        death = self._deaths.get(instance_id)
+        death = self.deaths.get(instance_id)
         return death is not None and death.certain and now - death.at <= SAME_DEATH_S
 
     def _death(self, instance_id: str, present: Callable[[], Iterable[Present]], now: float) -> Death:
-        death = self._deaths.get(instance_id)
+        death = self.deaths.get(instance_id)
         if death is None or now - death.at > SAME_DEATH_S:
             there = list(present())
             accused = frozenset(each.request.id for each in there if each.computing)
             accused = accused or frozenset(each.request.id for each in there)
-            death = self._deaths[instance_id] = Death(now, accused)
+            death = self.deaths[instance_id] = Death(now, accused)
         return death
 
     @staticmethod
@@ -127,27 +130,22 @@ class Suspects:
         engines = ", ".join(request.ended)
         quarantined = self._quarantine_s > 0 and bool(request.fingerprint)
         if quarantined:
-            while len(self._quarantine) >= MOST_QUARANTINED:
-                del self._quarantine[next(iter(self._quarantine))]  # the oldest
-            self._quarantine[request.fingerprint] = now + self._quarantine_s, engines
+            while len(self.quarantine) >= MOST_QUARANTINED:
+                del self.quarantine[next(iter(self.quarantine))]  # the oldest
+            self.quarantine[request.fingerprint] = now + self._quarantine_s, engines
         figures: dict[str, Figure] = {"died": engines, "attempts": len(request.ended)}
         if quarantined:
             figures["quarantine_s"] = self._quarantine_s
         retry_after_s = self._quarantine_s if quarantined else RETRY_AFTER_S
         return refuse(request, "ends_engines", "ended_engines", retry_after_s, now, figures)
 
-    @property
-    def quarantined(self) -> int:
-        """How many requests are refused if they come again; some of them for no longer."""
-        return len(self._quarantine)
-
     def refusal(self, request: Request, now: float) -> ev.Refuse | None:
         """Of a request that arrives, if it is in quarantine."""
-        until, engines = self._quarantine.get(request.fingerprint, (0.0, ""))
+        until, engines = self.quarantine.get(request.fingerprint, (0.0, ""))
         if not engines:
             return None
         if until <= now:
-            del self._quarantine[request.fingerprint]
+            del self.quarantine[request.fingerprint]
             return None
         figures: dict[str, Figure] = {"died": engines, "quarantine_s": until - now}
         return refuse(request, "ends_engines", "quarantined", until - now, now, figures)

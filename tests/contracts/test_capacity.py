@@ -14,7 +14,7 @@ import pytest
 from django.db import transaction
 
 from controller.core.decisions import Decision as Decided
-from controller.models import Action, Decision, Instance, ScalerState
+from controller.models import Action, Decision, Instance, LaunchTemplate, ScalerState
 from controller.scale import Scaler, ScalerMemory, ScalingConfig
 from controller.scale.capacity_plan import (
     CapacityPlan,
@@ -30,6 +30,7 @@ from controller.scale.scaler import Drain, Undrain
 from controller.services.actors import SYSTEM
 from controller.services.fleet import scaling
 from controller.services.fleet.instances import instance_create, instance_drain, instance_observe, instance_update
+from controller.services.fleet.launch_templates import shipped_templates_store
 from controller.services.fleet.role_switches import role_order
 from controller.services.fleet.scaling_policies import scaling_policy_create
 from controller.services.fleet.served_models import served_model_create
@@ -259,7 +260,9 @@ def _instances(model, role, seen, switching=()):
     for member in seen.members:
         if member.id in switching:
             _instance(model, "decode" if role == "prefill" else "prefill", member.id, "ready")
-            Instance.objects.filter(pk=member.id).update(backend="sglang")
+            shipped_templates_store()
+            template = LaunchTemplate.objects.get(backend="sglang")
+            Instance.objects.filter(pk=member.id).update(backend="sglang", template=template)
             role_order(actor=SYSTEM, instance_id=member.id, role=role)
         else:
             _instance(model, role, member.id, "starting" if member.state == "starting" else "ready")

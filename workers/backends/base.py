@@ -48,14 +48,8 @@ class Capabilities:
 MOST_TOLD_TOKENS = 1 << 31  # no context is nearly as long
 
 
-def told_count(value: object) -> int | None:
-    """A count of tokens as an engine tells it: a whole number from 0 to MOST_TOLD_TOKENS. None for anything else, since
-    quotas, records and predictions count with it."""
-    return value if type(value) is int and 0 <= value <= MOST_TOLD_TOKENS else None
-
-
 class Usage(NamedTuple):
-    """Token counts as the engine itself reports them, each as `told_count` reads it."""
+    """Token counts as the engine itself reports them, each as `http.told_count` reads it."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -25,6 +25,7 @@ from yarl import URL
 from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import (
+    MOST_TOLD_TOKENS,
     AnswerChunk,
     EngineError,
     Limits,
@@ -32,7 +33,6 @@ from workers.backends.base import (
     RoleSwitch,
     UpstreamCall,
     Usage,
-    told_count,
 )
 from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 from workers.http.engine_keys import EngineKey, NoEngineKey
@@ -250,6 +250,12 @@ def check_whole(raw: bytes) -> None:
     """Raises EngineError for an answer, or events of one, that the engine aborted: it reports that under HTTP 200."""
     if b'"abort"' in raw and any(mark in raw for mark in ABORTED):  # usually one search for each chunk of a stream
         raise EngineError("the engine aborted the request", status=500)
+
+
+def told_count(value: object) -> int | None:
+    """A count of tokens as an engine tells it: a whole number from 0 to MOST_TOLD_TOKENS. None for anything else, since
+    quotas, records and predictions count with it."""
+    return value if type(value) is int and 0 <= value <= MOST_TOLD_TOKENS else None
 
 
 def parse_usage(raw: bytes) -> Usage | None:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from workers.http.connections import address_of
 from workers.http.limits import HttpLimits
+from workers.http.protocol import address_of
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from api.openai.protocol.translation import UnreadableAnswer
-from workers.backends.base import told_count
+from workers.backends.http import told_count
 
 FIXED: dict[str, Any] = {
     "object": "response",

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from controller.core.types import Outcome, RequestRecord
+from controller.core.types import RequestRecord
 
 SINGLE = 10  # refusals of one kind in one second that are recorded one by one
 OPEN_S = 1.0  # how long a group waits for more, after its first refusal
@@ -71,10 +71,8 @@ class RefusalGroups:
         self._groups: dict[Kind, _Group] = {}
 
     def add(self, record: RequestRecord, reason: str) -> None:
-        """`reason`: why it missed its targets, in one short code."""
-        if record.outcome != Outcome.REFUSED or record.attempts:
-            self._sink.add(record)
-            return
+        """Of a request that was refused before any engine was asked. `reason`: why it missed its targets, in one short
+        code."""
         second = math.floor(record.arrived_at)
         kind = Kind(record.tenant, record.slo_class, record.model, record.error_code, reason, second)
         group = self._groups.get(kind)

@@ -370,7 +370,8 @@ class TransferQueue:
 
     def add(self, transfer: DecodeTransfer) -> None:
         self._all[transfer.request.id] = transfer
-        transfer.source_busy_s = self.prefills.seconds(transfer.source, self.now)
+        if transfer.paired:
+            transfer.source_busy_s = self.prefills.seconds(transfer.source, self.now)
 
     def pop(self, request_id: str) -> DecodeTransfer | None:
         transfer = self._all.pop(request_id, None)

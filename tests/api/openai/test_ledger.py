@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from api.openai.in_flight import InFlightRequest
 from api.openai.ledger import Instruments, Ledger
+from api.openai.state.refusal_groups import SINGLE, RefusalGroups
 from api.openai.tenants import Quotas
 from controller.core.decisions import Decision
 from controller.core.types import Outcome, Request, Targets
@@ -28,7 +30,7 @@ def _flight(**targets: Any) -> InFlightRequest:
 
 def _ledger() -> tuple[Ledger, ListSink]:
     sink = ListSink()
-    return Ledger(sink, Quotas(), Instruments()), sink
+    return Ledger(sink, RefusalGroups(sink), Quotas(), Instruments()), sink
 
 
 def _cause(in_flight: InFlightRequest, outcome: Outcome, code: str) -> str:
@@ -36,6 +38,20 @@ def _cause(in_flight: InFlightRequest, outcome: Outcome, code: str) -> str:
     ledger.note(in_flight, outcome, 105.0, code=code)
     (row,) = ledger.windows.view(105.0, {}, {})
     return row["miss_reason"]
+
+
+async def test_only_requests_that_no_engine_was_asked_for_are_recorded_together() -> None:
+    ledger, sink = _ledger()
+    for attempts, outcome in ((0, Outcome.REFUSED), (1, Outcome.REFUSED), (1, Outcome.FAILED)):
+        for _ in range(SINGLE + 5):
+            in_flight = _flight()
+            in_flight.sends = attempts
+            ledger.note(in_flight, outcome, 105.0)
+    assert Counter((record.attempts, record.outcome) for record in sink.records) == {
+        (0, Outcome.REFUSED): SINGLE,
+        (1, Outcome.REFUSED): SINGLE + 5,
+        (1, Outcome.FAILED): SINGLE + 5,
+    }
 
 
 def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
@@ -62,7 +78,7 @@ def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
         ("dispatch", "fits_budget", {}, "internal_error", "internal_error"),
     ],
 )
-def test_the_cause_says_what_the_decision_says(
+async def test_the_cause_says_what_the_decision_says(
     kind: str, reason: str, figures: dict[str, Any], code: str, cause: str
 ) -> None:
     in_flight = _flight()
@@ -70,5 +86,5 @@ def test_the_cause_says_what_the_decision_says(
     assert _cause(in_flight, Outcome.REFUSED, code) == cause
 
 
-def test_without_a_decision_the_code_is_the_cause() -> None:
+async def test_without_a_decision_the_code_is_the_cause() -> None:
     assert _cause(_flight(), Outcome.REFUSED, "rate_limit_exceeded") == "rate_limit_exceeded"

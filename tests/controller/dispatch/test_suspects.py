@@ -269,7 +269,7 @@ def test_the_same_request_is_refused_for_a_while_and_others_are_not() -> None:
     engines.now += 61.0
     engines.tell(ev.Arrived(request("later", engines.now, fingerprint="f")))
     assert "later" not in engines.refused
-    assert engines.scheduler.suspects.quarantined == 0
+    assert not engines.scheduler.suspects.quarantine
 
 
 def test_without_quarantine_it_may_come_again() -> None:
@@ -277,7 +277,7 @@ def test_without_quarantine_it_may_come_again() -> None:
     engines.tell(ev.Arrived(request("bad", fingerprint="f")))
     engines.run(lambda: bool(engines.refused))
     assert "quarantine_s" not in engines.refused["bad"].decision.figures
-    assert engines.scheduler.suspects.quarantined == 0
+    assert not engines.scheduler.suspects.quarantine
 
 
 def test_a_decode_engine_that_dies_counts_like_any_other() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import uvicorn
 
 from benchmarks import hostile
-from workers.http.connections import address_of
 from workers.http.limits import HttpLimits
-from workers.http.protocol import CLOSED, BoundedProtocol, bounded
+from workers.http.protocol import CLOSED, BoundedProtocol, address_of, bounded
 
 SHORT = HttpLimits(head_s=0.5, body_s=0.5, send_s=0.5, upload_s=5.0, connections=400, connections_per_address=400)
 WITHIN_S = 3.0
