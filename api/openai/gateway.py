@@ -21,7 +21,7 @@ import aiohttp
 
 from api.openai.asgi import Send
 from api.openai.in_flight import InFlightRequest
-from api.openai.ledger import Instruments, Ledger, ModelRates
+from api.openai.ledger import Instruments, Ledger
 from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
 from api.openai.protocol.errors import ApiError, config_stale, shutting_down
@@ -41,6 +41,7 @@ from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
 from controller.predict.lengths import OutputLengthModel, PromptEstimates
+from controller.scale.traffic import ModelRates
 from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token

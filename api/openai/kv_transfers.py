@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import orjson
 
 from api.openai.in_flight import InFlightRequest, RelayListener
-from api.openai.ledger import StageRates
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import KvMoved, moved_from_json
 from controller.dispatch.lifecycle import State
+from controller.scale.traffic import StageRates
 from workers.backends.base import Backend, Capabilities, EngineError
 
 log = logging.getLogger(__name__)

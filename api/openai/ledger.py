@@ -7,7 +7,7 @@ requests per second over the last ten seconds, which the scaler sizes a fleet by
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,15 +18,13 @@ from prometheus_client.registry import Collector
 from api.openai.in_flight import InFlightRequest
 from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.tenants import Quotas
-from controller.core.messages import StageTraffic
 from controller.core.types import Outcome, Outlook, RequestRecord
+from controller.scale.traffic import ModelRates
 from controller.slo.attainment import AttainmentWindows, judge
 
-RATE_WINDOW_S = 10.0
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _PER_TOKEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 
-Waiting = tuple[int, float]  # how many, and the longest wait over its SLO
 Learn = Callable[[InFlightRequest, RequestRecord, float], None]
 
 
@@ -190,89 +188,6 @@ def _decided(in_flight: InFlightRequest) -> str:
         if figures.get("hopeless"):
             return "expired_hopeless"
     return str(last["reason"])
-
-
-# ---- rates of the last ten seconds ----------------------------------------------------------------------------------
-
-
-class RateMeter:
-    """Events per second over the last ten seconds."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque()
-
-    def tick(self, now: float) -> None:
-        self._times.append(now)
-        self._forget(now)
-
-    def rate(self, now: float) -> float:
-        self._forget(now)
-        return len(self._times) / RATE_WINDOW_S
-
-    def _forget(self, now: float) -> None:
-        while self._times and self._times[0] < now - RATE_WINDOW_S:
-            self._times.popleft()
-
-
-class ModelRates:
-    """A RateMeter for each configured model."""
-
-    def __init__(self) -> None:
-        self._meters: dict[str, RateMeter] = {}
-
-    def tick(self, model: str, now: float) -> None:
-        self._meters.setdefault(model, RateMeter()).tick(now)
-
-    def rates(self, now: float) -> dict[str, float]:
-        """Requests/s by model; models without any are left out."""
-        found = {model: meter.rate(now) for model, meter in self._meters.items()}
-        return {model: rate for model, rate in found.items() if rate}
-
-
-class StageRates:
-    """What prefill and decode see of a model's traffic, each for itself, since the scaler sizes each stage by its own:
-    prompts sent to prefill instances and elsewhere, prompts prefilled, answers decoded."""
-
-    def __init__(self) -> None:
-        self._sent: defaultdict[bool, ModelRates] = defaultdict(ModelRates)  # to prefill instances, or elsewhere
-        self._prefilled = ModelRates()
-        self._decoded = ModelRates()
-
-    def sent(self, model: str, now: float, *, prefill: bool) -> None:
-        self._sent[prefill].tick(model, now)
-
-    def prefilled(self, model: str, now: float) -> None:
-        self._prefilled.tick(model, now)
-
-    def decoded(self, model: str, now: float) -> None:
-        self._decoded.tick(model, now)
-
-    def traffic(
-        self, now: float, arrived: dict[str, float], waiting: dict[str, Waiting], moving: dict[str, Waiting]
-    ) -> dict[str, dict[str, StageTraffic]]:
-        """By model with recent disaggregated requests, then by stage.
-
-        Prefill gets the share of arrivals that it has of the sends; the rest goes to collocated instances. A prefilled
-        request is an arrival for decode, whatever the model's arrivals do meanwhile.
-        """
-        there, elsewhere = self._sent[True].rates(now), self._sent[False].rates(now)
-        prefilled, decoded = self._prefilled.rates(now), self._decoded.rates(now)
-        found = {}
-        for model in there.keys() | prefilled.keys() | decoded.keys() | moving.keys():
-            sends = there.get(model, 0.0) + elsewhere.get(model, 0.0)
-            share = there.get(model, 0.0) / sends if sends else 1.0
-            found[model] = {
-                "prefill": _stage(share * arrived.get(model, 0.0), prefilled, model, waiting),
-                "decode": _stage(prefilled.get(model, 0.0), decoded, model, moving),
-            }
-        return found
-
-
-def _stage(arrival_rate: float, finished: dict[str, float], model: str, waiting: dict[str, Waiting]) -> StageTraffic:
-    queued, wait = waiting.get(model, (0, 0.0))
-    return StageTraffic(
-        arrival_rate=arrival_rate, service_rate=finished.get(model, 0.0), queued=queued, wait_over_slo=wait
-    )
 
 
 # ---- Prometheus -----------------------------------------------------------------------------------------------------

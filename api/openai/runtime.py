@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 from api.openai.in_flight import InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, fault_of, migrator_reason
-from api.openai.ledger import StageRates
 from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
@@ -32,6 +31,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome, Part
 from controller.dispatch import Scheduler
 from controller.dispatch.lifecycle import ENDS, Cause, State, cause_of, outcome
+from controller.scale.traffic import StageRates
 from controller.wording.refusals import ended, refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
 

@@ -19,6 +19,7 @@ from controller.core.messages import (
 )
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, Role
+from controller.scale.traffic import model_traffic
 
 Gauge = tuple[str, str, dict[str, str], float]
 
@@ -87,7 +88,7 @@ def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
 def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> FleetMessage:
     now = gateway.clock()
     queue = gateway.scheduler.queue()
-    models, known = model_traffic(gateway, now), instances(gateway, now)
+    models, known = traffic_of(gateway, now), instances(gateway, now)
     return FleetMessage(
         gateway=gateway.options.name,
         at=gateway.shared.now(),
@@ -126,26 +127,12 @@ def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Co
     return found
 
 
-def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
+def traffic_of(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
     """By model; the wait is the largest share of a TTFT target among each model's most urgent queued requests."""
-    arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
     waiting = gateway.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now)
     moving = gateway.scheduler.decode_pressure(now)
-    stages = gateway.runtime.rates.traffic(now, arrived, waiting, moving)
-    found = {
-        model: ModelTraffic(
-            arrival_rate=arrived.get(model, 0.0),
-            service_rate=finished.get(model, 0.0),
-            queued=waiting.get(model, (0, 0.0))[0],
-            wait_over_slo=waiting.get(model, (0, 0.0))[1],
-            migrating=moving.get(model, (0, 0.0))[0],
-            migrate_wait_over_slo=moving.get(model, (0, 0.0))[1],
-        )
-        for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys() | stages.keys())
-    }
-    for model, by_stage in stages.items():
-        found[model]["stages"] = by_stage
-    return found
+    arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
+    return model_traffic(now, arrived, finished, gateway.runtime.rates, waiting, moving)
 
 
 def links(gateway: Gateway, now: float) -> list[LinkMessage]:

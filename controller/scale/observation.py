@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic, StageTraffic
+from controller.core.messages import FleetMessage, InstanceMessage
 from controller.core.staleness import STALE_PERIODS
-from controller.core.types import Role
 from controller.scale.load import FleetObservation, Member, processing_rate
+from controller.scale.traffic import NO_TRAFFIC, stage_traffic
 
-NO_TRAFFIC = ModelTraffic(
-    arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0, migrating=0, migrate_wait_over_slo=0.0
-)
 # Observed states that are no capacity, and nothing to wait for.
 NO_CAPACITY = ("unhealthy", "unreachable", "lost", "failed", "stopped")
 
@@ -60,7 +57,7 @@ def observe(
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
-    traffic = [_of_stage(m["models"].get(model, NO_TRAFFIC), role) for m in current]
+    traffic = [stage_traffic(m["models"].get(model, NO_TRAFFIC), role) for m in current]
     here = [row for row in rows if row.desired != "stopped" and row.observed not in NO_CAPACITY]
     members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
@@ -75,21 +72,6 @@ def observe(
     )
     finished = sum(t["service_rate"] for t in traffic)
     return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued, look.arrival_rate))
-
-
-def _of_stage(traffic: ModelTraffic, role: str) -> StageTraffic:
-    """Prefilled requests wait for the decode stage, requests in the dispatcher's queue for any other. A gateway that
-    publishes no stages (an older version, or nothing was prefilled lately) gives the rates of the model."""
-    known = traffic.get("stages", {}).get(role)
-    if known is not None:
-        return known
-    decodes = role == Role.DECODE
-    return StageTraffic(
-        arrival_rate=traffic["arrival_rate"],
-        service_rate=traffic["service_rate"],
-        queued=traffic["migrating"] if decodes else traffic["queued"],
-        wait_over_slo=traffic["migrate_wait_over_slo"] if decodes else traffic["wait_over_slo"],
-    )
 
 
 def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:

@@ -253,6 +253,8 @@ class Simulation:
             in_flight = self._in_flight[send.request.id]
             in_flight.instance, in_flight.sent_at = instance_id, now
             in_flight.sends += 1
+            if self._elastic is not None:
+                self._elastic.sent(send, now)
             seq = in_flight.sequence(arrives, prefill_only=send.part is Part.PREFILL)
             seq.priority = send.rank
             seqs.append(seq)

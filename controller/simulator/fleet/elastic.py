@@ -12,13 +12,12 @@ including warm spares and sleepers, until they are stopped. A drained instance s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.messages import QUEUE_PRESSURE_ROWS
-from controller.core.types import Role
+from controller.core.messages import QUEUE_PRESSURE_ROWS, ModelTraffic
+from controller.core.types import Part, Role
 from controller.scale import (
     Drain,
     FleetObservation,
@@ -40,8 +39,8 @@ from controller.scale.capacity_plan import (
     nearest_spares,
     plan_capacity,
 )
-from controller.scale.load import RATE_WINDOW_S
 from controller.scale.role_changes import SwitchRole
+from controller.scale.traffic import ModelRates, StageRates, model_traffic, stage_traffic
 from controller.scale.warm_pool import Spare, refill, weight_source
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
 from controller.simulator.fleet.run import FleetRun
@@ -52,28 +51,12 @@ Looks = Mapping[Role, FleetObservation]
 
 
 class ScaledStage:
-    """One role: the state of its scaler, and the windows behind its observation.
+    """One role and the state of its scaler."""
 
-    Events `enters` and `leaves` are counted.
-    """
-
-    def __init__(self, config: ScalingConfig, enters: type, leaves: type) -> None:
+    def __init__(self, config: ScalingConfig) -> None:
         self.config = config
         self.role = Role(config.role)
         self.state = ScalerMemory()
-        self._enters, self._leaves = enters, leaves
-        self._entered: deque[float] = deque()
-        self._left: deque[float] = deque()
-
-    def count(self, event: ev.Event, now: float) -> None:
-        if type(event) is self._enters:
-            self._entered.append(now)
-        elif type(event) is self._leaves:
-            self._left.append(now)
-
-    def rates(self, now: float) -> tuple[float, float]:
-        """Requests/s that entered the stage and that left it."""
-        return _rate(self._entered, now), _rate(self._left, now)
 
 
 class Elastic:
@@ -88,14 +71,10 @@ class Elastic:
         self._removed: set[str] = set()  # those of them that will be stopped instead
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}
-        if settings.decode is None:
-            self.stages = [ScaledStage(settings.scaling, ev.Arrived, ev.Finished)]
-        else:
-            first, second = settings.scaling, settings.decode
-            self.stages = [
-                ScaledStage(first, ev.Arrived, ev.PrefillDone),
-                ScaledStage(second, ev.PrefillDone, ev.Finished),
-            ]
+        self.stages = [ScaledStage(each) for each in (settings.scaling, settings.decode) if each is not None]
+        self._arrived, self._finished, self._rates = ModelRates(), ModelRates(), StageRates()
+        self._models: dict[str, str] = {}  # by open request
+        self._decoding: set[str] = set()  # prefilled requests that have not ended
 
     def start(self) -> None:
         """Fill the warm pool: it is full when the run begins, and its spares are ready."""
@@ -107,10 +86,24 @@ class Elastic:
         return [each for each in self._asked.values() if each.up_at <= now]
 
     def count(self, events: Sequence[ev.Event], now: float) -> None:
-        """Count the events that the scheduler got."""
+        """Count the events that the scheduler gets."""
         for event in events:
-            for stage in self.stages:
-                stage.count(event, now)
+            match event:
+                case ev.Arrived(request):
+                    self._models[request.id] = request.model
+                    self._arrived.tick(request.model, now)
+                case ev.PrefillDone(request):
+                    self._decoding.add(request.id)
+                    self._rates.prefilled(request.model, now)
+                case ev.Finished(request_id) if request_id in self._models:
+                    model = self._models.pop(request_id)
+                    self._finished.tick(model, now)
+                    if request_id in self._decoding:
+                        self._decoding.remove(request_id)
+                        self._rates.decoded(model, now)
+
+    def sent(self, send: ev.Send, now: float) -> None:
+        self._rates.sent(send.request.model, now, prefill=send.part is not Part.WHOLE)
 
     def tick(self, now: float) -> None:
         self._end_drained(now)
@@ -132,26 +125,31 @@ class Elastic:
         return {stage.role: self.observe(stage, now) for stage in self.stages}
 
     def observe(self, stage: ScaledStage, now: float) -> FleetObservation:
-        entered, left = stage.rates(now)
-        waits, queued = self._waiting(stage, now)
+        seen = [stage_traffic(model, stage.role) for model in self._traffic(now).values()]
+        entered, left = (sum(each[key] for each in seen) for key in ("arrival_rate", "service_rate"))
+        waits = max((each["wait_over_slo"] for each in seen), default=0.0)
         look = FleetObservation(
             members=self._members(stage, now),
             age_s=0.0,
             period_s=stage.config.interval_s,
             wait_over_slo=waits,
             arrival_rate=entered,
-            queued=queued,
+            queued=sum(each["queued"] for each in seen),
+            taken=self._takes_requests(),
         )
         return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued, entered))
 
-    def _waiting(self, stage: ScaledStage, now: float) -> tuple[float, int]:
-        """The longest wait over its SLO before the stage, and how many requests wait."""
-        run = self._run
-        if stage.role is Role.DECODE and run.kv is not None:
-            pressure = run.scheduler.decode_pressure(now).values()
-        else:
-            pressure = run.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
-        return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
+    def _takes_requests(self) -> bool:
+        """Whether a request would be accepted: by a collocated or a prefill instance (a gateway's *capacity*)."""
+        cluster = self._run.cluster
+        return any(each.spec.role != Role.DECODE and each.id not in cluster.draining for each in cluster)
+
+    def _traffic(self, now: float) -> dict[str, ModelTraffic]:
+        """By model, as a gateway publishes it."""
+        scheduler = self._run.scheduler
+        moving = scheduler.decode_pressure(now) if self._run.kv is not None else {}
+        waiting = scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now)
+        return model_traffic(now, self._arrived.rates(now), self._finished.rates(now), self._rates, waiting, moving)
 
     def _members(self, stage: ScaledStage, now: float) -> tuple[Member, ...]:
         cluster, fleet = self._run.cluster, fleet_of(self._run, now)
@@ -305,9 +303,3 @@ def _recorded(decision: Decision, plan: CapacityPlan, new_ids: Sequence[str]) ->
         for name, value in plan.outcome(new_ids).items()
     }
     return decision._replace(figures={**decision.figures, **found})
-
-
-def _rate(times: deque[float], now: float) -> float:
-    while times and times[0] < now - RATE_WINDOW_S:
-        times.popleft()
-    return len(times) / RATE_WINDOW_S

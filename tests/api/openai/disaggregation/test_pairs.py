@@ -296,7 +296,7 @@ async def test_a_pair_that_waits_for_a_decode_instance_is_pressure_on_that_stage
         second = bed.send(STREAMED)
         await until(lambda: len(bed.gateway.runtime.requests) == 2)
         await asyncio.sleep(0.3)
-        traffic = status.model_traffic(bed.gateway, bed.gateway.runtime.clock())["demo"]
+        traffic = status.traffic_of(bed.gateway, bed.gateway.runtime.clock())["demo"]
         assert (len(bed.servers["p"].bodies), traffic["queued"], traffic["migrating"]) == (1, 0, 1)
         assert 0.25 / 5.0 < traffic["migrate_wait_over_slo"] < 1.0
         bed.servers["d"].hold.set()

@@ -9,6 +9,7 @@ from controller.core.errors import ConfigError
 from controller.core.types import Outcome
 from controller.scale import ScalingConfig
 from controller.simulator import Demand, ElasticSettings, Failure, SimulationSettings
+from controller.simulator.fleet.elastic import Elastic
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate
 
 P, D = (replace(SMALL, role=role, kv_tokens=16_384) for role in ("prefill", "decode"))
@@ -127,3 +128,28 @@ def test_an_instance_that_fails_while_it_changes_its_role_is_replaced():
     assert kinds(result, "role_change")[0] == switch
     assert roles(result)["prefill"] == 2
     assert all(record.outcome is Outcome.OK for record in result.records)
+
+
+def test_each_stage_sees_its_own_traffic_beside_a_collocated_instance(monkeypatch):
+    """As the gateway publishes it: what a collocated instance takes is no demand for prefill and no work of decode."""
+    seen, whole = [], Elastic.observe
+
+    def observe(elastic, stage, now):
+        look = whole(elastic, stage, now)
+        seen.append((stage.role, now, look.arrival_rate))
+        return look
+
+    monkeypatch.setattr(Elastic, "observe", observe)
+    fixed = (replace(each, min_instances=2, max_instances=2) for each in (PREFILL, DECODE))
+    first, second = fixed
+    settings = ElasticSettings(first, decode=second, most=5)
+    result = simulate(rush(100, 20, rate=20.0), "round_robin", (P, P, D, D, SMALL), elastic=settings)
+    alone = {record.id for record in result.records if not record.prefill_instance}
+    assert 50 < len(alone) < 150  # a third, since rounds go over three instances
+    at = max(now for _, now, _ in seen if now <= 14.0)
+    rates = {role: rate for role, now, rate in seen if now == at}
+    recent = [record for record in result.records if at - 10.0 <= record.at <= at]
+    apart = len([record for record in recent if record.id not in alone]) / 10.0
+    assert rates["prefill"] == pytest.approx(apart, rel=0.1)
+    assert rates["decode"] == pytest.approx(apart, rel=0.1)
+    assert len(recent) / 10.0 > 1.3 * rates["prefill"]
