@@ -107,19 +107,21 @@ class Elastic:
 
     def tick(self, now: float) -> None:
         self._end_drained(now)
-        looks = self._looks(now)
+        looks, decided = self._looks(now), False
         for stage in self.stages:
             capacity = self._capacity(stage, looks, now)
             look = capacity.observation(now)
             stage.state, actions, decision = self._scaler.decide(stage.config, stage.state, look, now)
             if decision is None:
                 continue
+            decided = True
             plan = plan_capacity(capacity, actions, now)
             self.decisions.append(_recorded(decision, plan, self._carry_out(stage, plan, now)))
             if plan.role_change is not None:
                 self.decisions.append(plan.role_change)
             looks = self._looks(now)  # the next stage must not count on what this one took
-        self._refill_pool(now)
+        if not decided:  # as the service: never at the look that took from the pool
+            self._refill_pool(now)
 
     def _looks(self, now: float) -> Looks:
         return {stage.role: self.observe(stage, now) for stage in self.stages}
@@ -283,10 +285,12 @@ class Elastic:
             self._removed.discard(name)
 
     def _refill_pool(self, now: float) -> None:
-        """Start or stop warm spares until there are `warm`; none is started while an instance starts."""
+        """Start or stop warm spares until there are `warm`; none is started while weights load or an engine wakes."""
         cluster = self._run.cluster
         spares = [Spare(name, each.ready_at <= now, each.since) for name, each in cluster.warm.items()]
-        change = refill(spares, self.settings.warm, room=None, busy=bool(cluster.starting))
+        coming = [self._asked[name] for name in cluster.starting if name in self._asked]
+        loading = any(each.warm or each.woken for each in coming)
+        change = refill(spares, self.settings.warm, room=None, busy=loading)
         for _ in range(change.start):
             cluster.keep_warm(now, ready_at=now + self.settings.start_s)
         for name in change.stop:

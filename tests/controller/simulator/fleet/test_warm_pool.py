@@ -6,6 +6,7 @@ from controller.core.errors import ConfigError
 from controller.core.types import Outcome
 from controller.simulator import ElasticSettings
 from controller.simulator.experiment import parse_experiment
+from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.report.summary import report, time_to_scale
 from tests.controller.simulator.fleet.test_elastic import QUICK, scaled, wave
 from tests.controller.simulator.runs import SMALL, facts
@@ -61,6 +62,23 @@ def test_it_is_filled_up_again_and_costs_from_the_first_moment_to_the_last():
     unused = [use for use in result.instances if use.steps == 0 and use.id not in served]
     assert len(unused) == 1
     assert unused[0].generated_tokens == 0
+
+
+def test_it_is_filled_up_as_the_service_does_at_a_later_look_and_beside_an_engine_that_starts(monkeypatch):
+    filled, whole = [], Cluster.keep_warm
+
+    def keep_warm(cluster, now, **how):
+        filled.append((now, bool(cluster.starting)))
+        return whole(cluster, now, **how)
+
+    monkeypatch.setattr(Cluster, "keep_warm", keep_warm)
+    result = pooled(1, start_s=30.0)
+    decided = {decision.at for decision in result.decisions}
+    assert len(filled) > 1
+    assert not decided & {now for now, _ in filled if now}
+    cold = [each for each in result.scaled_out if not each.warm]
+    assert cold
+    assert any(busy for _, busy in filled)  # only weights that load hold it up, not a process that starts
 
 
 @pytest.mark.parametrize("warm", [0, 1, 3])
