@@ -131,7 +131,9 @@ async def highest_mb(pid: int, seen: list[float]) -> None:
         await asyncio.sleep(0.1)
 
 
-def closed(attack: Callable[[], Awaitable[hostile.Seen]], most_sent: int | None = None) -> Callable[[], Awaitable]:
+def closed(
+    attack: Callable[[], Awaitable[hostile.AttackSeen]], most_sent: int | None = None
+) -> Callable[[], Awaitable]:
     """All connections of the attack were closed, after no more than `most_sent` bytes of one of them."""
 
     async def run() -> tuple[bool, str]:
@@ -143,7 +145,7 @@ def closed(attack: Callable[[], Awaitable[hostile.Seen]], most_sent: int | None 
     return run
 
 
-def ended(attack: Callable[[], Awaitable[hostile.Seen]], url: str) -> Callable[[], Awaitable]:
+def ended(attack: Callable[[], Awaitable[hostile.AttackSeen]], url: str) -> Callable[[], Awaitable]:
     """No request of the attack is open at the gateway when it is over: at most the honest client's is."""
 
     async def run() -> tuple[bool, str]:

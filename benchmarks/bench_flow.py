@@ -23,7 +23,7 @@ import time
 from benchmarks.engines import prefer
 from benchmarks.flow_permits import permit_seconds
 from controller.flow.batches import Batch, BatchRequest, order_batches
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES
 from controller.simulator.flows.run import PlannedFlow, run_flows
 
@@ -35,7 +35,7 @@ FLOWS, QUICK_FLOWS = 100_000, 10_000
 REPORT_S = 0.005
 PERMITS_A_SECOND, PERMITS_S = 2_000.0, 5.0
 BATCHES, BATCH_REQUESTS = 1_000, 8
-STAGES = (Stage.REUSE, Stage.COLLECTIVE, Stage.KV_TRANSFER)
+STAGES = (FlowStage.REUSE, FlowStage.COLLECTIVE, FlowStage.KV_TRANSFER)
 
 
 def plan(count: int, seed: int) -> list[PlannedFlow]:
@@ -46,7 +46,7 @@ def plan(count: int, seed: int) -> list[PlannedFlow]:
         at += rng.expovariate(LOAD * hosts * BANDWIDTH / MEAN_BYTES)
         source, target = rng.sample(range(hosts), 2)
         stage = rng.choice(STAGES)
-        due = at + 0.1 if stage is Stage.KV_TRANSFER else None
+        due = at + 0.1 if stage is FlowStage.KV_TRANSFER else None
         size = 1.0 + rng.expovariate(1 / MEAN_BYTES)
         unit, layer = f"u{source}", rng.randrange(32)
         found.append(

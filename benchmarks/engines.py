@@ -44,7 +44,7 @@ VLLM_ENVIRONMENT = {
 }
 
 
-class EngineFailed(RuntimeError):
+class EngineStartFailed(RuntimeError):
     """An engine could not be started; the message ends with its last log lines."""
 
 
@@ -101,7 +101,7 @@ def prefer(pid: int, niceness: str | None = None, above: int = 0) -> None:
         if group.exists():
             group.write_text(niceness)
     except (OSError, ValueError) as error:
-        raise EngineFailed(f"BENCH_NICE={niceness}: {error}") from error
+        raise EngineStartFailed(f"BENCH_NICE={niceness}: {error}") from error
 
 
 def stop_on_sigterm() -> None:
@@ -164,7 +164,7 @@ def wait_ready(engine: RunningEngine, path: str = "/health", timeout_s: float = 
         if code is not None or time.monotonic() > deadline:
             what = f"ended with code {code}" if code is not None else f"was not ready after {timeout_s:.0f} s"
             tail = engine.log.read_text(errors="replace")[-2000:]
-            raise EngineFailed(f"{engine.id} {what}; {engine.log} ends with:\n{tail}")
+            raise EngineStartFailed(f"{engine.id} {what}; {engine.log} ends with:\n{tail}")
         time.sleep(0.25)
 
 
@@ -189,7 +189,7 @@ def vllm_servers(
 ) -> Iterator[list[RunningEngine]]:
     """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments`."""
     if (missing := vllm_missing(home)) is not None:
-        raise EngineFailed(missing)
+        raise EngineStartFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
 
     def start(index: int) -> RunningEngine:

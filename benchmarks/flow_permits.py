@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from controller.flow.flows import Stage
+from controller.flow.flows import FlowStage
 from workers.flowd.client import FlowClient
 
 SIZE = 100_000
@@ -30,7 +30,7 @@ async def _submit(path: str, rate: float, seconds: float) -> list[float]:
 
     async def one() -> float:
         began = loop.time()
-        flow = client.submit(Stage.KV_TRANSFER, SIZE, "other-host", 1.0)
+        flow = client.submit(FlowStage.KV_TRANSFER, SIZE, "other-host", 1.0)
         await flow.answered()
         if not flow.scheduled:
             raise RuntimeError(f"a transfer was not scheduled: {flow.reason}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 PIECE = 64 << 10
 
 
-class Seen(NamedTuple):
+class AttackSeen(NamedTuple):
     """`held`: connections that the server had not closed in the end. `answer`: what one of them was told."""
 
     held: int
@@ -90,7 +90,7 @@ async def connect(port: int, *, receive_buffer: int | None = None) -> Socket:
     return Socket(reader, writer)
 
 
-async def _all(port: int, count: int, each: Callable[[Socket], Awaitable[object]], within_s: float) -> Seen:
+async def _all(port: int, count: int, each: Callable[[Socket], Awaitable[object]], within_s: float) -> AttackSeen:
     """`count` connections that all do the same; then how many are held after `within_s` more seconds."""
     opened: list[Socket] = []
 
@@ -109,23 +109,25 @@ async def _all(port: int, count: int, each: Callable[[Socket], Awaitable[object]
         await asyncio.gather(*(connection.over(within_s) for connection in opened))
         held = sum(not connection.closed.is_set() for connection in opened)
         answer = next((connection.answer for connection in opened if connection.answer), b"")
-        return Seen(held, answer, max((connection.sent for connection in opened), default=0))
+        return AttackSeen(held, answer, max((connection.sent for connection in opened), default=0))
     finally:
         for connection in opened:
             connection.close()
 
 
-async def half_open(port: int, count: int, within_s: float, head: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n") -> Seen:
+async def half_open(
+    port: int, count: int, within_s: float, head: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n"
+) -> AttackSeen:
     """Requests whose head never ends."""
     return await _all(port, count, lambda connection: connection.send(head), within_s)
 
 
-async def silent(port: int, count: int, within_s: float) -> Seen:
+async def silent(port: int, count: int, within_s: float) -> AttackSeen:
     """Connections on which nothing is ever sent."""
     return await _all(port, count, lambda connection: asyncio.sleep(0), within_s)
 
 
-async def slow_head(port: int, count: int, within_s: float, period_s: float = 0.2) -> Seen:
+async def slow_head(port: int, count: int, within_s: float, period_s: float = 0.2) -> AttackSeen:
     """Slowloris: a header every now and then, for ever."""
 
     async def drip(connection: Socket) -> None:
@@ -135,7 +137,7 @@ async def slow_head(port: int, count: int, within_s: float, period_s: float = 0.
     return await _all(port, count, drip, within_s)
 
 
-async def blank_lines(port: int, count: int, within_s: float) -> Seen:
+async def blank_lines(port: int, count: int, within_s: float) -> AttackSeen:
     """Empty lines, which may come before a request and which the parser skips."""
 
     async def drip(connection: Socket) -> None:
@@ -146,7 +148,7 @@ async def blank_lines(port: int, count: int, within_s: float) -> Seen:
     return await _all(port, count, drip, within_s)
 
 
-async def endless(port: int, head: bytes, piece: bytes, most: int, within_s: float = 5.0) -> Seen:
+async def endless(port: int, head: bytes, piece: bytes, most: int, within_s: float = 5.0) -> AttackSeen:
     """`head`, then `piece` again and again, until the server closes or `most` bytes are sent."""
 
     async def pour(connection: Socket) -> None:
@@ -157,16 +159,16 @@ async def endless(port: int, head: bytes, piece: bytes, most: int, within_s: flo
     return await _all(port, 1, pour, within_s)
 
 
-async def large_header(port: int, size: int = 64 << 20) -> Seen:
+async def large_header(port: int, size: int = 64 << 20) -> AttackSeen:
     return await endless(port, b"GET / HTTP/1.1\r\nHost: x\r\nx-a: ", b"a" * PIECE, size)
 
 
-async def many_headers(port: int, count: int = 200_000) -> Seen:
+async def many_headers(port: int, count: int = 200_000) -> AttackSeen:
     line = b"x-a: b\r\n"
     return await endless(port, b"GET / HTTP/1.1\r\nHost: x\r\n", line * 2_000, count * len(line))
 
 
-async def slow_body(port: int, count: int, within_s: float, request: bytes, period_s: float = 0.2) -> Seen:
+async def slow_body(port: int, count: int, within_s: float, request: bytes, period_s: float = 0.2) -> AttackSeen:
     """A body that is declared and comes a byte at a time."""
 
     async def drip(connection: Socket) -> None:
@@ -176,7 +178,7 @@ async def slow_body(port: int, count: int, within_s: float, request: bytes, peri
     return await _all(port, count, drip, within_s)
 
 
-async def never_read(port: int, count: int, within_s: float, request: bytes) -> Seen:
+async def never_read(port: int, count: int, within_s: float, request: bytes) -> AttackSeen:
     """A request whose answer is never read: the smallest window, and no read call. Whether the server hung up shows
     when something is sent."""
     opened: list[Socket] = []
@@ -193,7 +195,7 @@ async def never_read(port: int, count: int, within_s: float, request: bytes) -> 
             transport = connection.writer.transport
             transport.resume_reading()  # type: ignore[attr-defined]
             held += not await connection.over(0.5)
-        return Seen(held, b"")
+        return AttackSeen(held, b"")
     finally:
         for connection in opened:
             connection.close()

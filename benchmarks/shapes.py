@@ -12,7 +12,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class TorchShape:
     """Shape of a Llama-style transformer. `feed_forward`: width of the feed-forward layers."""
 
     layers: int
@@ -41,10 +41,10 @@ class ModelShape:
 
 # All have Llama-3's proportions: feed-forward 3.5 times the width, four query heads per KV head.
 SHAPES = {
-    "tiny": ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=1024, feed_forward=224),
-    "thin": ModelShape(layers=6, hidden=384, heads=8, kv_heads=2, vocabulary=4096, feed_forward=1344),
-    "half-billion": ModelShape(layers=9, hidden=2048, heads=16, kv_heads=4, vocabulary=8192, feed_forward=7168),
-    "llama-8b": ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, vocabulary=128_256, feed_forward=14_336),
+    "tiny": TorchShape(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=1024, feed_forward=224),
+    "thin": TorchShape(layers=6, hidden=384, heads=8, kv_heads=2, vocabulary=4096, feed_forward=1344),
+    "half-billion": TorchShape(layers=9, hidden=2048, heads=16, kv_heads=4, vocabulary=8192, feed_forward=7168),
+    "llama-8b": TorchShape(layers=32, hidden=4096, heads=32, kv_heads=8, vocabulary=128_256, feed_forward=14_336),
 }
 
 

@@ -268,3 +268,22 @@ def test_functions_stay_readable():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
                 long.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert long == []
+
+
+# Names that stand for one thing in several files: a policy's settings, a management command, a migration, a row of the
+# database beside the value of the same name (`controller.core`), and errors of two sides of one call.
+SHARED_NAMES = {
+    "Command", "Config", "Migration",
+    "Decision", "LaunchTemplate", "RequestRecord", "Role",
+    "NoChallenge",
+}  # fmt: skip
+
+
+def test_no_two_public_classes_have_the_same_name():
+    found: dict[str, list[str]] = {}
+    for path in files("controller", "workers", "api", "console", "benchmarks"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1 and name not in SHARED_NAMES}
+    assert not twice

@@ -40,17 +40,17 @@ redis.call('SET', KEYS[4], '1', 'EX', ARGV[1])
 """
 
 
-class Refused(NamedTuple):
+class SignInRefused(NamedTuple):
     """Why an attempt is not made. `by`: "account" or "address". Another one is possible in `retry_after_s` seconds."""
 
     by: str
     retry_after_s: int
 
 
-def take(account: str, address: str, *, per_account: int, per_address: int) -> Refused | None:
+def take(account: str, address: str, *, per_account: int, per_address: int) -> SignInRefused | None:
     """Count an attempt as failed; None: it may be made. Raises LiveUnavailable, and then it must not be made."""
     by, wait_s = evaluate(_TAKE, _keys(account, address), per_account, per_address, WINDOW_S)
-    return Refused("account" if by == 1 else "address", int(wait_s)) if by else None
+    return SignInRefused("account" if by == 1 else "address", int(wait_s)) if by else None
 
 
 def forgive(account: str, address: str) -> None:

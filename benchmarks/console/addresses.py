@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "Two policies at two rates"
 
 
-class Look(NamedTuple):
+class AddressLook(NamedTuple):
     """An address; `posted`: a form that is sent there and changes nothing."""
 
     path: str
@@ -83,16 +83,16 @@ class Subjects(NamedTuple):
     account: ServiceAccount
 
 
-def addresses() -> dict[str, Look]:
+def addresses() -> dict[str, AddressLook]:
     """By name. Raises LookupError where the data lacks what a page is about."""
     about = subjects()
     pages = {**traffic_pages(about), **configuration_pages(about), **fleet_pages(about), **record_pages(about)}
     slo_class, mapping = about.slo_class, about.mapping
     posted = {
-        "class, last hour re-judged": Look(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
-        "mapping, last hour re-judged": Look(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
+        "class, last hour re-judged": AddressLook(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
+        "mapping, last hour re-judged": AddressLook(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
     }
-    return {name: Look(path) for name, path in pages.items()} | posted
+    return {name: AddressLook(path) for name, path in pages.items()} | posted
 
 
 def subjects() -> Subjects:

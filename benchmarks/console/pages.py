@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.addresses import Look, addresses, prepare
+from benchmarks.console.addresses import AddressLook, addresses, prepare
 from benchmarks.console.preview import previews
 from benchmarks.trials import note
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -97,7 +97,7 @@ def _pages(records: int, decisions: int, instances: int) -> tuple[Figures, Figur
     return found, previews()
 
 
-def _look(client: Any, look: Look) -> dict[str, Any]:
+def _look(client: Any, look: AddressLook) -> dict[str, Any]:
     from django.db import connection
 
     queries: list[str] = []

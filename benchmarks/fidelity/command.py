@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from benchmarks.bench_vllm import known_knees
-from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
+from benchmarks.engines import EngineStartFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.fidelity.compare import compare, parts, parts_table, table, worst
 from benchmarks.fidelity.live import RealRun, measured, overhead_s, read_at_once, seen, simulated
 from benchmarks.fidelity.machine import KnownMachine, Machine, machine_of
@@ -240,16 +240,16 @@ class OnFile:
     dropped = 0
 
     def undisturbed(self, run: Callable[[], Any]) -> Any:
-        raise EngineFailed("not every run is on file; --resume measures those that are not")
+        raise EngineStartFailed("not every run is on file; --resume measures those that are not")
 
 
 def again(arguments: argparse.Namespace) -> dict[str, Any]:
     """The report from stored runs. Raises EngineFailed."""
     kept = arguments.output.with_name("profile.json")
     if not kept.exists():
-        raise EngineFailed(f"no profile is on file: {kept}")
+        raise EngineStartFailed(f"no profile is on file: {kept}")
     if not (arguments.knee or known_knees().get("4-task")):
-        raise EngineFailed("--on-file needs the --knee of the runs")
+        raise EngineStartFailed("--on-file needs the --knee of the runs")
     arguments.resume = True
     report = measure(cast(Bench, OnFile()), read_profile(kept), arguments)
     if arguments.output.exists():  # known only when measuring
@@ -289,7 +289,7 @@ def main() -> int:
     stop_on_sigterm()
     try:
         report = again(arguments) if arguments.on_file else live(arguments)
-    except EngineFailed as error:
+    except EngineStartFailed as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
     report["reached"] = all(all(each["reached"].values()) for each in report["by_model"][FIGURE])

@@ -31,7 +31,7 @@ class Header(NamedTuple):
     overrides: Mapping[str, Any]
 
 
-class Batch(NamedTuple):
+class LoggedBatch(NamedTuple):
     """One call of `handle`. `actions` as they were written: what is replayed is compared with them."""
 
     now: float
@@ -138,12 +138,12 @@ class Log:
             raise ConfigError(f"this is no {KIND} of version {VERSION}", field="log")
         self.header = Header(str(raw["policy"]), raw["overrides"])
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LoggedBatch]:
         decoder = EventDecoder()
         for number, line in enumerate(self._lines, 2):
             raw = self._json(line, number)
             try:
-                yield Batch(raw["now"], decoder.events(raw["events"]), raw["actions"], raw["wake_at"])
+                yield LoggedBatch(raw["now"], decoder.events(raw["events"]), raw["actions"], raw["wake_at"])
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(f"line {number} of the log cannot be read: {error!r}", field="log") from None
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from controller.core.errors import ConfigError
 
 
-class Stage(IntEnum):
+class FlowStage(IntEnum):
     """What a flow is for. The first three are MFS' stages of a prefill; weights are ours."""
 
     REUSE = 1  # KV of a cached prefix comes to the prefill instance
@@ -35,7 +35,7 @@ class MsFlow:
     """
 
     id: str
-    stage: Stage
+    stage: FlowStage
     size_bytes: float
     egress: str
     ingress: str
@@ -49,9 +49,9 @@ class MsFlow:
     def __post_init__(self) -> None:
         if not self.id:
             raise ConfigError("a flow needs an id", field="id")
-        if self.stage not in set(Stage):
+        if self.stage not in set(FlowStage):
             raise ConfigError(
-                f"unknown stage {self.stage!r}; valid: {', '.join(map(str, map(int, Stage)))}", field="stage"
+                f"unknown stage {self.stage!r}; valid: {', '.join(map(str, map(int, FlowStage)))}", field="stage"
             )
         if not (self.size_bytes > 0 and math.isfinite(self.size_bytes)):
             raise ConfigError(f"size_bytes must be positive and finite, not {self.size_bytes!r}", field="size_bytes")
@@ -61,11 +61,11 @@ class MsFlow:
             raise ConfigError("layer must not be negative", field="layer")
         if not (self.egress and self.ingress):
             raise ConfigError("a flow needs two ports", field="egress" if not self.egress else "ingress")
-        if self.stage is Stage.KV_TRANSFER and self.deadline is None:
+        if self.stage is FlowStage.KV_TRANSFER and self.deadline is None:
             raise ConfigError("a KV transfer needs the time by which its last byte is due", field="deadline")
         if self.deadline is not None and not math.isfinite(self.deadline):
             raise ConfigError("deadline must be finite", field="deadline")
-        if self.stage in (Stage.REUSE, Stage.COLLECTIVE) and not (self.unit and self.batch):
+        if self.stage in (FlowStage.REUSE, FlowStage.COLLECTIVE) and not (self.unit and self.batch):
             raise ConfigError(
                 "what a layer waits for needs its unit and batch", field="unit" if not self.unit else "batch"
             )

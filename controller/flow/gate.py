@@ -19,12 +19,12 @@ from controller.flow.scheduler import (
     BatchComputed,
     Ended,
     FlowEvent,
+    FlowProgress,
     FlowScheduler,
     LayerStarted,
     NotTaken,
     PortSeen,
     Pressed,
-    Sent,
     Submitted,
 )
 
@@ -153,7 +153,7 @@ class Gate:
         sender.moved += sender.left - left
         if left != sender.left:
             sender.left = left
-            self._events.append(Sent(flow_id, left))
+            self._events.append(FlowProgress(flow_id, left))
         return changed
 
     def press(self, flow_id: str) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.urgency import (
     crossing_at,
     level_of,
@@ -159,9 +159,9 @@ class DeferAndPromote:
 
     def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
         flow, last = state.flow, self.config.levels - 1
-        if flow.stage is Stage.WEIGHTS:
+        if flow.stage is FlowStage.WEIGHTS:
             return Turn((self.config.levels + 1.0,), floor=self.config.weights_floor, wire_class=last)
-        if flow.stage is Stage.KV_TRANSFER:
+        if flow.stage is FlowStage.KV_TRANSFER:
             if not state.level or boundary:
                 self._promote(state, context, now)
             infeasible = self._alone(state, context, now) > 1.0
@@ -175,7 +175,7 @@ class DeferAndPromote:
 
     def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
         flow = state.flow
-        if flow.stage is not Stage.KV_TRANSFER or state.level <= 1:
+        if flow.stage is not FlowStage.KV_TRANSFER or state.level <= 1:
             return math.inf
         left = self._left(state, context)
         return min(
@@ -187,7 +187,7 @@ class DeferAndPromote:
         )  # fmt: skip
 
     def _layer_index(self, flow: MsFlow, context: FlowContext) -> int:
-        if flow.stage is Stage.COLLECTIVE:
+        if flow.stage is FlowStage.COLLECTIVE:
             return 0  # the layer that runs now waits for it
         current = context.current_layer(flow)
         return relative_layer_index(flow.layer, current if self.config.queued else max(0, current))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from controller.core.errors import ConfigError
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import LATE_RANK, DeferAndPromote, FlowPolicy, FlowState, Turn
 
 SCAVENGER = Turn((math.inf,), wire_class=7)
@@ -35,7 +35,7 @@ class Submitted(NamedTuple):
     flow: MsFlow
 
 
-class Sent(NamedTuple):
+class FlowProgress(NamedTuple):
     """`left`: bytes of the flow that are not sent yet."""
 
     flow_id: str
@@ -89,7 +89,9 @@ class Pressed(NamedTuple):
     flow_id: str
 
 
-FlowEvent = PortSeen | Submitted | Sent | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent | Pressed
+FlowEvent = (
+    PortSeen | Submitted | FlowProgress | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent | Pressed
+)
 
 
 # ---- actions --------------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class FlowScheduler:
         match event:
             case Submitted(flow):
                 self._submit(flow, touched, actions)
-            case Sent(flow_id, left):
+            case FlowProgress(flow_id, left):
                 state = self._flows.get(flow_id)
                 if state is not None:
                     state.left = max(0.0, left)
@@ -237,7 +239,7 @@ class FlowScheduler:
         self._number += 1
         self._flows[flow.id] = FlowState(flow, self._number)
         self._of_unit.setdefault(flow.unit, set()).add(flow.id)
-        if flow.stage is Stage.KV_TRANSFER:
+        if flow.stage is FlowStage.KV_TRANSFER:
             key = _request_of(flow)
             self._of_request.setdefault(key, set()).add(flow.id)
             self._later[key] = flow.later_bytes
@@ -306,7 +308,7 @@ class FlowScheduler:
         found = []
         for flow_id, state in self._flows.items():
             flow = state.flow
-            if flow.stage is Stage.KV_TRANSFER and not self._computing(flow):
+            if flow.stage is FlowStage.KV_TRANSFER and not self._computing(flow):
                 found.append(flow_id)
         return found
 
@@ -318,7 +320,7 @@ class FlowScheduler:
         at = self._order.expires_at if self._ranks and self._order is not None else math.inf
         for state in self._flows.values():
             change = self.policy.next_change(state, self, now)
-            if change == math.inf or (state.flow.stage is Stage.KV_TRANSFER and self._computing(state.flow)):
+            if change == math.inf or (state.flow.stage is FlowStage.KV_TRANSFER and self._computing(state.flow)):
                 continue
             period_s = self.config.period_s
             due = max(change, now)

@@ -36,7 +36,7 @@ class FixedField(SlacklineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedVersion:
     """What the caller expects to find: this `version`, any version (`exists`), no object (`missing`), or either."""
 
     version: int | None = None
@@ -48,7 +48,7 @@ def put(
     table: type[V],
     key: Mapping[str, Any],
     *,
-    expected: Expected,
+    expected: ExpectedVersion,
     absent: Mapping[str, Any],
     create: Callable[[], V],
     change: Callable[[V], V],

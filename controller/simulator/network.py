@@ -78,7 +78,7 @@ class LinkSettings:
             raise ConfigError("layers must be at least 1", field="links.layers")
 
 
-class Flow:
+class NetworkFlow:
     """One running transfer: `left` bytes at the last change of rates, `rate` bytes/s since then."""
 
     __slots__ = ("ends", "left", "name", "rate", "source", "target")
@@ -97,7 +97,7 @@ class Network:
         """`port_gb_s`: bandwidth of an instance's port, if ports differ."""
         self.settings = settings
         self._port_gb_s = port_gb_s
-        self._flows: dict[str, Flow] = {}
+        self._flows: dict[str, NetworkFlow] = {}
         self._at = 0.0
         self.moved_bytes = 0.0
 
@@ -106,7 +106,7 @@ class Network:
 
     def start(self, name: str, source: str, target: str, size: float, now: float) -> None:
         self._advance(now)
-        self._flows[name] = Flow(name, source, target, size)
+        self._flows[name] = NetworkFlow(name, source, target, size)
         self._share(now)
 
     def cancel(self, name: str, now: float) -> bool:
@@ -156,7 +156,7 @@ class Network:
         ends = [name for name in shared if name not in SIDES]
         return min(map(self._port_gb_s, ends), default=self.settings.bandwidth_gb_s) * GIGA
 
-    def _shared(self, flow: Flow) -> tuple[tuple[str, ...], ...]:
+    def _shared(self, flow: NetworkFlow) -> tuple[tuple[str, ...], ...]:
         if self.settings.scope == "port":
             return ((OUT, flow.source), (IN, flow.target))
         return ((flow.source, flow.target),) if self.settings.scope == "pair" else ((FABRIC,),)

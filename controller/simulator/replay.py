@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.core import events as ev
 from controller.dispatch import build_scheduler
-from controller.dispatch.event_log import Batch, Encoder, Log
+from controller.dispatch.event_log import Encoder, Log, LoggedBatch
 from controller.simulator.fleet.driver import Driver
 from controller.simulator.heap import EventKind
 
@@ -59,7 +59,7 @@ class Replay:
         if batch is not None:
             self.driver.heap.push(batch.now, EventKind.DELIVERY, batch)
 
-    def _handed_over(self, batch: Batch, _: int) -> None:
+    def _handed_over(self, batch: LoggedBatch, _: int) -> None:
         self._batch = batch
         self.batches += 1
         self.driver.tell(*batch.events)

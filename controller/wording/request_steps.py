@@ -145,7 +145,7 @@ def _prefill_step(row: RecordedRequest) -> Mapping[str, Any] | None:
     return next((step for step in steps if isinstance(step.get("at"), int | float)), None)
 
 
-class Stage(NamedTuple):
+class StageTimes(NamedTuple):
     """A part of the time until the first token; seconds after arrival. `name`: queue, prefill, wait (for a decode
     instance, failed KV transfers included), transfer or decode (its first step); engine where nothing tells prefill and
     the engine's own queue apart."""
@@ -159,14 +159,14 @@ class Stage(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def first_token_stages(row: RecordedRequest) -> list[Stage]:
+def first_token_stages(row: RecordedRequest) -> list[StageTimes]:
     """What the time until the first token went to, without a gap; empty if no first token was observed."""
     if row.ttft_s is None:
         return []
     first, sent = row.ttft_s, min(row.queue_s or 0.0, row.ttft_s)
     moved = last_transfer_s(row)
     if moved is None:
-        return [Stage("queue", 0.0, sent), Stage("engine", sent, first)]
+        return [StageTimes("queue", 0.0, sent), StageTimes("engine", sent, first)]
     prefilled = prefilled_s(row)
     began, ended = moved
     prefilled = min(max(began if prefilled is None else prefilled, sent), first)
@@ -174,11 +174,11 @@ def first_token_stages(row: RecordedRequest) -> list[Stage]:
     began = min(max(began, prefilled), first)
     ended = min(max(ended, began), first)
     return [
-        Stage("queue", 0.0, sent),
-        Stage("prefill", sent, prefilled),
-        Stage("wait", prefilled, began),
-        Stage("transfer", began, ended),
-        Stage("decode", ended, first),
+        StageTimes("queue", 0.0, sent),
+        StageTimes("prefill", sent, prefilled),
+        StageTimes("wait", prefilled, began),
+        StageTimes("transfer", began, ended),
+        StageTimes("decode", ended, first),
     ]
 
 

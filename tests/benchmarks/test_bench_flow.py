@@ -2,13 +2,13 @@
 
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
 from benchmarks.flow_permits import permit_seconds
-from controller.flow.flows import Stage
+from controller.flow.flows import FlowStage
 
 
 def test_all_stages_are_there_and_only_kv_transfers_have_a_deadline():
     flows = [planned.flow for planned in plan(300, 1)]
-    assert {flow.stage for flow in flows} == {Stage.REUSE, Stage.COLLECTIVE, Stage.KV_TRANSFER}
-    assert all((flow.deadline is not None) == (flow.stage is Stage.KV_TRANSFER) for flow in flows)
+    assert {flow.stage for flow in flows} == {FlowStage.REUSE, FlowStage.COLLECTIVE, FlowStage.KV_TRANSFER}
+    assert all((flow.deadline is not None) == (flow.stage is FlowStage.KV_TRANSFER) for flow in flows)
 
 
 def test_every_flow_ends():

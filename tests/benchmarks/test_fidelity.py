@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engines import MAX_NUM_SEQS, EngineFailed
+from benchmarks.engines import MAX_NUM_SEQS, EngineStartFailed
 from benchmarks.fidelity import command as fidelity
 from benchmarks.fidelity.compare import SeenRun, compare, parts, parts_table, table, worst
 from benchmarks.fidelity.live import RealRun, read_at_once, seen, simulated
@@ -275,14 +275,14 @@ def test_a_report_from_what_is_on_file_measures_nothing_and_says_what_is_not(tmp
     arguments = argparse.Namespace(
         knee=12.0, times=[0.7], seconds=8.0, runs=1, quick=True, resume=False, output=tmp_path / "report.json"
     )
-    with pytest.raises(EngineFailed, match=r"no profile is on file: .*profile\.json"):
+    with pytest.raises(EngineStartFailed, match=r"no profile is on file: .*profile\.json"):
         fidelity.again(arguments)
     kept = {**asdict(PROFILE), "fit": {}}
     arguments.output.with_name("profile.json").write_text(json.dumps(kept))
-    with pytest.raises(EngineFailed, match="not every run is on file"):
+    with pytest.raises(EngineStartFailed, match="not every run is on file"):
         fidelity.again(arguments)
     arguments.knee = None
-    with pytest.raises(EngineFailed, match="needs the --knee"):
+    with pytest.raises(EngineStartFailed, match="needs the --knee"):
         fidelity.again(arguments)
 
 

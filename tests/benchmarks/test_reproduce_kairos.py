@@ -35,7 +35,7 @@ from benchmarks.reproduce.kairos.setting import (
     TESTBED,
     URGENCY,
     Figures,
-    Lengths,
+    TaskLengths,
     long_tail,
     work_s,
 )
@@ -125,7 +125,7 @@ def test_the_fit_uses_what_is_published_of_distserve():
 
 
 def test_the_recursion_of_the_fit_agrees_with_the_engine():
-    lengths = Lengths(1_000.0, 1.45, 65_536)
+    lengths = TaskLengths(1_000.0, 1.45, 65_536)
     calls = long_tail(3.0, 4, lengths=lengths)
     outcomes = run([StageCall(call.at, call.prompt_tokens, 1) for call in calls])
     engine = 100 * sum(outcome.ttft_s <= 8.0 for outcome in outcomes) / len(outcomes)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES
 from controller.simulator.flows.run import FlowRun, PlannedFlow, run_flows
 
@@ -17,8 +17,8 @@ def plan(seed, count=40):
     flows = []
     for number in range(count):
         source, target = rng.sample(range(HOSTS), 2)
-        stage, at = rng.choice(list(Stage)), rng.uniform(0.0, 5.0)
-        deadline = at + rng.uniform(-0.5, 4.0) if stage is Stage.KV_TRANSFER else None
+        stage, at = rng.choice(list(FlowStage)), rng.uniform(0.0, 5.0)
+        deadline = at + rng.uniform(-0.5, 4.0) if stage is FlowStage.KV_TRANSFER else None
         flow = MsFlow(
             f"f{number}", stage, rng.uniform(0.1, 9.0), f"out{source}", f"in{target}", f"u{source}", f"b{source}",
             (f"r{number % 7}",), rng.randrange(8), deadline, rng.choice([0.0, 3.0]),
@@ -58,7 +58,7 @@ def test_no_port_sends_more_than_it_can(name):
 def test_no_link_is_idle_while_a_flow_waits_for_it(name):
     """Karuna alone gives an explicit deadline no more than its least rate."""
     run = FlowRun({"out0": 10.0, "in1": 10.0}, FLOW_POLICIES[name])
-    flows = [MsFlow(f"k{i}", Stage.KV_TRANSFER, 5.0, "out0", "in1", deadline=50.0 + i) for i in range(4)]
+    flows = [MsFlow(f"k{i}", FlowStage.KV_TRANSFER, 5.0, "out0", "in1", deadline=50.0 + i) for i in range(4)]
     for flow in flows:
         run.submit(flow)
     while len(run.network):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarks.engines import MODEL_NAME, EngineFailed, RunningEngine, vllm_servers
+from benchmarks.engines import MODEL_NAME, EngineStartFailed, RunningEngine, vllm_servers
 from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.fleet.sleeping import sleep_order
@@ -66,7 +66,7 @@ def test_that_sleep_mode_is_off_shows_in_how_it_was_started(client: SleepClient)
 def test_on_cpus_it_does_not_start_with_sleep_mode(tmp_path: Path):
     """So one that says it is on has it."""
     with (
-        pytest.raises(EngineFailed, match="Sleep mode is not supported on current platform"),
+        pytest.raises(EngineStartFailed, match="Sleep mode is not supported on current platform"),
         vllm_servers(1, tmp_path, arguments=("--enable-sleep-mode",)),
     ):
         pass

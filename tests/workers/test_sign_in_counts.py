@@ -10,7 +10,7 @@ from django.conf import settings
 
 from workers import sign_in_counts
 from workers.live import LiveUnavailable, _client
-from workers.sign_in_counts import Refused, forgive, take
+from workers.sign_in_counts import SignInRefused, forgive, take
 
 pytestmark = pytest.mark.db
 LIMITS = {"per_account": 3, "per_address": 5}
@@ -27,7 +27,7 @@ def test_an_account_has_a_few_attempts_from_anywhere(place):
     for _ in range(3):
         assert take(account, f"address-{uuid4()}", **LIMITS) is None
     refused = take(account, f"address-{uuid4()}", **LIMITS)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SignInRefused)
     assert refused.by == "account"
     assert 0 < refused.retry_after_s <= sign_in_counts.WINDOW_S
     assert take(f"account-{uuid4()}", f"address-{uuid4()}", **LIMITS) is None

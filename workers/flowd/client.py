@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from controller.flow.flows import Stage
+from controller.flow.flows import FlowStage
 
 ANSWER_S = 0.5  # until a submit is answered
 SILENCE_S = 3.0  # the daemon says something each second
@@ -172,7 +172,7 @@ class FlowClient:
         deadline, as weight loads always are. `batch`: that this client computes now and that makes the bytes, "" if
         they are computed. `over`: LINK or MEMORY. It is scheduled at once or not at all; `end` must
         follow in any case."""
-        weights = stage == Stage.WEIGHTS
+        weights = stage == FlowStage.WEIGHTS
         flow = Flow(self, f"{self._name}:{next(self._numbers)}", size, held_in_total=not weights)
         if self._writer is None:
             flow.reason = "unavailable"

@@ -34,7 +34,7 @@ import orjson
 import uvloop
 
 from controller.core.errors import ConfigError, SlacklineError
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.gate import Expired, Gate, GateAction, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
@@ -289,8 +289,8 @@ def _say(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
 def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
     """Raises Refused or ConfigError with the field that is wrong."""
     stage = said.get("stage")
-    if isinstance(stage, bool) or stage not in [int(each) for each in Stage]:
-        valid = ", ".join(f"{int(each)} ({each.name.lower()})" for each in Stage)
+    if isinstance(stage, bool) or stage not in [int(each) for each in FlowStage]:
+        valid = ", ".join(f"{int(each)} ({each.name.lower()})" for each in FlowStage)
         raise Refused("stage", f"unknown stage {stage!r}; valid: {valid}")
     due_in_s = None if said.get("due_in_s") is None else _number(said, "due_in_s")
     if due_in_s is not None and due_in_s <= 0:
@@ -305,7 +305,7 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
         raise Refused("over", f"over is {' or '.join(EGRESS)}, not {over!r}")
     return MsFlow(
         id=_text(said, "id"),
-        stage=Stage(stage),
+        stage=FlowStage(stage),
         size_bytes=_number(said, "size_bytes"),
         egress=EGRESS[over],
         ingress=f"in:{_text(said, 'to')}",

@@ -37,7 +37,7 @@ ADDRESS_SHARE = 1 / 8  # of `heads_bytes`, for the unfinished heads of one addre
 IDLE, HEAD, BODY = 0, 1, 2  # which part of a request is being read
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """What the book needs of a connection."""
 
     loop: asyncio.AbstractEventLoop
@@ -57,9 +57,9 @@ class Heads:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.sizes: dict[Connection, int] = {}
+        self.sizes: dict[OpenConnection, int] = {}
 
-    def set(self, connection: Connection, size: int) -> int:
+    def set(self, connection: OpenConnection, size: int) -> int:
         """Returns the bytes by which it grew."""
         more = size - self.sizes.pop(connection, 0)
         if size:
@@ -67,7 +67,7 @@ class Heads:
         self.bytes += more
         return more
 
-    def largest(self) -> Connection:
+    def largest(self) -> OpenConnection:
         return max(self.sizes, key=self.sizes.__getitem__)
 
 
@@ -80,10 +80,10 @@ class ConnectionBook:
         self.open = 0
         self.by_address: Counter[str] = Counter()
         self.closed: Counter[str] = Counter()
-        self.idle: dict[str, dict[Connection, None]] = {}  # by address, the longest idle first
+        self.idle: dict[str, dict[OpenConnection, None]] = {}  # by address, the longest idle first
         self.heads_bytes = 0  # read of heads that are not complete
         self.heads: dict[str, Heads] = {}  # the same by address
-        self.reading: dict[Connection, float] = {}  # when what each is still reading must have come, loop time
+        self.reading: dict[OpenConnection, float] = {}  # when what each is still reading must have come, loop time
         self._sweep: asyncio.TimerHandle | None = None
 
     def opened(self, address: str) -> str:
@@ -104,11 +104,11 @@ class ConnectionBook:
 
     # ---- connections without a request ------------------------------------------------------------------------------
 
-    def rests(self, connection: Connection, address: str) -> None:
+    def rests(self, connection: OpenConnection, address: str) -> None:
         """It waits for a next request."""
         self.idle.setdefault(address, {})[connection] = None
 
-    def works(self, connection: Connection, address: str) -> None:
+    def works(self, connection: OpenConnection, address: str) -> None:
         """It no longer waits."""
         resting = self.idle.get(address)
         if resting is not None and resting.pop(connection, self) is None and not resting:
@@ -130,7 +130,7 @@ class ConnectionBook:
 
     # ---- unfinished heads -------------------------------------------------------------------------------------------
 
-    def holds(self, connection: Connection, address: str, size: int) -> None:
+    def holds(self, connection: OpenConnection, address: str, size: int) -> None:
         """`size` bytes of its head have been read. It, or one that holds more, is refused if that is too much."""
         of_address = self.heads.setdefault(address, Heads())
         self.heads_bytes += of_address.set(connection, size)
@@ -139,7 +139,7 @@ class ConnectionBook:
         elif self.heads_bytes > self.limits.heads_bytes:
             max(self.heads.values(), key=lambda heads: heads.bytes).largest().refuse_head()
 
-    def released(self, connection: Connection, address: str) -> None:
+    def released(self, connection: OpenConnection, address: str) -> None:
         """Its head is complete, or is not read further."""
         of_address = self.heads.get(address)
         if of_address is not None:
@@ -149,7 +149,7 @@ class ConnectionBook:
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
-    def expect(self, connection: Connection, due: float) -> None:
+    def expect(self, connection: OpenConnection, due: float) -> None:
         """It must have read what it reads until `due`."""
         self.reading[connection] = due
         if self._sweep is None:

@@ -20,7 +20,7 @@ from rest_framework import status
 from rest_framework.request import Request
 
 from api.control.framework.errors import ControlApiError
-from controller.services.replace import Expected
+from controller.services.replace import ExpectedVersion
 
 VERSION_MAX = 2**31 - 1
 ANY = "*"
@@ -77,14 +77,14 @@ def matched_version(request: Request) -> int | None:
     return _matched(request).version
 
 
-def expected(request: Request) -> Expected:
+def expected(request: Request) -> ExpectedVersion:
     """What a PUT expects to find, from its headers."""
     stated, only_new = _matched(request), request.headers.get("If-None-Match", "").strip()
     if only_new and only_new != ANY:
         raise ControlApiError("If-None-Match must be `*`.")
     if only_new and stated.said:
         raise ControlApiError("Send either If-Match or If-None-Match.")
-    return Expected(version=stated.version, exists=stated.said, missing=bool(only_new))
+    return ExpectedVersion(version=stated.version, exists=stated.said, missing=bool(only_new))
 
 
 def _stated(request: Request, data: dict[str, Any]) -> Stated:

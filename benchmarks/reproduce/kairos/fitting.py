@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.reproduce.claims import Table, Value
 from benchmarks.reproduce.kairos import setting
 from benchmarks.reproduce.kairos.gains import PAPER
-from benchmarks.reproduce.kairos.setting import DISTSERVE, PAIRS, Figures, Lengths
+from benchmarks.reproduce.kairos.setting import DISTSERVE, PAIRS, Figures, TaskLengths
 from benchmarks.reproduce.kairos.stages import Stages, Testbed
 
 SEEDS = (11, 12, 13)  # none of the comparison's
@@ -52,11 +52,11 @@ class Tail(NamedTuple):
     error: float
 
 
-class Decoder(NamedTuple):
+class FittedDecoder(NamedTuple):
     """A candidate of the second stage. `error`: over all values, in points and in per cent of a speed."""
 
     bed: Testbed
-    lengths: Lengths
+    lengths: TaskLengths
     values: Mapping[str, Mapping[float, float]]
     error: float
 
@@ -66,7 +66,7 @@ def tails() -> list[Tail]:
     found = []
     for sigma, longest, capacity in itertools.product(SIGMAS, LONGEST, CAPACITIES):
         median = _median(sigma, longest, capacity)
-        service = _service(setting.quantiles(Lengths(median, sigma, longest)))
+        service = _service(setting.quantiles(TaskLengths(median, sigma, longest)))
         attained = {qps: statistics.fmean(_ttft(service, qps, seed) for seed in SEEDS) for qps in TTFT}
         found.append(Tail(sigma, longest, capacity, median, attained, _error([*attained.values()], [*TTFT.values()])))
     return sorted(found, key=lambda tail: tail.error)
@@ -82,7 +82,7 @@ def _median(sigma: float, longest: int, capacity: float) -> float:
     low, high = 100.0, 60_000.0
     for _ in range(40):
         middle = (low * high) ** 0.5
-        fast = 1 / _service(setting.quantiles(Lengths(middle, sigma, longest))).mean() > capacity
+        fast = 1 / _service(setting.quantiles(TaskLengths(middle, sigma, longest))).mean() > capacity
         low, high = (middle, high) if fast else (low, middle)
     return float(round(low))
 
@@ -97,7 +97,7 @@ def _ttft(service: np.ndarray, qps: float, seed: int) -> float:
     return float(100 * np.mean(done - arrived <= setting.TTFT_S))
 
 
-def decoders(found: Sequence[Tail], progress: Callable[[str], None] = print) -> list[Decoder]:
+def decoders(found: Sequence[Tail], progress: Callable[[str], None] = print) -> list[FittedDecoder]:
     """All candidates with the best tails of the first stage, the best first."""
     best = [next(tail for tail in found if tail.longest == longest) for longest in TAILS]
     made = []
@@ -106,17 +106,17 @@ def decoders(found: Sequence[Tail], progress: Callable[[str], None] = print) -> 
             setting.TESTBED, chunk=8_192, kv_tokens=kv_tokens, decode_slots=256,
             latency=setting.ANCHORS._replace(decode_c=cost_s),
         )  # fmt: skip
-        made.append(_decoder(bed, Lengths(tail.median, tail.sigma, tail.longest, outputs, power)))
+        made.append(_decoder(bed, TaskLengths(tail.median, tail.sigma, tail.longest, outputs, power)))
     progress(f"{len(made)} candidates of decode")
     return sorted(made, key=lambda decoder: decoder.error)
 
 
-def in_use() -> Decoder:
+def in_use() -> FittedDecoder:
     """The constants of `setting`, by the same points."""
-    return _decoder(replace(setting.TESTBED, chunk=8_192, decode_slots=256), Lengths())
+    return _decoder(replace(setting.TESTBED, chunk=8_192, decode_slots=256), TaskLengths())
 
 
-def _decoder(bed: Testbed, lengths: Lengths) -> Decoder:
+def _decoder(bed: Testbed, lengths: TaskLengths) -> FittedDecoder:
     runs = {
         qps: Figures(Stages(bed, *PAIRS[DISTSERVE]).run(setting.long_tail(qps, DECODE_SEED, lengths=lengths)))
         for qps in DECODE_RATES
@@ -125,7 +125,7 @@ def _decoder(bed: Testbed, lengths: Lengths) -> Decoder:
     pairs = [(key, values[key][qps], value) for key, points in DECODE.items() for qps, value in points.items()]
     ours = [100 * mine / value if key == "throughput" else mine for key, mine, value in pairs]
     theirs = [100.0 if key == "throughput" else value for key, _, value in pairs]
-    return Decoder(bed, lengths, values, _error(ours, theirs))
+    return FittedDecoder(bed, lengths, values, _error(ours, theirs))
 
 
 def _error(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -145,7 +145,7 @@ def table_of_tails(found: Sequence[Tail]) -> Table:
     return Table(f"Prompts fitted to DistServe's TTFT: the best {SHOWN} of {len(found)}", columns, rows)
 
 
-def table_of_decoders(found: Sequence[Decoder]) -> Table:
+def table_of_decoders(found: Sequence[FittedDecoder]) -> Table:
     names = {"tpot": "TPOT %", "e2e": "both %", "throughput": "tokens/s"}
     rows: list[list[Value]] = []
     for name, each in [*((str(place + 1), each) for place, each in enumerate(found[:SHOWN])), ("in use", in_use())]:

@@ -28,7 +28,7 @@ MOONCAKE = Path(__file__).resolve().parents[2] / "data" / "mooncake_conversation
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
 
 
-class Lengths(NamedTuple):
+class TaskLengths(NamedTuple):
     """Tokens of the workload. `outputs`: the mean answer at a prompt of 2,200, growing with the prompt to `power`."""
 
     median: float = MEDIAN
@@ -38,19 +38,19 @@ class Lengths(NamedTuple):
     power: float = OUTPUT_POWER
 
 
-def quantiles(lengths: Lengths) -> np.ndarray:
+def quantiles(lengths: TaskLengths) -> np.ndarray:
     """Prompt lengths, ascending."""
     return np.clip(lengths.median * np.exp(lengths.sigma * _QUANTILES), SHORTEST, lengths.longest)
 
 
-def long_tail(rate: float, seed: int, count: int = REQUESTS, lengths: Lengths | None = None) -> list[StageCall]:
+def long_tail(rate: float, seed: int, count: int = REQUESTS, lengths: TaskLengths | None = None) -> list[StageCall]:
     """A trace of fixed lengths in an order that depends on the seed, with Poisson arrivals at `rate`/s.
 
     Prompts are the 1,000 quantiles of a lognormal distribution, clipped. Outputs grow with the prompt (an agent's long
     contexts have long answers), with lognormal noise. Quantiles are used in place of draws, because the tail is a
     handful of requests.
     """
-    given = Lengths() if lengths is None else lengths
+    given = TaskLengths() if lengths is None else lengths
     rng = np.random.default_rng(seed)
     prompts = rng.permutation(quantiles(given))
     noise = np.exp(OUTPUT_SIGMA * rng.permutation(_QUANTILES) - OUTPUT_SIGMA**2 / 2)

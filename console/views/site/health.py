@@ -51,7 +51,7 @@ ORDER BY name, role
 Component = dict[str, Any]
 
 
-class Recent:
+class KeptState:
     """Gives the last state again for KEPT_S; callers who come while one is being made wait for it."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Recent:
         return state
 
 
-RECENT = Recent()
+RECENT = KeptState()
 
 
 async def healthz(request: HttpRequest) -> JsonResponse:

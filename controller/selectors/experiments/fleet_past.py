@@ -34,7 +34,7 @@ class FleetThen(NamedTuple):
     note: str
 
 
-class Turn(NamedTuple):
+class RoleTurn(NamedTuple):
     """An instance changed its role, `at` seconds after the start."""
 
     at: float
@@ -133,7 +133,7 @@ def _counts(model: str, since: datetime, until: datetime) -> dict[str, list[tupl
     return found
 
 
-def _turns(model: str, since: datetime) -> list[Turn]:
+def _turns(model: str, since: datetime) -> list[RoleTurn]:
     """Role changes since then of the instances that serve now. Changes after the window count too, since the roles in
     it differ from the current ones."""
     mine = InstanceInterval.objects.filter(instance__in=Instance.objects.serving().filter(model__name=model))
@@ -141,12 +141,12 @@ def _turns(model: str, since: datetime) -> list[Turn]:
     found = []
     for (name, _, old), (other, at, new) in pairwise(rows.values_list("instance_id", "started_at", "role")):
         if name == other and old != new:
-            found.append(Turn(round((at - since).total_seconds(), 3), name, old, new))
+            found.append(RoleTurn(round((at - since).total_seconds(), 3), name, old, new))
     return sorted(found)
 
 
 def _by_turns(
-    today: Mapping[str, list[dict[str, Any]]], turns: Sequence[Turn], window_s: float
+    today: Mapping[str, list[dict[str, Any]]], turns: Sequence[RoleTurn], window_s: float
 ) -> dict[str, list[tuple[float, int]]]:
     """How many of the current instances had each role that one of them took or gave up, in the form of `_counts`."""
     found: dict[str, list[tuple[float, int]]] = {}

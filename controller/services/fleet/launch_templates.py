@@ -20,7 +20,7 @@ from controller.models.fleet import KvRole, Role
 from controller.services import change
 from controller.services.actors import SYSTEM, Actor
 from controller.services.decisions import decision_record
-from controller.services.replace import Expected, defaults_of, put
+from controller.services.replace import ExpectedVersion, defaults_of, put
 
 KIND = "launch_template"
 EDITABLE = (*("backend", "roles", "command", "environment", "spec", "health_path", "key_variable", "start_limit_s"),)
@@ -58,7 +58,9 @@ def launch_template_update(*, actor: Actor, template_id: int, version: int | Non
     return row
 
 
-def launch_template_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: Expected) -> tuple[Row, bool]:
+def launch_template_put(
+    *, actor: Actor, name: str, values: Mapping[str, Any], expected: ExpectedVersion
+) -> tuple[Row, bool]:
     """Create the template or replace its values; whether it was created. Absent values get their default."""
 
     absent = {**defaults_of(Row, values, EDITABLE), "roles": [Role.COLLOCATED.value]}

@@ -19,7 +19,7 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import action_order
 from controller.services.fleet.instances import EDITABLE, instance_create, instance_register, instance_update
-from controller.services.replace import Expected, FixedField, defaults_of, put
+from controller.services.replace import ExpectedVersion, FixedField, defaults_of, put
 
 LAUNCH = "engine_launch"  # kind of the Decision
 JOINS_WITHIN = timedelta(hours=1)  # an instance of that name that is registered later is another one
@@ -47,7 +47,7 @@ ROLE_MESSAGE = "It is {stored}. Change it with set-role."
 
 
 def instance_put(
-    *, actor: Actor, instance_id: str, values: Mapping[str, Any], expected: Expected
+    *, actor: Actor, instance_id: str, values: Mapping[str, Any], expected: ExpectedVersion
 ) -> tuple[Instance, bool]:
     """Create the instance or replace its values; whether it was created. Absent values get their default; the desired
     state and the role stay. Raises FixedField for a value that never changes, or if the instance is stopped."""

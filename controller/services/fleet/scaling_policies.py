@@ -13,7 +13,7 @@ from controller.models import ScalerState, ScalingPolicy, ServedModel
 from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, defaults_of, put
+from controller.services.replace import ExpectedVersion, defaults_of, put
 
 LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, however many workers run
 SHORTEST_INTERVAL_S = 1.0  # between two ticks of Celery beat
@@ -73,7 +73,7 @@ def scaling_policy_update(
 
 
 def scaling_policy_put(
-    *, actor: Actor, model: ServedModel, role: str, values: Mapping[str, Any], expected: Expected
+    *, actor: Actor, model: ServedModel, role: str, values: Mapping[str, Any], expected: ExpectedVersion
 ) -> tuple[ScalingPolicy, bool]:
     """Create the policy or replace its values; whether it was created. Absent values get their default, except
     `enabled`: a policy that an operator has disabled stays disabled until somebody says otherwise."""

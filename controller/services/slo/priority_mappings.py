@@ -14,7 +14,7 @@ from controller.core.snapshot import LevelBounds
 from controller.models import PriorityMapping, Tenant
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, defaults_of, put
+from controller.services.replace import ExpectedVersion, defaults_of, put
 from controller.slo.mapping import CONTENTION_RULES
 
 EDITABLE = ("levels", "window", "window_age_s", "contention")
@@ -53,7 +53,7 @@ def priority_mapping_update(
 
 
 def priority_mapping_put(
-    *, actor: Actor, tenant: Tenant | None, values: Mapping[str, Any], expected: Expected
+    *, actor: Actor, tenant: Tenant | None, values: Mapping[str, Any], expected: ExpectedVersion
 ) -> tuple[PriorityMapping, bool]:
     """Create the mapping or replace its values; whether it was created. Absent values get their default."""
 

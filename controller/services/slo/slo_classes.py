@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from controller.models import SLOClass, Tenant
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, defaults_of, put
+from controller.services.replace import ExpectedVersion, defaults_of, put
 from controller.services.slo.tenants import tenant_update
 from controller.slo.classes import is_level_label
 
@@ -69,7 +69,7 @@ def slo_class_update(*, actor: Actor, slo_class_id: int, version: int | None, ch
 
 
 def slo_class_put(
-    *, actor: Actor, name: str, tenant: Tenant | None, values: Mapping[str, Any], expected: Expected
+    *, actor: Actor, name: str, tenant: Tenant | None, values: Mapping[str, Any], expected: ExpectedVersion
 ) -> tuple[SLOClass, bool]:
     """Create the class or replace its values; whether it was created. Absent values get their default."""
 

@@ -12,7 +12,7 @@ from controller.models import Tenant
 from controller.models.base import NAME
 from controller.services import change
 from controller.services.actors import Actor
-from controller.services.replace import Expected, defaults_of, put
+from controller.services.replace import ExpectedVersion, defaults_of, put
 
 QUOTAS = ("rpm", "tpm", "max_concurrency")
 ENTITLEMENTS = (
@@ -50,7 +50,7 @@ def tenant_update(*, actor: Actor, tenant_id: int, version: int | None, changes:
     )
 
 
-def tenant_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: Expected) -> tuple[Tenant, bool]:
+def tenant_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: ExpectedVersion) -> tuple[Tenant, bool]:
     """Create the tenant or replace its values; whether it was created. Absent values get their default, except
     `state`: a tenant that an admin has suspended stays suspended until somebody says otherwise."""
 

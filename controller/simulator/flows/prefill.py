@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from controller.core.errors import ConfigError
 from controller.flow.batches import Batch, BatchRequest, order_batches
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FlowPolicy
 from controller.flow.scheduler import (
     BatchComputed,
@@ -42,7 +42,7 @@ class PrefillRequest(NamedTuple):
     due_s: float = math.inf  # after arrival
 
 
-class Served(NamedTuple):
+class ServedPrefill(NamedTuple):
     """`computed`: when its last layer was computed. Seconds after the start of the run, `ttft_s` after its arrival."""
 
     ttft_s: float
@@ -138,7 +138,7 @@ class PrefillRun:
         }
         self.network = FlowRun(ports, policy, FlowSchedulerConfig(settings.period_s), settings.report_s)
         self.collective_s: list[float] = []  # duration of each exchange
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedPrefill] = {}
         self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
         self._batches: dict[str, _Batch] = {}
         self._requests: dict[str, _Request] = {}
@@ -157,7 +157,7 @@ class PrefillRun:
     def now(self) -> float:
         return self.network.now
 
-    def serve(self, requests: Sequence[PrefillRequest]) -> dict[str, Served]:
+    def serve(self, requests: Sequence[PrefillRequest]) -> dict[str, ServedPrefill]:
         """Raises RuntimeError if something never ends."""
         for request in requests:
             self._at(request.at, partial(self._arrive, request))
@@ -269,7 +269,7 @@ class PrefillRun:
             for side, port in (("out", out), ("in", into)):
                 batch.collectives += 1
                 name = f"{batch.id}.c{layer}.{rank}.{side}"
-                flow = MsFlow(name, Stage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer)
+                flow = MsFlow(name, FlowStage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer)
                 self.network.submit(flow, (port,))
         self._exchange_began[batch.id] = self.now
         if not batch.collectives:
@@ -304,7 +304,7 @@ class PrefillRun:
         into = f"{unit}.{each.rank}.in"
         name = f"{request.id}.r{each.fetched}"
         self.network.submit(
-            MsFlow(name, Stage.REUSE, size, each.source, into, unit, batch.id, (request.id,), each.fetched)
+            MsFlow(name, FlowStage.REUSE, size, each.source, into, unit, batch.id, (request.id,), each.fetched)
         )
 
     def _send_kv(self, batch: _Batch, each: _Request) -> None:
@@ -314,20 +314,20 @@ class PrefillRun:
         each.unsent += 1
         self.network.submit(
             MsFlow(
-                f"{request.id}.k{batch.group}", Stage.KV_TRANSFER, size, f"p{batch.instance}.{each.rank}.out",
+                f"{request.id}.k{batch.group}", FlowStage.KV_TRANSFER, size, f"p{batch.instance}.{each.rank}.out",
                 each.target, f"p{batch.instance}", batch.id, (request.id,), batch.group, each.due, later,
             )
         )  # fmt: skip
 
     def _flow_ended(self, flow: MsFlow) -> None:
-        if flow.stage is Stage.COLLECTIVE:
+        if flow.stage is FlowStage.COLLECTIVE:
             batch = self._batches[flow.batch]
             batch.collectives -= 1
             if not batch.collectives:
                 self._group_done(batch)
             return
         each = self._requests[flow.requests[0]]
-        if flow.stage is Stage.REUSE:
+        if flow.stage is FlowStage.REUSE:
             each.fetched += 1
             if each.fetched == self.shape.groups:
                 self._holders[each.request.prefix][each.holder] -= 1
@@ -342,7 +342,7 @@ class PrefillRun:
         if each.unsent == 0 and each.computed_at <= self.now:
             request = each.request
             pruned = request.id in self._pruned
-            self._served[request.id] = Served(self.now - request.at, each.computed_at, pruned)
+            self._served[request.id] = ServedPrefill(self.now - request.at, each.computed_at, pruned)
 
     # ---- the order between batches ----------------------------------------------------------------------------------
 

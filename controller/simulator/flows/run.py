@@ -13,11 +13,11 @@ from controller.flow.policies import FlowPolicy, Turn
 from controller.flow.scheduler import (
     Ended,
     FlowEvent,
+    FlowProgress,
     FlowScheduler,
     FlowSchedulerConfig,
     Permit,
     PortSeen,
-    Sent,
     Submitted,
 )
 from controller.simulator.flows.fluid import FluidNetwork
@@ -132,7 +132,7 @@ class FlowRun:
         if self.now - host.reported_at >= self.report_s:
             host.reported_at = self.now
             reports += [self._seen(port) for port in host.ports]
-            reports += [Sent(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
+            reports += [FlowProgress(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
         actions, host.wake_at = host.scheduler.handle([*reports, *events], self.now)
         if host.wake_at < math.inf:
             heapq.heappush(self._wakes, (host.wake_at, name))

@@ -20,7 +20,7 @@ import numpy as np
 from controller.core.errors import ConfigError
 from controller.core.types import Targets
 from controller.simulator.workloads.mixes import PATIENT_S
-from controller.simulator.workloads.programs import Program, ProgramCall, Stage
+from controller.simulator.workloads.programs import Program, ProgramCall, ProgramStage
 
 KINDS = ("latency", "deadline", "compound")
 TTFT_S, TBT_S, E2E_S = 2.0, 0.1, 20.0
@@ -101,14 +101,14 @@ class ConcordMix:
             stages = _stages(app, rng)
             deadline = E2E_S * scale * len(stages)
             return Program(name, at, kind, stages, Targets(deadline, deadline, deadline, PATIENT_S))
-        stage = Stage((_call(app.prompt.draw(rng), app.output.draw(rng)),))
+        stage = ProgramStage((_call(app.prompt.draw(rng), app.output.draw(rng)),))
         if kind == "latency":
             return Program(name, at, kind, (stage,), Targets(TTFT_S * scale, TBT_S * scale, None, PATIENT_S))
         deadline = E2E_S * scale
         return Program(name, at, kind, (stage,), Targets(deadline, deadline, deadline, PATIENT_S))
 
 
-def _stages(app: AppMix, rng: np.random.Generator) -> tuple[Stage, ...]:
+def _stages(app: AppMix, rng: np.random.Generator) -> tuple[ProgramStage, ...]:
     count = int(rng.integers(STAGES[0], STAGES[1] + 1))
     widths = [int(rng.integers(WIDTH[0], WIDTH[1] + 1)) for _ in range(count - 1)] + [1]
     calls = sum(widths)
@@ -118,7 +118,7 @@ def _stages(app: AppMix, rng: np.random.Generator) -> tuple[Stage, ...]:
     for number, width in enumerate(widths):
         own = tuple(_call(prompts[at + i], outputs[at + i]) for i in range(width))
         tool = float(rng.uniform(*app.tool_s)) if number < count - 1 else 0.0
-        stages.append(Stage(own, tool))
+        stages.append(ProgramStage(own, tool))
         at += width
     return tuple(stages)
 

@@ -32,7 +32,7 @@ class ProgramCall(NamedTuple):
     output_tokens: int
 
 
-class Stage(NamedTuple):
+class ProgramStage(NamedTuple):
     """Parallel calls. `tool_s`: time of the tool between the end of these calls and the next stage."""
 
     calls: tuple[ProgramCall, ...]
@@ -46,7 +46,7 @@ class Program:
     id: str
     at: float
     kind: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ProgramStage, ...]
     targets: Targets
 
     def __post_init__(self) -> None:
@@ -81,11 +81,11 @@ class Speeds(NamedTuple):
         return Speeds(factor * self.token_s, factor * self.prefill_s)
 
 
-def longest_call_s(stage: Stage, speeds: Speeds) -> float:
+def longest_call_s(stage: ProgramStage, speeds: Speeds) -> float:
     return max(call.output_tokens * speeds.token_s + call.prompt_tokens * speeds.prefill_s for call in stage.calls)
 
 
-def stage_seconds(stage: Stage, speeds: Speeds) -> float:
+def stage_seconds(stage: ProgramStage, speeds: Speeds) -> float:
     """Seconds of a stage: its longest call and its tool."""
     return longest_call_s(stage, speeds) + stage.tool_s
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.gate import Expired, Gate, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig
@@ -25,7 +25,7 @@ class Host:
         self.left, self.limits, self.going, self.levels = {}, {}, {}, {}
         self.waiting, self.ended, self.expired, self.silent = set(), {}, [], set()
 
-    def add(self, name, size, due=None, *, stage=Stage.KV_TRANSFER, to="b", limit=math.inf):
+    def add(self, name, size, due=None, *, stage=FlowStage.KV_TRANSFER, to="b", limit=math.inf):
         flow = MsFlow(name, stage, size, "out", to, deadline=due)
         assert self.gate.submit(flow, self.now) is None
         self.left[name], self.limits[name], self.going[name] = size, limit, False
@@ -133,7 +133,7 @@ def test_a_flow_that_became_faster_gets_its_port_back():
 
 def test_weight_loads_have_their_floor_and_end_under_overload():
     host = Host()
-    host.add("weights", 20, stage=Stage.WEIGHTS)
+    host.add("weights", 20, stage=FlowStage.WEIGHTS)
     host.add("kv", 10_000, due=1000.0)
     host.run(60.0)
     assert "weights" in host.ended
@@ -143,7 +143,7 @@ def test_weight_loads_have_their_floor_and_end_under_overload():
 def test_weight_loads_share_their_floor_and_take_turns():
     host, loads = Host(), [f"weights{number}" for number in range(6)]
     for name in loads:
-        host.add(name, 10_000, stage=Stage.WEIGHTS)
+        host.add(name, 10_000, stage=FlowStage.WEIGHTS)
     host.add("kv", 100_000, due=2000.0)
     host.run(60.0)
     moved = [10_000 - host.left[name] for name in loads]
@@ -158,7 +158,7 @@ def levels_of(host, name):
 
 def test_a_transfer_is_promoted_when_a_layer_begins_and_at_intervals_once_it_is_computed():
     host = Host(lease_s=1000.0)
-    flow = MsFlow("kv", Stage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=64.0)
+    flow = MsFlow("kv", FlowStage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=64.0)
     assert host.gate.submit(flow, 0.0) is None
     host.left["kv"], host.limits["kv"], host.going["kv"] = 100.0, 0.0, False
     host.gate.layer_started("unit", "batch", 0, 0.0)
@@ -181,7 +181,7 @@ def test_a_transfer_is_promoted_when_a_layer_begins_and_at_intervals_once_it_is_
 
 def test_a_batch_of_which_no_layer_begins_any_more_does_not_keep_its_transfers_low():
     host = Host(lease_s=2.0)
-    flow = MsFlow("kv", Stage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=16.0)
+    flow = MsFlow("kv", FlowStage.KV_TRANSFER, 100.0, "out", "b", "unit", "batch", deadline=16.0)
     assert host.gate.submit(flow, 0.0) is None
     host.left["kv"], host.limits["kv"], host.going["kv"] = 100.0, 0.0, False
     host.gate.layer_started("unit", "batch", 0, 0.0)
@@ -196,7 +196,7 @@ def test_transfers_of_no_request_do_not_count_for_each_other():
     told, named = Host(), Host()
     for number in range(20):
         told.add(f"kv{number}", 100, due=1000.0)
-        flow = MsFlow(f"kv{number}", Stage.KV_TRANSFER, 100, "out", "b", requests=(f"r{number}",), deadline=1000.0)
+        flow = MsFlow(f"kv{number}", FlowStage.KV_TRANSFER, 100, "out", "b", requests=(f"r{number}",), deadline=1000.0)
         assert named.gate.submit(flow, 0.0) is None
         named.left[flow.id], named.limits[flow.id], named.going[flow.id] = 100, math.inf, False
         named.step()
@@ -227,8 +227,8 @@ def test_a_flow_of_which_nothing_is_heard_loses_its_turn():
 def test_wrong_submits_name_their_field():
     host = Host()
     host.add("one", 10, due=5.0)
-    twice = host.gate.submit(MsFlow("one", Stage.KV_TRANSFER, 1, "out", "b", deadline=9.0), 0.0)
-    past = host.gate.submit(MsFlow("two", Stage.KV_TRANSFER, 1, "out", "b", deadline=1.0), 2.0)
+    twice = host.gate.submit(MsFlow("one", FlowStage.KV_TRANSFER, 1, "out", "b", deadline=9.0), 0.0)
+    past = host.gate.submit(MsFlow("two", FlowStage.KV_TRANSFER, 1, "out", "b", deadline=1.0), 2.0)
     assert (twice.field, past.field) == ("id", "deadline")
     for name, wrong in (("lease_s", 0), ("spare", 0), ("spare", 2)):
         with pytest.raises(ConfigError) as raised:

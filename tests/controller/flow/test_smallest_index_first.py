@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import DeferAndPromote
 from controller.flow.scheduler import LayerStarted
 from controller.simulator.flows.run import FlowRun
@@ -83,7 +83,7 @@ def test_the_scheduler_serves_the_smallest_index_first(seed):
 
     def submit(ready):
         for each in ready:
-            stage = Stage.COLLECTIVE if each.collective else Stage.REUSE
+            stage = FlowStage.COLLECTIVE if each.collective else FlowStage.REUSE
             del pending[each.name]
             run.submit(MsFlow(each.name, stage, each.size, "out", "in", "u", "b", ("r",), each.layer))
 

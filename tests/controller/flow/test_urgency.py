@@ -5,16 +5,16 @@ import math
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import DeferAndPromote
 from controller.flow.scheduler import (
+    FlowProgress,
     FlowScheduler,
     LayerStarted,
     NotTaken,
     OrderSent,
     Permit,
     PortSeen,
-    Sent,
     Submitted,
 )
 from controller.flow.urgency import (
@@ -66,11 +66,11 @@ def test_a_layer_that_is_already_computed_is_as_urgent_as_the_current_one():
 def kv(name, utilisation, deadline_s=1.0, unit=""):
     """A KV transfer with this MLU on an idle port of rate 1."""
     size = utilisation * deadline_s
-    return MsFlow(name, Stage.KV_TRANSFER, size, "out", "in", unit, "b", (name,), deadline=deadline_s)
+    return MsFlow(name, FlowStage.KV_TRANSFER, size, "out", "in", unit, "b", (name,), deadline=deadline_s)
 
 
 def reuse(layer, batch="b", name=""):
-    return MsFlow(name or f"reuse{layer}", Stage.REUSE, 1.0, "out", "in", "u", batch, ("r",), layer)
+    return MsFlow(name or f"reuse{layer}", FlowStage.REUSE, 1.0, "out", "in", "u", batch, ("r",), layer)
 
 
 def scheduler(**config):
@@ -87,7 +87,7 @@ def test_m3_order_on_the_host_and_on_the_wire():
     made = scheduler(levels=4)
     flows = [
         kv("loose", 0.001), reuse(20), kv("middle", 0.05), reuse(14), kv("tight", 0.2), reuse(11),
-        MsFlow("collective10", Stage.COLLECTIVE, 1.0, "out", "in", "u", "b", ("r",), 10),
+        MsFlow("collective10", FlowStage.COLLECTIVE, 1.0, "out", "in", "u", "b", ("r",), 10),
     ]  # fmt: skip
     turns = permits(made.handle([Submitted(flow) for flow in flows], 0.0)[0])
     order = sorted(turns, key=lambda name: turns[name].rank)
@@ -117,7 +117,7 @@ def test_a_flow_is_promoted_only():
     made = scheduler(levels=4, bytes_of="flow")
     first = permits(made.handle([Submitted(kv("a", 0.05))], 0.0)[0])
     assert first["a"].rank[0] == 2
-    later = permits(made.handle([Sent("a", 0.001)], 0.01)[0])
+    later = permits(made.handle([FlowProgress("a", 0.001)], 0.01)[0])
     assert later == {}
 
 
@@ -129,7 +129,7 @@ def test_a_flow_of_a_batch_that_computes_is_promoted_at_layer_boundaries_alone()
 
 
 def test_all_bytes_of_a_request_count_not_those_of_one_layer():
-    one = MsFlow("a", Stage.KV_TRANSFER, 0.01, "out", "in", "u", "b", ("r",), deadline=1.0, later_bytes=0.19)
+    one = MsFlow("a", FlowStage.KV_TRANSFER, 0.01, "out", "in", "u", "b", ("r",), deadline=1.0, later_bytes=0.19)
     assert permits(scheduler().handle([Submitted(one)], 0.0)[0])["a"].rank[0] == 0  # 0.2 > 0.125
     printed = permits(scheduler(bytes_of="flow").handle([Submitted(one)], 0.0)[0])
     assert printed["a"].rank[0] == 3  # 0.01
@@ -156,7 +156,7 @@ def test_a_batch_that_waits_for_its_unit_is_further_away():
 
 def test_weight_loads_come_after_requests_with_a_floor_and_before_scavengers():
     made = scheduler()
-    weights = MsFlow("w", Stage.WEIGHTS, 9.0, "out", "in")
+    weights = MsFlow("w", FlowStage.WEIGHTS, 9.0, "out", "in")
     turns = permits(made.handle([Submitted(weights), Submitted(kv("a", 0.001)), Submitted(reuse(30))], 0.0)[0])
     assert sorted(turns, key=lambda name: turns[name].rank) == ["reuse30", "a", "w"]
     assert turns["w"].floor == 0.05
@@ -186,11 +186,18 @@ def test_what_cannot_be_in_time_any_more_says_so():
         ({"egress": ""}, "egress"),
         ({"ingress": ""}, "ingress"),
         ({"later_bytes": -1}, "later_bytes"),
-        ({"stage": Stage.REUSE}, "unit"),
+        ({"stage": FlowStage.REUSE}, "unit"),
     ],
 )
 def test_a_wrong_flow_names_its_field(changes, field):
-    good = {"id": "a", "stage": Stage.KV_TRANSFER, "size_bytes": 1.0, "egress": "o", "ingress": "i", "deadline": 1.0}
+    good = {
+        "id": "a",
+        "stage": FlowStage.KV_TRANSFER,
+        "size_bytes": 1.0,
+        "egress": "o",
+        "ingress": "i",
+        "deadline": 1.0,
+    }
     with pytest.raises(ConfigError) as error:
         MsFlow(**{**good, **changes})
     assert error.value.field == field
@@ -201,7 +208,7 @@ def test_a_flow_that_is_not_taken_says_why_and_the_others_go_on():
     actions, _ = made.handle([Submitted(kv("a", 0.1)), Submitted(kv("a", 0.1)), Submitted(reuse(11))], 0.0)
     assert set(permits(actions)) == {"a", "reuse11"}
     assert [(each.flow_id, each.field) for each in actions if isinstance(each, NotTaken)] == [("a", "id")]
-    elsewhere = MsFlow("x", Stage.WEIGHTS, 1.0, "out", "nowhere")
+    elsewhere = MsFlow("x", FlowStage.WEIGHTS, 1.0, "out", "nowhere")
     assert made.handle([Submitted(elsewhere)], 0.0)[0] == [NotTaken("x", "ingress", "port 'nowhere' is not known")]
 
 

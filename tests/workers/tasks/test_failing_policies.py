@@ -55,7 +55,7 @@ def ticks(policy):
 
 
 def jobs():
-    health.RECENT = health.Recent()  # not the state of a moment ago
+    health.RECENT = health.KeptState()  # not the state of a moment ago
     return Client().get("/healthz").json()["components"]["jobs"]
 
 

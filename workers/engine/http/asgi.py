@@ -25,7 +25,7 @@ class Disconnected(Exception):
     """The client disconnected before its request was complete."""
 
 
-class Room:
+class BodyRoom:
     """Bytes of bodies that may be held together while they are read."""
 
     def __init__(self, most: int) -> None:
@@ -90,7 +90,7 @@ class Exchange:
     def query(self) -> dict[str, list[str]]:
         return parse_qs(self._scope["query_string"].decode("latin-1"))
 
-    async def body(self, most: int | None = None, room: Room | None = None) -> bytes:
+    async def body(self, most: int | None = None, room: BodyRoom | None = None) -> bytes:
         """Raises HttpError for one of more than `most` bytes (default: what the server takes), or without `room`."""
         most = self._most if most is None else most
         received = bytearray()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from workers.engine import fields
 from workers.engine.errors import HttpError
-from workers.engine.http.asgi import Exchange, Handler, Room, json_object
+from workers.engine.http.asgi import BodyRoom, Exchange, Handler, json_object
 from workers.http.details import LIVE
 from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO, Challenges, address, proves
 
@@ -34,7 +34,7 @@ class FleetGuard:
         self._challenges = Challenges()
         self._key = key
         self.proved: set[Handler] = set()
-        self.room = Room(CALLS_BYTES)
+        self.room = BodyRoom(CALLS_BYTES)
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {CHALLENGE_PATH: {"GET": self.challenge}}

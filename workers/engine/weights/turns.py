@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controller.flow.flows import Stage
+from controller.flow.flows import FlowStage
 from workers.flowd.client import LINK, Flow, FlowClient
 
 PIECE_BYTES = 4 << 20  # of a scheduled load: what it can be held between
@@ -88,6 +88,6 @@ def load_turns(
         return None
 
     def submit() -> Flow:
-        return flows.submit(Stage.WEIGHTS, size, to, None, over=over)
+        return flows.submit(FlowStage.WEIGHTS, size, to, None, over=over)
 
     return LoadTurns(submit, asyncio.get_running_loop(), turn)

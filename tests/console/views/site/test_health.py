@@ -22,7 +22,7 @@ TOKEN = "a-token-for-metrics"
 @pytest.fixture(autouse=True)
 def _recent(monkeypatch):
     """No state of another test."""
-    monkeypatch.setattr(health, "RECENT", health.Recent())
+    monkeypatch.setattr(health, "RECENT", health.KeptState())
     monkeypatch.setattr(metrics, "PAGE", TtlCache(1.0))
 
 
@@ -206,7 +206,7 @@ def test_with_a_token_everybody_needs_it(states, monkeypatch, settings):
 
 
 async def test_a_hundred_who_ask_at_once_cost_one_check(states):
-    recent = health.Recent()
+    recent = health.KeptState()
     answers = await asyncio.gather(*(recent.get() for _ in range(100)))
     assert {answer["status"] for answer in answers} == {"ok"}
     await recent.get()
@@ -214,7 +214,7 @@ async def test_a_hundred_who_ask_at_once_cost_one_check(states):
 
 
 async def test_a_caller_who_hangs_up_does_not_end_the_check_of_others(states):
-    recent = health.Recent()
+    recent = health.KeptState()
     first, second = asyncio.create_task(recent.get()), asyncio.create_task(recent.get())
     await asyncio.sleep(0.01)
     first.cancel()

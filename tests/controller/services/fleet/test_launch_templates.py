@@ -15,7 +15,7 @@ from controller.services.fleet.instances import instance_create
 from controller.services.fleet.launches import instance_put
 from controller.services.fleet.lifecycle import instance_spec, instance_start
 from controller.services.fleet.scaling_stages import like
-from controller.services.replace import Expected
+from controller.services.replace import ExpectedVersion
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
@@ -120,7 +120,7 @@ def test_a_put_of_an_instance_keeps_template_and_key(shipped):
     values = {
         "model": factories.served_model(), "backend": "vllm", "provisioner": "process", "template": shipped["vllm"],
     }  # fmt: skip
-    anything = Expected()
+    anything = ExpectedVersion()
     _, made = instance_put(actor=SYSTEM, instance_id="v1", values=values, expected=anything)
     assert made
     before = Instance.objects.values().get(pk="v1")

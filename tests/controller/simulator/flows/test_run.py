@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.flow.flows import MsFlow, Stage
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES, DeferAndPromote
 from controller.flow.scheduler import FlowSchedulerConfig
 from controller.simulator.flows.run import PlannedFlow, run_flows
@@ -15,9 +15,9 @@ REQUESTS = {"A": 1, "B": 2, "C": 1}
 def table_1():
     """A: reuse that a later layer needs; B: a collective of two requests; C: a KV transfer with its deadline."""
     return [
-        PlannedFlow(0.0, MsFlow("A", Stage.REUSE, 2.0, "out", "in", "u", "a", ("1",), 1)),
-        PlannedFlow(0.0, MsFlow("B", Stage.COLLECTIVE, 4.0, "out", "in", "v", "b", ("2", "3"), 0)),
-        PlannedFlow(0.0, MsFlow("C", Stage.KV_TRANSFER, 3.0, "out", "in", "w", "c", ("4",), deadline=7.0)),
+        PlannedFlow(0.0, MsFlow("A", FlowStage.REUSE, 2.0, "out", "in", "u", "a", ("1",), 1)),
+        PlannedFlow(0.0, MsFlow("B", FlowStage.COLLECTIVE, 4.0, "out", "in", "v", "b", ("2", "3"), 0)),
+        PlannedFlow(0.0, MsFlow("C", FlowStage.KV_TRANSFER, 3.0, "out", "in", "w", "c", ("4",), deadline=7.0)),
     ]
 
 
@@ -56,8 +56,8 @@ def test_promotions_wait_for_the_next_period():
 def test_m7_figure_6_ingress(policy, layer_2):
     """Layer 2 starts when the collective of layer 1 has ended."""
     plan = [
-        PlannedFlow(0.0, MsFlow("collective", Stage.COLLECTIVE, 2.0, "out", "in", "u", "b", ("r",), 1)),
-        PlannedFlow(0.0, MsFlow("reuse", Stage.REUSE, 1.0, "out", "in", "v", "c", ("s",), 3)),
+        PlannedFlow(0.0, MsFlow("collective", FlowStage.COLLECTIVE, 2.0, "out", "in", "u", "b", ("r",), 1)),
+        PlannedFlow(0.0, MsFlow("reuse", FlowStage.REUSE, 1.0, "out", "in", "v", "c", ("s",), 3)),
     ]
     assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
 
@@ -68,8 +68,8 @@ def test_m7_figure_6_ingress(policy, layer_2):
 )
 def test_m7_figure_7_egress(policy, layer_2):
     plan = [
-        PlannedFlow(0.0, MsFlow("collective", Stage.COLLECTIVE, 3.0, "out", "in", "u", "b", ("r",), 2)),
-        PlannedFlow(0.0, MsFlow("p2d", Stage.KV_TRANSFER, 1.0, "out", "in", "w", "c", ("s",), deadline=40.0)),
+        PlannedFlow(0.0, MsFlow("collective", FlowStage.COLLECTIVE, 3.0, "out", "in", "u", "b", ("r",), 2)),
+        PlannedFlow(0.0, MsFlow("p2d", FlowStage.KV_TRANSFER, 1.0, "out", "in", "w", "c", ("s",), deadline=40.0)),
     ]
     assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
 
@@ -84,8 +84,8 @@ def test_every_policy_sends_every_byte_and_leaves_no_link_idle(policy):
 
 def test_weights_keep_their_floor_under_a_flow_that_goes_first():
     plan = [
-        PlannedFlow(0.0, MsFlow("w", Stage.WEIGHTS, 1.0, "out", "in")),
-        PlannedFlow(0.0, MsFlow("c", Stage.COLLECTIVE, 95.0, "out", "in", "u", "b", ("r",), 1)),
+        PlannedFlow(0.0, MsFlow("w", FlowStage.WEIGHTS, 1.0, "out", "in")),
+        PlannedFlow(0.0, MsFlow("c", FlowStage.COLLECTIVE, 95.0, "out", "in", "u", "b", ("r",), 1)),
     ]
     found = run_flows(plan, LINK, FLOW_POLICIES["mfs"])
     assert found["w"] == pytest.approx(20.0)  # 5 % of the link

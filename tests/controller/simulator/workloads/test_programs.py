@@ -14,7 +14,7 @@ from controller.simulator.report.summary import report
 from controller.simulator.workloads.concord_mix import KINDS, ConcordMix
 from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
 from controller.simulator.workloads.mixes import PATIENT_S
-from controller.simulator.workloads.programs import Program, ProgramCall, Programs, Speeds, Stage
+from controller.simulator.workloads.programs import Program, ProgramCall, Programs, ProgramStage, Speeds
 from controller.simulator.workloads.stage_deadlines import STAGE_DEADLINES, accumulated_shares, stage_due
 from controller.simulator.workloads.stage_pace import StagePace
 from tests.controller.simulator.runs import SMALL, facts
@@ -28,12 +28,15 @@ def whole(deadline):
 
 
 def program(name="p", at=0.0, stages=None, deadline=80.0):
-    stages = stages or (Stage((ProgramCall(20, 10), ProgramCall(30, 40)), 0.5), Stage((ProgramCall(10, 5),)))
+    stages = stages or (
+        ProgramStage((ProgramCall(20, 10), ProgramCall(30, 40)), 0.5),
+        ProgramStage((ProgramCall(10, 5),)),
+    )
     return Program(name, at, "compound", stages, whole(deadline))
 
 
 def single(name, targets, prompt=93, output=318):
-    return Program(name, 0.0, "single", (Stage((ProgramCall(prompt, output),)),), targets)
+    return Program(name, 0.0, "single", (ProgramStage((ProgramCall(prompt, output),)),), targets)
 
 
 def play(programs, foresight=None, instances=(WIDE,), keep=False, count="tokens", **settings):
@@ -66,7 +69,7 @@ class Pattern(Oracle):
 )
 def test_c6_a_late_stage_and_what_is_left_for_the_next(rule, second):
     """Stage 1 ends at 6 instead of 4: phi keeps 10 for the second stage, so 4 s are left of it."""
-    calls = Stage((ProgramCall(10, 10),))
+    calls = ProgramStage((ProgramCall(10, 10),))
     asked = [program(stages=(calls, calls, calls), deadline=20.0)]
     driver = Programs(asked, Pattern(), stage_deadlines=rule)
     (first,) = driver.first()
@@ -130,14 +133,19 @@ def test_c1_a_paced_request_earns_its_tokens_one_by_one():
 
 
 def test_calls_of_a_lost_program_are_not_continued():
-    result = play([program(), program("q", stages=(Stage((ProgramCall(2000, 5),)), Stage((ProgramCall(5, 5),))))])
+    result = play(
+        [program(), program("q", stages=(ProgramStage((ProgramCall(2000, 5),)), ProgramStage((ProgramCall(5, 5),))))]
+    )
     lost = next(found for found in result.programs if found.id == "q")
     assert (lost.calls, lost.e2e_s, lost.attained, lost.earned) == (1, None, False, 0)
     assert [record.id for record in result.records if record.id.startswith("q")] == ["q/0.0"]
 
 
 def test_what_is_open_at_the_cut_off_is_lost():
-    result = play([program(stages=(Stage((ProgramCall(10, 5),), 50.0), Stage((ProgramCall(10, 5),))))], cutoff_s=10.0)
+    result = play(
+        [program(stages=(ProgramStage((ProgramCall(10, 5),), 50.0), ProgramStage((ProgramCall(10, 5),))))],
+        cutoff_s=10.0,
+    )
     (found,) = result.programs
     assert (found.calls, found.attained, found.e2e_s) == (1, False, None)
 
@@ -203,7 +211,7 @@ def test_goodput_may_count_requests():
     ("build", "field"),
     [
         (lambda: Program("p", 0.0, "k", (), whole(1.0)), "stages"),
-        (lambda: program(stages=(Stage(()),)), "stages"),
+        (lambda: program(stages=(ProgramStage(()),)), "stages"),
         (lambda: Program("p", 0.0, "k", program().stages, Targets(1.0, 1.0)), "deadline_s"),
         (lambda: Programs([program(), program()], Oracle()), "programs"),
         (lambda: Programs([program()], Oracle(), count="bytes"), "count"),
@@ -253,8 +261,8 @@ def test_a_wrong_pace_is_refused(bad, field):
 
 def test_programs_in_time_teach_what_later_stages_need():
     """Tools are not stretched, late programs teach nothing, and a program that arrives later is seen by then."""
-    calls, pace = Stage((ProgramCall(0, 100),), tool_s=1.0), StagePace(start=1.0, weight=1.0)
-    stages = (calls, Stage((ProgramCall(0, 100),)))
+    calls, pace = ProgramStage((ProgramCall(0, 100),), tool_s=1.0), StagePace(start=1.0, weight=1.0)
+    stages = (calls, ProgramStage((ProgramCall(0, 100),)))
     both = [program("a", stages=stages, deadline=40.0), program("b", 30.0, stages, deadline=10.0)]
     driver = Programs(both, Oracle(), Speeds(0.05, 0.0), pace=pace)
     first, other = driver.first()
@@ -284,7 +292,7 @@ def test_a_run_tells_programs_when_their_calls_arrive():
             seen.append(found.estimate.likely_latest - found.at)
             return found
 
-    stages = (Stage((ProgramCall(100, 50),)), Stage((ProgramCall(100, 50),)))
+    stages = (ProgramStage((ProgramCall(100, 50),)), ProgramStage((ProgramCall(100, 50),)))
     programs = [program(f"p{n:02}", 0.5 * n, stages, 60.0) for n in range(40)]
     driver = Watched(programs, Oracle(), Speeds(), pace=StagePace(start=0.01, weight=0.5))
     settings = SimulationSettings((replace(SMALL, max_num_seqs=1),))

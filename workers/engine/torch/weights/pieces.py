@@ -22,7 +22,7 @@ SLOWEST = 10e6  # bytes/s of the slowest link that is not cut off
 T = TypeVar("T")
 
 
-class Pace(Protocol):
+class PiecePace(Protocol):
     """Turns of a transfer on a shared link. Both sides must have the same `piece_bytes`."""
 
     @property
@@ -81,7 +81,7 @@ class _Piece(NamedTuple, Generic[T]):
 
 
 def passed(
-    verb: Callable[..., Any], peer: int, blocks: Iterable[tuple[T, torch.Tensor]], pace: Pace = UNPACED
+    verb: Callable[..., Any], peer: int, blocks: Iterable[tuple[T, torch.Tensor]], pace: PiecePace = UNPACED
 ) -> Iterator[T]:
     """Queue all blocks, each contiguous. Yields the key of each block, in order, once it was completely sent or
     received.
@@ -109,7 +109,7 @@ def passed(
             yield ended
 
 
-def _waited(piece: _Piece[T], pace: Pace = UNPACED) -> T | None:
+def _waited(piece: _Piece[T], pace: PiecePace = UNPACED) -> T | None:
     cuda = piece.memory.device.type == "cuda"
     piece.work.wait(longest_operation() if cuda else patience(piece.memory.nbytes))
     pace.moved(piece.memory.nbytes)

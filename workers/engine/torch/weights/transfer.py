@@ -23,7 +23,7 @@ from workers.engine.torch.streams import beside
 from workers.engine.torch.weights.digest import algorithm_of, digest, native
 from workers.engine.torch.weights.files import Slot, WeightsError, fill, opened
 from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting
-from workers.engine.torch.weights.pieces import IN_FLIGHT_BYTES, UNPACED, Pace, Unpaced, passed, patience
+from workers.engine.torch.weights.pieces import IN_FLIGHT_BYTES, UNPACED, PiecePace, Unpaced, passed, patience
 from workers.engine.weights.host_copy import WHOLE, CopyEntry, digests_of
 from workers.engine.weights.turns import LoadTurn, LoadTurns
 
@@ -164,7 +164,7 @@ class WeightMemory:
         self._begin()
         return self._copied(checkpoint.read, _digests(shared), turns or UNPACED)
 
-    def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str], pace: Pace) -> int:
+    def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str], pace: PiecePace) -> int:
         """Copy each tensor and check its digest, before or after the copy, on the device that the algorithm is for."""
         own = native(self._device)
         for number, (name, memory) in enumerate(self._memory.items(), 1):
@@ -259,7 +259,7 @@ class WeightMemory:
     def _blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, memory.contiguous()) for name, memory in self._memory.items())
 
-    def _received(self, group: Any, pace: Pace) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, group: Any, pace: PiecePace) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor once it was received. A slice of a wider tensor is received into a contiguous buffer first."""
         detours: dict[str, torch.Tensor] = {}
 
@@ -292,7 +292,7 @@ class _Announced(Unpaced):
         self._meeting.await_turn(number, self._turn, patience(IN_FLIGHT_BYTES))
 
 
-def _pace_of(meeting: Meeting, turn: LoadTurn) -> Pace:
+def _pace_of(meeting: Meeting, turn: LoadTurn) -> PiecePace:
     try:
         given = meeting.piece_bytes
     except ValueError:
