@@ -107,6 +107,7 @@ class Simulation:
             ev.AnswerThere: self._answer_there,
             ev.Unscheduled: self._unscheduled,
             ev.GiveUp: self._given_up,
+            ev.Abort: lambda action: None,  # without stages it answers a cancellation of what an engine had refused
             **(self.kv.performs if self.kv is not None else {}),
         }
 

@@ -75,9 +75,11 @@ def test_work_is_conserved_over_both_stages(migration):
     result = run(demands, (PREFILL, decode, decode), migration=migration)
     assert sorted(record.id for record in result.records) == sorted(demand.id for demand in demands)
     first, *others = result.instances
-    assert first.generated_tokens == len(demands)
+    # Engines do not know beforehand that a first token is the last one: it is asked for again, as a whole answer.
+    twice = sum(demand.output_tokens == 1 for demand in demands)
+    assert first.generated_tokens == len(demands) + twice
     assert sum(use.generated_tokens for use in others) == sum(demand.output_tokens - 1 for demand in demands)
-    assert first.prompt_tokens == len(demands)
+    assert first.prompt_tokens == len(demands) + twice
     assert sum(use.prompt_tokens for use in others) == 0
     for use in others:
         assert DELTA * use.generated_tokens / 2 <= use.busy_s * (1 + 1e-9)

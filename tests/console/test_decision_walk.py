@@ -25,7 +25,7 @@ from workers.tasks import scaling
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("api", "console", "controller", "workers")
-MOST = 16
+MOST = 17
 # Where its shapes and its words are defined: a reader opens these too, and no function of theirs runs.
 DEFINED = (
     "controller/core/decisions.py",

@@ -18,7 +18,7 @@ from tests.controller.dispatch.fleet import request
 from tests.controller.simulator.runs import PATIENT, SMALL
 
 ACTIONS = set(get_args(ev.Action))
-OF_STAGES = {ev.Place, ev.Abort, ev.FreeKv, ev.PrefillAgain, ev.LeftToLease}  # never of collocated instances
+OF_STAGES = {ev.Place, ev.FreeKv, ev.PrefillAgain, ev.LeftToLease}  # never of collocated instances
 
 
 class NobodyListens:

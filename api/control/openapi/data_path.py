@@ -108,6 +108,10 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     405: {"method_not_allowed": "The path exists, with another method."},
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
+    422: {
+        "ends_engines": "Engines died while they computed this request, or one with the same body before; do not send it "
+        "again."
+    },
     429: {
         "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, or the queue is full.",
         "slo_infeasible": "No instance can meet the targets, not even if it is sent now.",

@@ -81,7 +81,7 @@ def test_the_fleet_counts_links_and_lists_those_that_are_not_up(
     assert "1 up, 0 degraded, 0 down" in html
     assert "All links are up" in html
     InstanceLink.objects.create(source="decode-1", target="prefill-1", state="down", last_error="no answer", **shared)
-    with django_assert_max_num_queries(11):
+    with django_assert_max_num_queries(12):
         html = viewer.get(reverse("fleet")).content.decode()
     assert "1 up, 0 degraded, 1 down" in html
     assert "no answer" in html

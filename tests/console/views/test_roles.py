@@ -49,7 +49,7 @@ def test_a_viewer_is_refused_every_edit_and_that_is_audited(viewer, edits):
     assert set(answers.values()) == {403}
     refused = Decision.objects.filter(kind="access_refused").order_by("id")
     assert [each.subject for each in refused] == edits
-    assert refused[0].inputs == {"method": "POST", "role": "viewer", "needed": "operator"}
+    assert refused[0].inputs == {"method": "POST", "role": "viewer", "needed": "operator", "not_written_before": 0}
 
 
 def test_an_operator_may_edit(operator, edits):

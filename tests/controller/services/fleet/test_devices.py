@@ -132,11 +132,11 @@ def test_an_engine_on_cuda_is_started_on_the_devices_that_it_holds():
     spec = {"executor": "torch", "folder": "/models/m", "device": "cuda"}
     pair = new_instance(host, model, id="pair", tp=2, spec=spec)
     single = new_instance(host, model, id="single", spec=spec)
-    assert [instance_start(instance_id=row.pk)[1]["device_indexes"] for row in (pair, single)] == [[0, 1], [2]]
+    assert [instance_start(instance_id=row.pk)["device_indexes"] for row in (pair, single)] == [[0, 1], [2]]
     instance_observe(instance_id="pair", observed_state=GONE)
-    assert instance_start(instance_id=new_instance(host, model, id="next", spec=spec).pk)[1]["device_indexes"] == [0]
+    assert instance_start(instance_id=new_instance(host, model, id="next", spec=spec).pk)["device_indexes"] == [0]
 
 
 def test_an_engine_on_the_processor_is_told_of_no_device():
     row = new_instance(machine(2), id="plain")
-    assert "device_indexes" not in instance_start(instance_id=row.pk)[1]
+    assert "device_indexes" not in instance_start(instance_id=row.pk)

@@ -21,7 +21,8 @@ GUARDED = {
 }
 OPEN = {
     *(("POST", path) for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/ping")),
-    *(("GET", path) for path in ("/health", "/ping", "/version", "/server_info", "/load", "/metrics", "/v1/models")),
+    *(("GET", path) for path in ("/health", "/livez", "/ping", "/version", "/server_info", "/load", "/metrics")),
+    ("GET", "/v1/models"),
     *(("GET", path) for path in ("/is_sleeping", "/is_paused", "/links", "/weights", CHALLENGE_PATH)),
 }
 # Those that make it go on come last, so that it serves again.
