@@ -109,8 +109,8 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
     422: {
-        "ends_engines": "Engines died while they computed this request, or one with the same body before; do not send it "
-        "again."
+        "ends_engines": "Engines died while they computed this request, or one with the same body before; do not send "
+        "it again."
     },
     429: {
         "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, or the queue is full.",
