@@ -16,7 +16,6 @@ from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
 from controller.dispatch.lifecycle import Sent
-from controller.predict.cached_prefixes import CachedShares
 from controller.predict.latency import (
     ENOUGH,
     UNPROFILED,
@@ -26,6 +25,7 @@ from controller.predict.latency import (
     PrefillsAlone,
     WorkRate,
 )
+from controller.predict.lengths import CachedShares
 
 OBSERVE_EVERY_S = 0.1  # shorter intervals teach nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine

@@ -1,4 +1,5 @@
-"""Lengths of prompts and answers, in tokens, before an engine has counted them.
+"""Lengths of prompts and answers, in tokens, before an engine has counted them, and how much of a prompt an instance
+finds in its prefix cache.
 
 A prompt that came as text is counted by the model's tokenizer where there is one, else estimated: characters per token,
 learned for each model from what engines report, as a decaying mean that starts from the configured value; off by a few
@@ -9,11 +10,17 @@ record.
 The length of an answer is what its kind of traffic produced lately, at most `max_tokens`: a decaying mean for each
 (tenant, class, model), then (class, model), then model. The upper bound that Concord learns (a quantile forest) is
 another prediction, under a name of its own.
+
+Engines count prompt tokens and, of these, the ones that their prefix cache had, but not of which requests they were.
+Requests of one tenant and class tend to share a prefix, so each such kind has a share of its own: an interval between
+two reports gives one equation, tokens of each kind times its share = cached tokens, and the shares follow by the
+normalised least mean squares rule (Widrow and Hoff 1960; Nagumo and Noda 1967). Cost: O(kinds of the interval).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from controller.core.snapshot import ModelConfig
@@ -24,6 +31,9 @@ MESSAGE_TOKENS = 4.0  # a template's own tokens around each message, about, befo
 ODD_TOKENS = 64  # more than this, and as much for each message: images or a hidden system prompt, no template
 DEFAULT_TOKENS = 128  # before any answer has ended: between the shortest and longest mean of HyperFlexis' Table 1
 ANSWER_DECAY = 0.05  # weight of the newest answer
+Kind = tuple[str, str]  # tenant and class
+STEP = 0.3  # how far one interval moves the cached shares: some three intervals count
+MOST_CACHED = 0.95  # of a prompt; an engine always computes its last block
 
 
 class PromptText(NamedTuple):
@@ -121,3 +131,31 @@ class OutputLengthModel:
             count, mean = self._means.get(key, (0, 0.0))
             weight = max(self._decay, 1.0 / (count + 1))
             self._means[key] = (count + 1, mean + weight * (output_tokens - mean))
+
+
+class CachedShares:
+    """`cached(kind, tokens)`: prompt tokens that need no prefill; 0 for a kind that was never seen."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self) -> None:
+        self._shares: dict[Kind, float] = {}
+
+    def __bool__(self) -> bool:
+        """Was anything found in the prefix cache yet?"""
+        return bool(self._shares)
+
+    def cached(self, kind: Kind, tokens: int) -> int:
+        return int(tokens * self._shares.get(kind, 0.0))
+
+    def observe(self, prompts: Mapping[Kind, int], cached: float) -> None:
+        """One interval: prompt tokens by kind, and how many of them all were cached."""
+        if not cached and not self._shares:
+            return  # an engine without a prefix cache costs nothing
+        squares = sum(tokens * tokens for tokens in prompts.values())
+        if not squares:
+            return
+        wrong = cached - sum(tokens * self._shares.get(kind, 0.0) for kind, tokens in prompts.items())
+        for kind, tokens in prompts.items():
+            share = self._shares.get(kind, 0.0) + STEP * wrong * tokens / squares
+            self._shares[kind] = min(MOST_CACHED, max(0.0, share))

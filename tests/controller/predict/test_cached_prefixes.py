@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from controller.predict.cached_prefixes import CachedShares
+from controller.predict.lengths import CachedShares
 
 AGENTS, CHAT = ("t", "agents"), ("t", "chat")
 
