@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from playwright.sync_api import expect
 
+from controller.services.records.refusals import BURST
 from tests.browser.conftest import sign_in
 from tests.browser.pages import ACTIONS, PAGES, RANK, SAVED
 
@@ -31,7 +34,9 @@ def test_what_a_role_may_not_do_is_refused_and_recorded(visit, places, caller, r
     for action in sent:
         assert f"This requires the {action.role} role. Your role is {role}." in answers[action.name].text()
     recorded = [each for each in caller.recorded("access_refused", actor=role, limit=200) if each["id"] not in before]
-    assert sorted(each["subject"] for each in recorded) == sorted(action.path.format_map(places) for action in sent)
+    told = Counter(each["subject"] for each in recorded)
+    assert told <= Counter(action.path.format_map(places) for action in sent)
+    assert 0 < told.total() <= BURST  # the audit has as many as a person may fill it with; the metric counts all
     page.goto("/audit/?kind=access_refused")
     expect(page.locator("#audit-rows tr").first).to_contain_text(role)
 
