@@ -33,6 +33,9 @@ from workers.http.limits import HttpLimits
 CLOSED = "slackline.closed"  # in the scope of a request: why we closed its connection
 CLIENT_STALLED = "client_stalled"
 SWEEP_S = 1.0
+# Thousands that were opened together are late together, and other requests must not wait until all are answered.
+LATE_AT_ONCE = 50
+LATE_PAUSE_S = 0.01
 ADDRESS_SHARE = 1 / 8  # of `heads_bytes`, for the unfinished heads of one address
 IDLE, HEAD, BODY = 0, 1, 2  # which part of a request is being read
 
@@ -160,9 +163,12 @@ class ConnectionBook:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweep = None
         now = loop.time()
-        for connection in [connection for connection, due in self.reading.items() if due <= now]:
+        late = [connection for connection, due in self.reading.items() if due <= now]
+        for connection in late[:LATE_AT_ONCE]:
             connection.late(now)
-        if self.reading and self._sweep is None:
+        if len(late) > LATE_AT_ONCE and self._sweep is None:
+            self._sweep = loop.call_later(LATE_PAUSE_S, self._look, loop)
+        elif self.reading and self._sweep is None:
             connection = next(iter(self.reading))
             self.expect(connection, self.reading[connection])
 
