@@ -274,9 +274,9 @@ from workers.engine.server import run
 
 whole = torch_transfer.WeightMemory.send
 
-def some(self, meeting):
+def some(self, meeting, turns=None):
     self._memory = dict(list(self._memory.items())[:3])
-    print("sent", whole(self, meeting), flush=True)
+    print("sent", whole(self, meeting, turns), flush=True)
     os._exit({DIED})
 
 torch_meeting.Meeting.wait_landed = lambda self, nbytes: None  # for what it never sends
