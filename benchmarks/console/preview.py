@@ -25,7 +25,7 @@ def previews(longest_s: float | None = None) -> dict[str, dict[str, Any]]:
     from workers.experiments import preview_sample
 
     if longest_s is not None:
-        preview_sample.LONGEST_S = longest_s
+        preview_sample.PLANNED_S = preview_sample.GIVE_UP_S = longest_s
     found = {"100 engines": _preview("interactive")}
     _demo_hour()
     return found | {"demo": _preview("interactive")}

@@ -28,7 +28,7 @@ def test_the_data_is_as_much_as_was_asked_for():
 def test_an_edit_is_simulated_on_both_fleets_and_how_many_requests_is_told(monkeypatch, unsent_experiments):
     """The demo's load of a minute in place of an hour."""
     monkeypatch.setattr(console_preview, "HOUR_S", 60.0)
-    monkeypatch.setattr("workers.experiments.preview_sample.LONGEST_S", 120.0)  # however busy the test's machine
+    monkeypatch.setattr("workers.experiments.preview_sample.PLANNED_S", 120.0)  # however busy the test's machine
     fill(records=400, decisions=20, instances=10, hours=0.1)
     found = console_preview.previews()
     sent = list(console_preview.demands_of_an_hour())

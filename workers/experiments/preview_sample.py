@@ -1,4 +1,4 @@
-"""How many of the newest requests a preview simulates: all, or as many as this machine simulates in LONGEST_S.
+"""How many of the newest requests a preview simulates: all, or as many as this machine simulates in PLANNED_S.
 
 A probe estimates the number. The first run corrects it while it runs, since the time per request depends on the length
 of the queue and on other load of the machine. All runs of a preview take the same requests, so that their results can
@@ -17,7 +17,8 @@ from controller.services.experiments.reading import RecordedReplay
 if TYPE_CHECKING:
     from controller.simulator.experiment import ExperimentPlan as Simulated
 
-LONGEST_S = 10.0  # a person waits for the preview
+PLANNED_S = 10.0  # a person waits for the preview
+GIVE_UP_S = 90.0  # the machine may be busier than the first run showed; a late result is better than none
 RUN_SHARE = 0.8  # of that until the last run ends; the rest is for aggregating and transport
 WARM_UP, PROBE = 30, 200  # requests of the run that loads modules, and of those that measure the speed
 PROBES = 2  # the faster one counts, since the other one was disturbed
@@ -98,7 +99,7 @@ class PreviewSample:
         self.simulated = [newest(one, count) for one in self._whole]
 
     def _time_left(self) -> float:
-        return LONGEST_S * RUN_SHARE - self._spent()
+        return PLANNED_S * RUN_SHARE - self._spent()
 
     def as_json(self) -> dict[str, Any]:
         """The sample and its recorded attainment: the number of requests, their first and last arrival (epoch seconds),

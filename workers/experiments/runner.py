@@ -70,7 +70,7 @@ class ExperimentJob:
         self._total = self._done = 0
         self._sample: PreviewSample | None = None  # of a preview, once it is read
         self._preview = row.kind == Experiment.Kind.PREVIEW
-        self._longest = preview_sample.LONGEST_S if self._preview else LONGEST_S
+        self._longest = preview_sample.GIVE_UP_S if self._preview else LONGEST_S
 
     # ---- the work -------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from django.utils import timezone
 
@@ -19,7 +17,6 @@ from controller.services.slo.slo_classes import slo_class_update
 from controller.slo.attainment import judge
 from tests import experiment_data as data
 from tests import factories
-from workers.experiments import preview_sample
 from workers.experiments import runner as worker
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("unsent_experiments")]
@@ -162,9 +159,7 @@ def test_an_edit_is_simulated_beside_what_was_recorded_of_the_same_requests(oper
         outcome=lambda n: "cancelled" if n == 7 else "ok",
     )  # fmt: skip
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, ttft_s="0.0002", simulate="1")).json()
-    began = time.monotonic()
     worker.next_experiment()
-    assert time.monotonic() - began < preview_sample.LONGEST_S + 5  # the machine may be busy
     preview = Experiment.objects.get(slug=said["slug"])
     assert (preview.state, preview.error) == ("done", "")
     rows = {each["name"]: each for each in compared(preview.result)}
