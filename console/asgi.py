@@ -15,11 +15,11 @@ pages = get_asgi_application()  # before any import that needs the app registry
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 from console.consumers.routing import websocket_urlpatterns  # noqa: E402
 from console.known_callers import is_known  # noqa: E402
+from console.origins import SameOrigin  # noqa: E402
 from console.proxies import TrustedProxies  # noqa: E402
 from console.server import LIMITS, UPLOADS  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
@@ -52,7 +52,7 @@ application = TrustedProxies(
     ProtocolTypeRouter(
         {
             "http": http,
-            "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+            "websocket": SameOrigin(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
         }
     ),
     settings.TRUSTED_PROXIES,

@@ -21,6 +21,9 @@ from tests.console.consumers.socket import LONGEST_S, Browser
 from tests.console.live.live_data import fleet, window
 from workers import live
 
+HOST = (b"host", b"localhost:8000")
+OURS = [HOST, (b"origin", b"http://localhost:8000")]
+
 
 async def frames(socket, until, within_s=LONGEST_S):
     """Frames up to and including the first for which `until` holds."""
@@ -46,14 +49,14 @@ async def test_no_one_listens_without_a_login(browser, live_store):
 
 @pytest.mark.parametrize("path", ["/ws/overview", "/ws/queue", "/ws/decisions", "/ws/experiments", "/ws/elsewhere"])
 async def test_a_handshake_without_a_session_is_refused(path):
-    assert not await Browser(application, path, [(b"origin", b"http://localhost:8000")]).connect()
+    assert not await Browser(application, path, OURS).connect()
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("origin", "let_in"), [(b"http://localhost:8000", True), (b"https://evil.example", False)])
 async def test_a_session_opens_topics_only_to_our_own_pages(live_store, origin, let_in):
     cookie = await database_sync_to_async(session_cookie)()
-    socket = Browser(application, "/ws/overview", [(b"origin", origin), (b"cookie", cookie)])
+    socket = Browser(application, "/ws/overview", [HOST, (b"origin", origin), (b"cookie", cookie)])
     assert await socket.connect() is let_in
     await socket.leave()
 
@@ -70,7 +73,7 @@ async def test_signing_out_ends_the_sockets_of_that_session_at_once_and_no_other
     client, cookie = await database_sync_to_async(signed_in_client)()
     other = await database_sync_to_async(session_cookie)()
     sockets = [
-        Browser(application, f"/ws/{topic}", [(b"origin", b"http://localhost:8000"), (b"cookie", each)])
+        Browser(application, f"/ws/{topic}", [*OURS, (b"cookie", each)])
         for topic, each in (("overview", cookie), ("queue", cookie), ("overview", other))
     ]
     for socket in sockets:
