@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import orjson
 from channels.auth import get_user
@@ -40,6 +41,8 @@ REJOIN_MAX_S = 1.0  # the longest pause between attempts: how late a page may no
 REAUTHORISE_S = 30.0
 CLOSE_NOT_ALLOWED = 4403
 CLOSE_TOO_SLOW = 4408
+CLOSE_TOO_MANY = 4429
+SOCKETS_OF_SESSION = 40  # at once, in one process: twenty tabs, or a page that opens them in a loop
 CLIENT_MESSAGE_BYTES = 2_000
 
 # Raised by the channel layer and the Redis client while Redis is down, hangs or is full.
@@ -63,7 +66,13 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
             await self.close(CLOSE_NOT_ALLOWED)
             return
         await self.accept()
+        self._session = self._groups()[-1]
+        if sum(other._session == self._session for other in _open_sockets) >= SOCKETS_OF_SESSION:
+            log.info("%s: a session has too many live connections", self.topic, extra={"action": "live_too_many"})
+            await self.close(CLOSE_TOO_MANY)
+            return
         self._open = True
+        _open_sockets.add(self)
         SOCKETS.labels(self.topic).inc()
         self._changed = asyncio.Event()
         self._pending = 0
@@ -75,6 +84,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
     async def disconnect(self, code: int) -> None:
         if self._open:
             self._open = False
+            _open_sockets.discard(self)
             SOCKETS.labels(self.topic).dec()
         for task in self._tasks:
             task.cancel()
@@ -259,3 +269,6 @@ def _parse(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
+
+
+_open_sockets: WeakSet[LiveConsumer] = WeakSet()  # of this process

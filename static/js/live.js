@@ -4,6 +4,7 @@
 import { ms } from "./format.js";
 import { ENDED, hasEnded } from "./session.js";
 
+const TOO_MANY = "Too many pages are open in this session. Close some of them.";
 const SILENCE_MS = 6000; // three heartbeats
 const PAUSE_MAX_MS = 15000;
 
@@ -69,7 +70,9 @@ export class LiveTopic {
   closed(event) {
     if (this.stopped) return;
     if (event.code === 4403) return this.end();
-    this.on.state("lost", "Connection lost. Reconnecting…");
+    const tooMany = event.code === 4429;
+    if (tooMany) this.pause = PAUSE_MAX_MS; // the handshake succeeded, so this would be the shortest one
+    this.on.state("lost", tooMany ? TOO_MANY : "Connection lost. Reconnecting…");
     // A browser does not tell a script why a handshake failed: ask the console whether the session has ended.
     if (!this.opened) hasEnded().then((ended) => ended && this.end());
     this.retry = setTimeout(() => this.connect(), this.pause * (0.75 + Math.random() / 2));

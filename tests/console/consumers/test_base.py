@@ -109,6 +109,26 @@ def signed_in_client():
     return client, f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}".encode()
 
 
+@pytest.mark.django_db(transaction=True)
+async def test_a_session_has_a_bounded_number_of_sockets_and_others_have_theirs(live_store, monkeypatch):
+    monkeypatch.setattr(base, "SOCKETS_OF_SESSION", 2)
+    mine, other = [await database_sync_to_async(session_cookie)() for _ in range(2)]
+    sockets = [
+        Browser(application, f"/ws/{topic}", [*OURS, (b"cookie", each)])
+        for topic, each in (("overview", mine), ("queue", mine), ("decisions", mine), ("overview", other))
+    ]
+    for socket in sockets:
+        assert await socket.connect()
+    assert await sockets[2].closed() == base.CLOSE_TOO_MANY
+    await sockets[0].leave()  # there is room again
+    again = Browser(application, "/ws/decisions", [*OURS, (b"cookie", mine)])
+    assert await again.connect()
+    assert (await again.frame())["type"] in ("snapshot", "heartbeat")
+    assert (await sockets[3].frame())["type"] in ("snapshot", "heartbeat")
+    for socket in (sockets[1], sockets[3], again):
+        await socket.leave()
+
+
 async def test_a_message_nested_too_deeply_ends_the_connection_only(browser, live_store):
     socket = browser(OverviewConsumer)
     await socket.connect()
