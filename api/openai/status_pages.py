@@ -11,7 +11,7 @@ from api.openai.asgi import Scope, Send, header, respond, respond_error
 from api.openai.gateway import Gateway
 from api.openai.protocol.errors import ApiError
 from api.openai.status import health, metrics
-from workers.http.details import KEPT_S, LIVE, MISSING, may_read, was_forwarded
+from workers.http.details import KEPT_S, LIVE, MISSING, calls_by_address, may_read, was_forwarded
 
 Page = tuple[int, bytes]
 PATHS = frozenset({LIVE, "/healthz", "/metrics"})
@@ -38,7 +38,7 @@ class StatusPages:
             gateway.options.metrics_token,
             header(scope, b"authorization") or b"",
             peer[0] if peer else None,
-            forwarded=was_forwarded(names),
+            forwarded=was_forwarded(names) or not calls_by_address(header(scope, b"host")),
         )
         if scope["path"] == "/healthz":
             status, body = self._page("/healthz", lambda: _health(gateway))

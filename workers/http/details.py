@@ -19,11 +19,27 @@ FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 
 def may_read(token: str, authorization: bytes, peer: str | None, *, forwarded: bool) -> bool:
-    """`peer`: address of the connection; `forwarded`: a proxy passed the call on, so the peer is not the caller."""
+    """`peer`: address of the connection; `forwarded`: the peer is not the caller, since a proxy passed the call on or
+    a browser of another site's page sent it (`calls_by_address`)."""
     if token:
         word, _, secret = authorization.partition(b" ")
         return word.lower() == b"bearer" and hmac.compare_digest(secret.strip(), token.encode())
     return not forwarded and _is_loopback(peer)
+
+
+def calls_by_address(host: bytes | None) -> bool:
+    """Whether the `Host` header is an address or `localhost`, as of a caller on the same machine.
+
+    A page of another site whose name was made to resolve to 127.0.0.1 (DNS rebinding) calls from the same machine too,
+    but its browser sends that name.
+    """
+    name = (host or b"").decode("latin1").strip().lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    try:
+        ip_address(name)
+    except ValueError:
+        return name in ("", "localhost")
+    return True
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -57,6 +57,19 @@ async def test_a_proxy_of_the_same_machine_does_not_open_it(name: str) -> None:
         assert (await ask(bed, "/metrics", **{name: FAR})).status == 401
 
 
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "10.0.0.9"])
+async def test_the_same_machine_calls_by_address(host: str) -> None:
+    async with TestBed() as bed:
+        assert (await ask(bed, "/metrics", host=host)).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[evil]:1"])
+async def test_a_page_whose_name_was_made_to_resolve_to_this_machine_reads_nothing(host: str) -> None:
+    async with TestBed() as bed:
+        assert (await ask(bed, "/metrics", host=host)).status == 401
+        assert json.loads((await ask(bed, "/healthz", host=host)).body) == {"status": "ok"}
+
+
 async def test_with_a_token_everybody_needs_it() -> None:
     async with TestBed() as bed:
         bed.gateway.options = replace(bed.gateway.options, metrics_token=TOKEN)
