@@ -18,12 +18,15 @@ KNOWN_S = 30 * 24 * 3600  # how long an address stays known after a success
 IPV6_PREFIX = 64  # bits: one customer of a provider has all addresses of such a network
 
 # KEYS: failures of the account, of the address, of the account from this address, and whether this address is known.
-# From an address where the account signed in lately only the failures from there count: whoever guesses elsewhere
-# locks nobody out of a browser that they use.
+# From an address where the account signed in lately only the failures of this account from there count: whoever guesses
+# elsewhere, or for other accounts from the same office, locks nobody out of a browser that they use.
 _TAKE = """
-local keys = {KEYS[1], KEYS[2]}
-if redis.call('EXISTS', KEYS[4]) == 1 then keys[1] = KEYS[3] end
-for i, key in ipairs(keys) do
+local keys, checked = {KEYS[1], KEYS[2]}, {KEYS[1], KEYS[2]}
+if redis.call('EXISTS', KEYS[4]) == 1 then
+  keys[1] = KEYS[3]
+  checked = {KEYS[3]}
+end
+for i, key in ipairs(checked) do
   if tonumber(redis.call('GET', key) or '0') >= tonumber(ARGV[i]) then
     return {i, math.max(1, redis.call('TTL', key))}
   end

@@ -82,6 +82,18 @@ def test_guessing_elsewhere_locks_nobody_out_of_a_known_address(place):
     assert take(account, address, **LIMITS).by == "account"
 
 
+def test_guessing_from_an_office_locks_only_those_out_who_never_signed_in_there(place):
+    account, office = place
+    assert take(account, office, **LIMITS) is None
+    forgive(account, office)
+    for _ in range(5):
+        assert take(f"account-{uuid4()}", office, **LIMITS) is None
+    assert take(f"account-{uuid4()}", office, **LIMITS).by == "address"
+    for _ in range(3):  # its own limit holds there too
+        assert take(account, office, **LIMITS) is None
+    assert take(account, office, **LIMITS).by == "account"
+
+
 def test_attempts_at_once_are_all_counted(place):
     account, address = place
     with ThreadPoolExecutor(8) as pool:
