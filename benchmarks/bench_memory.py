@@ -24,9 +24,10 @@ import psutil
 import uvloop
 
 from benchmarks.bench_overhead import MODEL, constant_profile
-from benchmarks.engines import RunningEngine, answers, free_port, reference_engines, spawn, stop_on_sigterm
+from benchmarks.engines import RunningEngine, answers, reference_engines, spawn, stop_on_sigterm
 from benchmarks.stack import ClassSpec, Stack, StackFleet, health
 from benchmarks.trials import note
+from workers.supervisor.ports import free_port
 
 QUEUED = 10_000
 BODY_BYTES = 1000

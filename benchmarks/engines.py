@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from workers.supervisor.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 VLLM_HOME = ROOT / ".vllm"
@@ -77,12 +78,6 @@ class RunningEngine:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def prefer(pid: int, niceness: str | None = None, above: int = 0) -> None:

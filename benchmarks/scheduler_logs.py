@@ -27,9 +27,10 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.engines import RunningEngine, free_port, running, spawn
+from benchmarks.engines import RunningEngine, running, spawn
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from workers.supervisor.ports import free_port
 
 KEY = "sk-scheduler-log"
 MODEL = "demo"

@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import ROOT, RunningEngine, free_port, prefer, running, spawn
+from benchmarks.engines import ROOT, RunningEngine, prefer, running, spawn
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+from workers.supervisor.ports import free_port
 
 TENANT = "benchmark"
 READY_TIMEOUT_S = 30.0

@@ -55,22 +55,22 @@ def _values(scope: Scope, name: bytes) -> Sequence[str]:
     return [value.decode("latin1").lower() for key, value in scope["headers"] if key == name]
 
 
-class Origin(NamedTuple):
+class PageOrigin(NamedTuple):
     scheme: str
     host: str
     port: int
 
 
-def _read(text: str) -> Origin | None:
+def _read(text: str) -> PageOrigin | None:
     """None if the text is not an origin of ours to compare with, such as `null`."""
     try:
         parts = urlsplit(text)
-        return Origin(parts.scheme, parts.hostname or "", parts.port or PORTS[parts.scheme])
+        return PageOrigin(parts.scheme, parts.hostname or "", parts.port or PORTS[parts.scheme])
     except (ValueError, KeyError):
         return None
 
 
-def _trusted(origin: Origin, setting: str) -> bool:
+def _trusted(origin: PageOrigin, setting: str) -> bool:
     """An entry of CSRF_TRUSTED_ORIGINS may stand for all subdomains, as `https://*.example.com`."""
     known = _read(setting.lower().replace("://*.", "://.", 1))
     return known is not None and origin[::2] == known[::2] and is_same_domain(origin.host, known.host)

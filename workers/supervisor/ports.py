@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from controller.core.errors import ConfigError
 HOST = "127.0.0.1"
 
 
+# Below those of outgoing connections, which would take a chosen port before its server listens.
+CHOSEN = range(20_000, 32_000)
+
+
 def free_port() -> int:
-    """A TCP port on loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on loopback that is free now. At random, so that programs that choose at once choose differently."""
+    return next(port for port in iter(lambda: secrets.choice(CHOSEN), None) if is_free(port))
 
 
 def is_free(port: int) -> bool:

@@ -33,14 +33,9 @@ from controller.services.slo.tenants import tenant_create
 from tests.workers.engine.process import EngineProcess
 from workers import live
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+from workers.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
