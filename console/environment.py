@@ -126,7 +126,7 @@ class Environment:
                 raise ImproperlyConfigured(f"{name}: shorter than 32 characters; expected 32 or more")
             return given
         try:
-            kept_in.parent.mkdir(parents=True, exist_ok=True)
+            kept_in.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         except OSError as error:
             raise ImproperlyConfigured(f"DATA_DIR: cannot keep {name} there ({error}); expected a folder") from None
         try:

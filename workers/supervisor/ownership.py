@@ -18,6 +18,8 @@ from controller.core.errors import ConfigError
 from workers.supervisor.ports import write_json
 
 LOCK, OWNER, LEDGER = "supervisor.lock", "supervisor.json", "processes.json"
+# Other users of the machine cannot list it, but may pass: started by root, PostgreSQL runs as another user below it.
+PRIVATE = 0o711
 SAME_START_S = 0.5  # a process with the same pid and another start time is a different one
 
 
@@ -27,7 +29,7 @@ class Ownership:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         try:
-            data_dir.mkdir(parents=True, exist_ok=True)
+            data_dir.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             self._lock: IO[str] = open(data_dir / LOCK, "w")  # noqa: SIM115 (held until release)
         except OSError as error:
             raise ConfigError(f"DATA_DIR: {error}; expected a writable folder", "DATA_DIR") from error

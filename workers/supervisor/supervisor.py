@@ -97,7 +97,7 @@ class Supervisor:
     # ---- start -------------------------------------------------------------------------------------------------
 
     def _start(self, ownership: Ownership) -> None:
-        self.settings.logs.mkdir(parents=True, exist_ok=True)
+        self.settings.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = self._servers()
         self._record(ownership)
         log = self.settings.logs / "prepare.log"

@@ -66,6 +66,14 @@ def test_down_stops_the_one_that_runs(tmp_path, sleeper):
     assert "no supervisor runs" in stop_owner(tmp_path, timeout_s=5)
 
 
+def test_other_users_cannot_list_a_new_data_folder_and_an_existing_one_is_left_as_it_is(tmp_path):
+    new, known = tmp_path / "new", tmp_path / "known"
+    known.mkdir(mode=0o750)
+    for folder in (new, known):
+        Ownership(folder).release(all_ended=True)
+    assert (new.stat().st_mode & 0o777, known.stat().st_mode & 0o777) == (0o711, 0o750)
+
+
 def test_a_busy_port_names_the_variable():
     with socket.socket() as busy:
         busy.bind((HOST, 0))
