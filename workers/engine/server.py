@@ -37,6 +37,7 @@ from workers.engine.weights.manager import EmulatedWeights, WeightManager, Weigh
 from workers.flowd.client import FlowClient
 from workers.http.limits import raise_file_limit, read_limits
 from workers.http.protocol import bounded
+from workers.log_lines import log_to_stderr
 
 HARD_STOP_S = 2.0  # after the shutdown timeout, for clients that do not read their last bytes
 BACKLOG = 4096
@@ -216,7 +217,7 @@ class Stop:
 def run(config: ServerConfig) -> None:
     import uvloop
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if config.startup_delay:
         logger.info("loading %s for %.1f s", config.model, config.startup_delay)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
 from controller.core.errors import ConfigError
 from workers.flowd.daemon import run
 from workers.flowd.settings import settings_from
+from workers.log_lines import log_to_stderr
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     try:
         given = settings_from(os.environ)
     except ConfigError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from workers.log_lines import keep_to_one_line
+
 REPEAT_AFTER_S = 30.0
 # At INFO these write a line for each task, each second. Their warnings stay.
 CHATTY = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "celery.beat")
@@ -46,3 +48,4 @@ def quieten() -> None:
     for handler in logging.getLogger().handlers:
         if not any(isinstance(existing, OutageFilter) for existing in handler.filters):
             handler.addFilter(OutageFilter())
+    keep_to_one_line()

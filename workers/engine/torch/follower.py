@@ -25,6 +25,7 @@ from workers.engine.torch.model.batch import Segment
 from workers.engine.torch.serving import BOUNDARIES, load_program
 from workers.engine.torch.task import LEAD, StepTask, run
 from workers.engine.torch.weights.transfer import WeightMemory
+from workers.log_lines import log_to_stderr
 
 PR_SET_PDEATHSIG = 1
 NOBODY = Seq("rank", 0.0, 0, 0)
@@ -174,7 +175,7 @@ def main() -> None:
     die_with(int(sys.argv[2]))
     for signum in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; only the first rank handles them
         signal.signal(signum, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s rank %(message)s")
+    log_to_stderr(logging.WARNING, "%(asctime)s %(levelname)s rank %(message)s")
     try:
         follow(Connection(int(sys.argv[1])), int(sys.argv[3]))
     except (OSError, RuntimeError) as error:  # the first rank has ended, or a sum failed because another rank has

@@ -1,0 +1,41 @@
+"""One record is one line: what clients name (a request id, a class, a path) cannot forge a line of its own."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class OneLine(logging.Filter):
+    """For handlers. Escapes control characters in messages, terminal escapes too, and indents tracebacks, since the
+    text of an exception may have line breaks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if _CONTROL.search(message):
+            record.msg, record.args = escaped(message), None
+        if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+            lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
+            record.exc_text = "\n".join(f"  {escaped(line)}" for line in lines)
+        return True
+
+
+def escaped(text: str) -> str:
+    """Control characters as Python would write them, such as \\n and \\x1b."""
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+
+
+def log_to_stderr(level: int = logging.INFO, line: str = "%(asctime)s %(levelname)s %(name)s %(message)s") -> None:
+    """For processes without Django's settings."""
+    logging.basicConfig(level=level, format=line)
+    keep_to_one_line()
+
+
+def keep_to_one_line() -> None:
+    """Install the filter on the root's handlers: one of a logger would not see the records of its children."""
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(known, OneLine) for known in handler.filters):
+            handler.addFilter(OneLine())
