@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from django.urls import path, re_path
+from django.urls import path, re_path, register_converter
+from django.urls.converters import PathConverter
 
 from api.control import (
     actions,
@@ -31,20 +32,29 @@ from api.control import (
 )
 from api.control.unknown import UnknownPath
 
+
+class AnythingConverter(PathConverter):
+    """Line breaks too, which `path` leaves out: such a name is answered as any other invalid name, not with 404."""
+
+    regex = r"(?s:.+)"
+
+
+register_converter(AnythingConverter, "anything")
+
 urlpatterns = [
     path("tenants", tenants.TenantList.as_view()),
     path("tenants/<int:pk>", tenants.TenantDetail.as_view()),
-    path("tenants/by-name/<path:name>", tenants.TenantByName.as_view()),
+    path("tenants/by-name/<anything:name>", tenants.TenantByName.as_view()),
     path("api-keys", api_keys.ApiKeyList.as_view()),
     path("api-keys/<int:pk>", api_keys.ApiKeyDetail.as_view()),
     path("api-keys/<int:pk>/revoke", api_keys.ApiKeyRevoke.as_view()),
     path("slo-classes", slo_classes.SLOClassList.as_view()),
     path("slo-classes/<int:pk>", slo_classes.SLOClassDetail.as_view()),
-    path("slo-classes/by-name/<path:name>", slo_classes.SLOClassByName.as_view()),
+    path("slo-classes/by-name/<anything:name>", slo_classes.SLOClassByName.as_view()),
     path("priority-mappings", priority_mappings.PriorityMappingList.as_view()),
     path("priority-mappings/<int:pk>", priority_mappings.PriorityMappingDetail.as_view()),
     path("priority-mappings/shared", priority_mappings.SharedPriorityMapping.as_view()),
-    path("priority-mappings/by-tenant/<path:tenant>", priority_mappings.PriorityMappingByTenant.as_view()),
+    path("priority-mappings/by-tenant/<anything:tenant>", priority_mappings.PriorityMappingByTenant.as_view()),
     path("models", models.ServedModelList.as_view()),
     path("models/<int:pk>", models.ServedModelDetail.as_view()),
     path("hosts", hosts.HostList.as_view()),
@@ -56,7 +66,7 @@ urlpatterns = [
     path("launch-templates", launch_templates.LaunchTemplateList.as_view()),
     path("launch-templates/<int:pk>", launch_templates.LaunchTemplateDetail.as_view()),
     path("launch-templates/<int:pk>/resume", launch_templates.LaunchTemplateResume.as_view()),
-    path("launch-templates/by-name/<path:name>", launch_templates.LaunchTemplateByName.as_view()),
+    path("launch-templates/by-name/<anything:name>", launch_templates.LaunchTemplateByName.as_view()),
     path("instances", instances.InstanceList.as_view()),
     path("instances/<str:pk>", instances.InstanceDetail.as_view()),
     path("instances/<str:pk>/drain", instances.InstanceDrain.as_view()),
@@ -70,7 +80,7 @@ urlpatterns = [
     path("actions/<int:pk>", actions.ActionDetail.as_view()),
     path("scaling-policies", scaling_policies.ScalingPolicyList.as_view()),
     path("scaling-policies/<int:pk>", scaling_policies.ScalingPolicyDetail.as_view()),
-    path("scaling-policies/by-model/<path:model>", scaling_policies.ScalingPolicyByModel.as_view()),
+    path("scaling-policies/by-model/<anything:model>", scaling_policies.ScalingPolicyByModel.as_view()),
     path("starts", starts.StartsView.as_view()),
     path("decisions", decisions.DecisionList.as_view()),
     path("decisions/<int:pk>", decisions.DecisionDetail.as_view()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import requests
 
 from tests.browser.stack import Stack
+from tests.waiting import until
 
 ANSWER_S = 30.0
 LOOK_EVERY_S = 0.1
@@ -72,10 +72,7 @@ class Caller:
 
 
 def within(seconds: float, holds: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < give_up_at, f"not within {seconds:g} s"
-        time.sleep(LOOK_EVERY_S)
+    until(holds, seconds, every_s=LOOK_EVERY_S)
 
 
 def engine_of_its_own(caller: Caller, name: str, **spec: Any) -> str:

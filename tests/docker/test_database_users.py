@@ -1,11 +1,11 @@
 """The entry point's roles with their own users of a real PostgreSQL and Redis: they serve, and nothing is refused."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import requests
 
 from controller.core.messages import HEARTBEAT_KEY
 from tests.docker.test_redis_users import USERS
+from tests.waiting import until
 from workers.supervisor.embedded import EmbeddedPostgres
 from workers.supervisor.ports import free_port
 
@@ -63,16 +64,14 @@ def running(folder, *command, env):
             process.wait()
 
 
-def until(condition, said):
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except requests.ConnectionError:
-            pass
-        time.sleep(0.2)
-    pytest.fail(said())
+def until_held(condition, said):
+    """Until it holds of a process that may not listen yet."""
+
+    def held():
+        with contextlib.suppress(requests.ConnectionError):
+            return condition()
+
+    until(held, START_S, every_s=0.2, what=said)
 
 
 def differs(read, before):
@@ -145,16 +144,16 @@ def test_each_process_serves_as_its_own_user(place):
         def answered():
             return requests.post(f"{urls['GATEWAY_URL']}/v1/completions", json=ask, headers=header, timeout=10).ok
 
-        until(answered, said["gateway"])
-        until(lambda: requests.get(f"{urls['CONSOLE_URL']}/login/", timeout=10).ok, said["console"])
+        until_held(answered, said["gateway"])
+        until_held(lambda: requests.get(f"{urls['CONSOLE_URL']}/login/", timeout=10).ok, said["console"])
         with psycopg.connect(f"postgresql://postgres@127.0.0.1:{postgres}/{DATABASE}", autocommit=True) as connection:
             count = lambda table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: E731
-            until(lambda: count("request_record") and count("attainment_minute"), said["gateway"])
-            until(lambda: count("instance WHERE observed_state = 'ready'"), said["worker"])
+            until_held(lambda: count("request_record") and count("attainment_minute"), said["gateway"])
+            until_held(lambda: count("instance WHERE observed_state = 'ready'"), said["worker"])
         with redis.Redis.from_url(role("console", "console")["REDIS_URL"]) as cache:
             heartbeat = partial(cache.get, HEARTBEAT_KEY.format(process="worker"))
             for _ in range(BEATS):
-                until(partial(differs, heartbeat, heartbeat()), said["worker"])
+                until_held(partial(differs, heartbeat, heartbeat()), said["worker"])
         for name, text in said.items():
             refused = [line for line in text().splitlines() if re.search(r"permission|NOPERM|NOAUTH|denied", line)]
             assert refused == [], name

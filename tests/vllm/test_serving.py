@@ -14,6 +14,7 @@ from benchmarks.engines import MAX_NUM_SEQS, MODEL_NAME
 from benchmarks.trials import open_requests
 from controller.core.types import InstanceSpec
 from tests.vllm.conftest import Client
+from tests.waiting import until
 from workers.backends.base import Limits
 from workers.backends.vllm import VllmBackend
 
@@ -31,15 +32,6 @@ def ids(count: int) -> list[int]:
 def events(response) -> list[str]:
     """The data of each server-sent event."""
     return [line[6:].decode() for line in response.iter_lines() if line.startswith(b"data: ")]
-
-
-def wait_until(condition, timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_completion(client: Client):
@@ -142,14 +134,14 @@ def test_engine_error_reaches_the_client(client: Client):
 
 def test_hang_up_aborts_in_the_engine(client: Client, servers):
     urls = [server.url for server in servers]
-    assert wait_until(lambda: sum(map(open_requests, urls)) == 0)
+    until(lambda: sum(map(open_requests, urls)) == 0)
     response = client.post(COMPLETIONS, prompt=ids(30), max_tokens=3500, ignore_eos=True, stream=True)
     lines = response.iter_lines()  # held: one that is dropped closes the connection
     next(lines)
-    assert wait_until(lambda: sum(map(open_requests, urls)) == 1), "the request is not in an engine"
+    until(lambda: sum(map(open_requests, urls)) == 1, what="the request is not in an engine")
     response.close()
     # 3,500 tokens take ten seconds and more: only an abort ends it sooner.
-    assert wait_until(lambda: sum(map(open_requests, urls)) == 0, timeout_s=4), "the engine still decodes"
+    until(lambda: sum(map(open_requests, urls)) == 0, 4, what="the engine still decodes")
 
 
 def test_priority_overtakes_what_waits_in_the_engine(servers):
@@ -170,7 +162,7 @@ def test_priority_overtakes_what_waits_in_the_engine(servers):
     threads = [threading.Thread(target=ask, args=(name, 100)) for name in names]
     for thread in threads:
         thread.start()
-    assert wait_until(lambda: len(first_token) >= MAX_NUM_SEQS)
+    until(lambda: len(first_token) >= MAX_NUM_SEQS)
     urgent = threading.Thread(target=ask, args=("urgent", 0))
     urgent.start()
     for thread in (*threads, urgent):

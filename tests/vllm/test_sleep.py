@@ -17,7 +17,7 @@ from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.fleet.sleeping import sleep_order
 from tests import factories
-from tests.vllm.test_serving import wait_until
+from tests.waiting import until
 from workers.actions import sleeping
 from workers.actions.runner import advance_actions
 from workers.actions.sleep_client import NoSleepMode, SleepClient, SleepState
@@ -54,7 +54,7 @@ def held_mb(server: RunningEngine) -> float:
 
 
 def until_awake(client: SleepClient) -> None:
-    assert wait_until(lambda: not client.look().moving)
+    until(lambda: not client.look().moving)
     assert client.look() == AWAKE
 
 
@@ -105,7 +105,7 @@ def test_an_order_to_sleep_fails_and_says_why_and_it_serves_on(server: RunningEn
     row = factories.instance(id="real", backend="vllm", provisioner="static", url=server.url)
     sleep_order(actor=SYSTEM, instance_id=row.pk)
     ended: list[Decision] = []
-    assert wait_until(lambda: ended.extend(advance_actions([])) or ended, timeout_s=60)
+    until(lambda: ended.extend(advance_actions([])) or ended, 60)
     assert [(decision.kind, decision.reason) for decision in ended] == [("instance_sleep_failed", "no_sleep_mode")]
     assert Instance.objects.get(pk=row.pk).weights == "present"
     assert SleepClient(server.url).look() == AWAKE

@@ -6,6 +6,7 @@ source of token totals. Both are summed over data-parallel ranks; the KV usage i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def parse_loads(raw: bytes, now: float, role: Role) -> Load:
         observed_at=now,
         running=sum(_count(rank, "num_running_reqs") for rank in ranks),
         waiting=sum(_count(rank, "num_waiting_reqs") + _queued(rank, QUEUES[role]) for rank in ranks),
-        kv_usage=max((float(rank.get("token_usage") or 0.0) for rank in ranks), default=0.0),
+        kv_usage=max(_figure(rank, "token_usage") for rank in ranks),
         kv_capacity_tokens=sum(_count(rank, "max_total_num_tokens") for rank in ranks) or None,
         max_num_seqs=sum(_count(rank, "max_running_requests") for rank in ranks) or None,
     )
@@ -94,7 +95,14 @@ def _ranks(raw: bytes) -> list[Mapping[str, Any]]:
 
 
 def _count(rank: Mapping[str, Any], name: str) -> int:
-    return int(rank.get(name) or 0)
+    return int(_figure(rank, name))
+
+
+def _figure(rank: Mapping[str, Any], name: str) -> float:
+    value = rank.get(name) or 0
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise EngineError(f"SGLang reports {name} {str(value)[:30]!r}; expected a number")
+    return value
 
 
 def _queued(rank: Mapping[str, Any], names: Iterable[str]) -> int:
@@ -137,12 +145,13 @@ def parse_metrics(text: str) -> dict[str, float]:
 
     Gauges: with priority scheduling there is a series for each priority and one with an empty label, their sum, which
     alone counts; ranks of one model copy report the same, so the largest counts; data-parallel ranks are summed.
+    Raises EngineError for a figure that is not a finite number.
     """
     series: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in _GAUGES or name in _COUNTERS:
-            series.setdefault(name, []).append((dict(_LABEL.findall(line)), float(line.rsplit(" ", 1)[1])))
+            series.setdefault(name, []).append((dict(_LABEL.findall(line)), _number(line)))
     found: dict[str, float] = {}
     for name, values in series.items():
         if name in _COUNTERS:
@@ -151,17 +160,28 @@ def parse_metrics(text: str) -> dict[str, float]:
         ranks = _by_rank(values)
         what = _GAUGES[name]
         found[what] = max(ranks) if what == "usage" else found.get(what, 0.0) + sum(ranks)
-    return found
+    return {what: _figure(found, what) for what in found}
+
+
+def _number(line: str) -> float:
+    said = line.rsplit(" ", 1)[-1]
+    try:
+        value = float(said)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise EngineError(f"SGLang reports {line[:60]!r}; expected a number")
+    return value
 
 
 def load_of(seen: Mapping[str, float], now: float) -> Load:
     """The page's gauges as a Load. A series that is not there yet counts as 0."""
     return Load(
         observed_at=now,
-        running=int(seen.get("running", 0)),
-        waiting=int(seen.get("waiting", 0)),
-        kv_usage=seen.get("usage", 0.0),
-        kv_capacity_tokens=int(seen.get("capacity", 0)) or None,
+        running=_count(seen, "running"),
+        waiting=_count(seen, "waiting"),
+        kv_usage=_figure(seen, "usage"),
+        kv_capacity_tokens=_count(seen, "capacity") or None,
     )
 
 

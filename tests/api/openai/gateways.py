@@ -156,10 +156,3 @@ async def settled() -> None:
     """Let everything go on that waits for no timer and no socket: before saying that something did not happen."""
     for _ in range(50):
         await asyncio.sleep(0)
-
-
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    """Let the loop run until `condition()` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0)

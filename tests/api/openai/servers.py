@@ -10,7 +10,8 @@ import aiohttp
 
 from api.openai.gateway import Gateway, GatewayOptions
 from controller.core.types import InstanceSpec
-from tests.api.openai.gateways import TestBed, snapshot, until
+from tests.api.openai.gateways import TestBed, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.base import Limits
 
 PATIENT = Limits(connect_s=30.0, telemetry_s=30.0)  # however slow the test's machine
@@ -27,7 +28,7 @@ class ServerBed(TestBed):
 
     async def __aenter__(self) -> ServerBed:
         await super().__aenter__()
-        await until(lambda: all(seat.up for seat in self.gateway.fleet.seats.values()), 30)
+        await until_on_loop(lambda: all(seat.up for seat in self.gateway.fleet.seats.values()), 30)
         await asyncio.sleep(0)
         return self
 

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from controller.core.types import InstanceSpec
-from tests.api.openai.gateways import completion, settled, until
+from tests.api.openai.gateways import completion, settled
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import metric, post
-from tests.workers.engine.client import until as engine_until
 from tests.workers.engine.process import FLEET, EngineProcess
 
 OPTIONS = ("--profile", "constant:50ms", "--model", "demo", "--shutdown-timeout", "0")
@@ -45,10 +45,10 @@ async def test_an_answer_given_up_before_anything_was_sent_comes_from_another_en
     bed: ServerBed, engines: dict[str, EngineProcess]
 ) -> None:
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True))
-    await until(lambda: any(in_flight.instance for in_flight in bed.gateway.runtime.requests.values()))
+    await until_on_loop(lambda: any(in_flight.instance for in_flight in bed.gateway.runtime.requests.values()))
     (first,) = [in_flight.instance for in_flight in bed.gateway.runtime.requests.values()]
     async with aiohttp.ClientSession(engines[first].url) as http:
-        await engine_until(lambda: runs(http), "it is being computed")
+        await until_on_loop(lambda: runs(http), what="it is being computed")
     await abort(engines[first])
     answer = await client.done()
     assert (answer.status, json.loads(answer.body)["usage"]["completion_tokens"]) == (200, TOKENS)
@@ -61,7 +61,7 @@ async def test_a_stream_given_up_after_its_first_token_ends_with_an_error_event(
     bed: ServerBed, engines: dict[str, EngineProcess]
 ) -> None:
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True, stream=True))
-    await until(lambda: client.answer.body)
+    await until_on_loop(lambda: client.answer.body)
     await abort(engines[client.answer.headers["x-slackline-instance"]])
     answer = await client.done()
     assert json.loads(answer.events[-1])["error"]["code"] == "engine_failed"
@@ -72,8 +72,8 @@ async def test_a_stream_given_up_after_its_first_token_ends_with_an_error_event(
 
 async def test_what_its_client_gave_up_stays_a_cancellation(bed: ServerBed) -> None:
     client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True, stream=True))
-    await until(lambda: client.answer.body)
+    await until_on_loop(lambda: client.answer.body)
     await client.hang_up()
-    await until(lambda: bed.sink.records)
+    await until_on_loop(lambda: bed.sink.records)
     await settled()
     assert [record.outcome for record in bed.sink.records] == ["cancelled"]

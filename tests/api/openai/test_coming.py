@@ -15,8 +15,9 @@ from api.openai.status import fleet_message, health
 from controller.core import events as ev
 from controller.core.snapshot import ComingConfig, GatewaySnapshot, ModelConfig, snapshot_from_json
 from controller.core.types import InstanceSpec, Load, Outcome, Role
-from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.api.openai.state.test_telemetry import Clock, Heard
+from tests.waiting import until_on_loop
 from workers.backends.base import EngineError, Limits
 from workers.backends.fake import Script
 
@@ -124,7 +125,7 @@ def test_the_stored_configuration_keeps_what_is_coming() -> None:
 async def test_requests_of_the_first_seconds_wait_for_the_first_engine() -> None:
     async with TestBed(with_instances(coming=(ComingConfig("e1", "demo"),))) as bed:
         clients = [bed.send(completion(stream=stream)) for stream in (True, False)]
-        await until(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 2)
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 2)
         bed.gateway.configure(with_instances(spec(), version=3))
         answers = [await client.done() for client in clients]
         assert [answer.status for answer in answers] == [200, 200]
@@ -151,7 +152,7 @@ async def test_refused_at_once_with_the_time_to_come_back_when_it_starts_too_lat
 async def test_who_waited_for_one_that_was_given_up_is_answered_then() -> None:
     async with TestBed(with_instances(coming=(ComingConfig("e1", "demo"),))) as bed:
         client = bed.send(completion())
-        await until(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 1)
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 1)
         bed.gateway.configure(with_instances(version=3))
         answer = await client.done()
         assert (answer.status, answer.error["code"]) == (503, "no_capacity")
@@ -163,12 +164,12 @@ async def test_the_only_engine_dies_and_its_replacement_gets_what_it_had(stream:
     async with TestBed(with_instances(spec("e1"))) as bed:
         bed.backend("e1", Script(hang_after=0))
         old = bed.send(completion(stream=stream))
-        await until(lambda: bed.backend("e1").running == 1)
+        await until_on_loop(lambda: bed.backend("e1").running == 1)
         bed.backend("e1").dead = True
         bed.gateway.runtime.lost(next(iter(bed.gateway.runtime.requests.values())), GONE)
-        await until(lambda: not bed.gateway.fleet.seats["e1"].up)
+        await until_on_loop(lambda: not bed.gateway.fleet.seats["e1"].up)
         new = bed.send(completion(stream=stream))
-        await until(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 2)
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 2)
         bed.gateway.configure(with_instances(spec("e2"), version=3))
         assert [(await client.done()).status for client in (old, new)] == [200, 200]
         assert {record.instance for record in bed.sink.records} == {"e2"}

@@ -10,7 +10,8 @@ import pytest
 from api.openai.protocol.errors import ApiError
 from api.openai.tenants import Held, QueueBounds, Quotas
 from controller.core.snapshot import ClassConfig, Entitlements, GatewaySnapshot, ModelConfig, TenantConfig
-from tests.api.openai.gateways import KEY, Client, TestBed, completion, key_config, settled, snapshot, until
+from tests.api.openai.gateways import KEY, Client, TestBed, completion, key_config, settled, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 OTHER = "sk-other-key"
@@ -89,19 +90,19 @@ async def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
         bed.gateway.quotas.most_open = 40
         bed.every(Script(hang_after=0))
         clients = flood(bed, 60, "x")
-        await until(lambda: sum(client.answer.status == 429 for client in clients) == 40)
+        await until_on_loop(lambda: sum(client.answer.status == 429 for client in clients) == 40)
         refused = next(client.answer for client in clients if client.answer.status == 429)
         assert refused.error["code"] == "rate_limit_exceeded"
         assert "queue_share 50%" in refused.error["message"]
         assert "20 open requests" in refused.error["message"]
         assert refused.headers["retry-after"]
         honest = bed.send(completion(stream=True), key=OTHER)
-        await until(lambda: bed.gateway.quotas.active("other") == 1)
+        await until_on_loop(lambda: bed.gateway.quotas.active("other") == 1)
         for client in clients:
             if not client.answer.status:
                 await client.hang_up()
         await honest.hang_up()
-        await until(lambda: bed.gateway.quotas.active("acme") == 0)
+        await until_on_loop(lambda: bed.gateway.quotas.active("acme") == 0)
         bed.every(Script())
         assert (await bed.ask(completion())).status == 200
 
@@ -112,13 +113,13 @@ async def test_large_bodies_count_from_their_first_byte_and_are_given_back() -> 
         quotas.bounds = QueueBounds(body_bytes=400_000, share=1.0)
         bed.every(Script(hang_after=0))
         clients = flood(bed, 3, "x" * 45_000)
-        await until(lambda: any(client.answer.status for client in clients))
+        await until_on_loop(lambda: any(client.answer.status for client in clients))
         (refused,) = (client.answer for client in clients if client.answer.status)
         assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
         assert "queue_share 25%" in refused.error["message"]
         assert 90_000 < quotas.body_bytes < 100_000
         mine = [bed.send(completion(prompt="x" * 90_000, stream=True), key=OTHER) for _ in range(3)]
-        await until(lambda: any(client.answer.status for client in mine))
+        await until_on_loop(lambda: any(client.answer.status for client in mine))
         (full,) = (client.answer for client in mine if client.answer.status)
         assert "all tenants" in full.error["message"]
         for client in (*clients, *mine):
@@ -132,9 +133,9 @@ async def test_large_bodies_of_others_leave_room_for_small_ones() -> None:
         bed.gateway.quotas.bounds = QueueBounds(body_bytes=640_000, share=1.0)
         bed.every(Script(hang_after=0))
         clients = flood(bed, 8, "x" * 80_000)
-        await until(lambda: sum(client.answer.status == 429 for client in clients) == 3)
+        await until_on_loop(lambda: sum(client.answer.status == 429 for client in clients) == 3)
         mine = bed.send(completion(prompt="x" * 8_000, stream=True), key=OTHER)
-        await until(lambda: bed.gateway.quotas.active("other") == 1)
+        await until_on_loop(lambda: bed.gateway.quotas.active("other") == 1)
         for client in (*clients, mine):
             if not client.answer.status:
                 await client.hang_up()
@@ -176,7 +177,7 @@ async def test_share_of_the_setting_holds_without_an_entitlement() -> None:
         bed.gateway.quotas.most_open = 20
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True), key=key) for key in (KEY, OTHER) for _ in range(3)]
-        await until(lambda: sum(client.answer.status == 429 for client in clients) == 2)
+        await until_on_loop(lambda: sum(client.answer.status == 429 for client in clients) == 2)
         assert (bed.gateway.quotas.active("acme"), bed.gateway.quotas.active("other")) == (2, 2)
         refused = next(client.answer for client in clients if client.answer.status)
         assert "queue_share 10%" in refused.error["message"]

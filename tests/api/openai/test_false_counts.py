@@ -20,8 +20,9 @@ from aiohttp import web
 from api.openai import status
 from controller.core.snapshot import TenantConfig
 from controller.core.types import InstanceSpec, record_as_dict
-from tests.api.openai.gateways import Answer, completion, until
+from tests.api.openai.gateways import Answer, completion
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from workers.backends.base import MOST_TOLD_TOKENS
 from workers.backends.vllm import parse_load
 
@@ -91,7 +92,7 @@ async def bed(liar: Liar) -> AsyncIterator[ServerBed]:
 
 async def recorded(bed: ServerBed, answer: Answer, number: int) -> None:
     assert answer.status == 200, answer.body
-    await until(lambda: len(bed.sink.records) == number)
+    await until_on_loop(lambda: len(bed.sink.records) == number)
 
 
 def orderly(bed: ServerBed) -> None:

@@ -13,7 +13,8 @@ from api.openai.status import fleet_message, gauges, windows
 from controller.core import events as ev
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
-from tests.api.openai.gateways import TestBed, completion, key_config, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, key_config, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 CHAT_BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}]}
@@ -142,11 +143,11 @@ async def test_a_client_that_hangs_up_cancels_upstream_at_once(after: int) -> No
     async with TestBed() as bed:
         bed.every(Script(hang_after=after))
         client = bed.send(completion(stream=True))
-        await until(lambda: any(bed.backend(name).running for name in ("e1", "e2")))
+        await until_on_loop(lambda: any(bed.backend(name).running for name in ("e1", "e2")))
         if after:
-            await until(lambda: client.answer.body.count(b"data:") == after)
+            await until_on_loop(lambda: client.answer.body.count(b"data:") == after)
         await client.hang_up()
-        await until(lambda: not any(bed.backend(name).running for name in ("e1", "e2")))
+        await until_on_loop(lambda: not any(bed.backend(name).running for name in ("e1", "e2")))
         aborted = bed.backend("e1").aborted + bed.backend("e2").aborted
         (record,) = bed.sink.records
         assert aborted == [record.id]
@@ -158,7 +159,7 @@ async def test_a_queued_request_whose_client_hangs_up_never_reaches_an_engine() 
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
+        await until_on_loop(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
         running = len(bed.backend("e1").calls)
         assert 0 < running < 60
         await clients[-1].hang_up()
@@ -173,9 +174,9 @@ async def test_an_instance_that_goes_down_loses_no_request() -> None:
     async with TestBed(snapshot(("e1",))) as bed:
         bed.backend("e1", Script(hang_after=2), Script(hang_after=0))
         started, waiting = bed.send(completion(stream=True)), bed.send(completion(stream=True))
-        await until(lambda: started.answer.body.count(b"data:") == 2)
+        await until_on_loop(lambda: started.answer.body.count(b"data:") == 2)
         bed.gateway.configure(snapshot(("e1", "e2"), version=2))
-        await until(lambda: bed.gateway.fleet.seats["e2"].up)
+        await until_on_loop(lambda: bed.gateway.fleet.seats["e2"].up)
         bed.gateway.runtime.instance_down("e1", "killed")
         assert json.loads((await started.done()).events[-1])["error"]["code"] == "engine_failed"
         assert (await waiting.done()).events[-1] == "[DONE]"
@@ -235,7 +236,7 @@ async def test_waiting_longer_than_the_waiting_time_is_an_error_in_time() -> Non
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True, waiting_time=0.05)) for _ in range(60)]
-        await until(lambda: any(client.answer.status for client in clients))
+        await until_on_loop(lambda: any(client.answer.status for client in clients))
         expired = [client for client in clients if client.answer.status]
         assert expired[0].answer.status == 504
         assert expired[0].answer.error["code"] == "waiting_time_exceeded"

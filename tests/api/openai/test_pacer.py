@@ -14,7 +14,8 @@ from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.pacer import Pacer, paced
 from controller.core.types import Targets
 from tests.api.openai.gateways import Client as ApiClient
-from tests.api.openai.gateways import TestBed, completion, settled, until
+from tests.api.openai.gateways import TestBed, completion, settled
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 PACE_S = 0.02
@@ -173,7 +174,7 @@ def paced_bed(share: float, clock: Time) -> TestBed:
 async def ended_after(asked: ApiClient, clock: Time) -> float:
     """Seconds until the whole answer has left, to 5 ms."""
     began = clock.now
-    await until(lambda: clock.asleep or asked.answer.ended.is_set())
+    await until_on_loop(lambda: clock.asleep or asked.answer.ended.is_set())
     while not asked.answer.ended.is_set():
         assert clock.asleep, "nothing but the pacer keeps it"
         await clock.pass_by(0.005)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,21 +30,13 @@ from controller.services.fleet.served_models import served_model_create
 from controller.services.slo.api_keys import api_key_create, api_key_revoke
 from controller.services.slo.slo_classes import slo_class_create
 from controller.services.slo.tenants import tenant_create
+from tests.waiting import until
 from tests.workers.engine.process import EngineProcess
 from workers import live
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
-
-
-def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    give_up_at = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > give_up_at:
-            raise AssertionError("it did not happen in time")
-        time.sleep(0.05)
-    return value
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -82,7 +74,7 @@ class GatewayProcess:
         with (folder / "gateway.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         try:
-            eventually(self._ready, 20)
+            until(self._ready, 20)
         except AssertionError:
             self.process.kill()
             raise
@@ -140,15 +132,15 @@ def test_a_request_is_served_recorded_and_published(gateway: GatewayProcess) -> 
     assert answer.status_code == 200
     assert answer.text.rstrip().endswith("data: [DONE]")
     request_id = answer.headers["x-slackline-request-id"]
-    record = eventually(lambda: RequestRecord.objects.filter(pk=request_id).first())
+    record = until(lambda: RequestRecord.objects.filter(pk=request_id).first())
     assert (record.tenant, record.slo_class, record.outcome, record.output_tokens) == ("acme", "chat", "ok", 4)
     assert record.attained
     assert record.instance == answer.headers["x-slackline-instance"]
-    (fleet,) = eventually(lambda: [f for f in live.read_fleet() if f["classes"]])
+    (fleet,) = until(lambda: [f for f in live.read_fleet() if f["classes"]])
     assert fleet["gateway"] == gateway.name
     assert {i["id"]: i["state"] for i in fleet["instances"]} == {"e0": "up", "e1": "up"}
     live.ask_queue()
-    (queue,) = eventually(live.read_queue)
+    (queue,) = until(live.read_queue)
     assert queue["rows"] == []
     page = requests.get(gateway.url + "/metrics", timeout=5).text
     assert 'slackline_attainment_ratio{slo_class="chat",tenant="acme"} 1.0' in page
@@ -158,14 +150,14 @@ def test_a_revoked_key_stops_within_a_second(gateway: GatewayProcess) -> None:
     assert gateway.ask().status_code == 200
     api_key_revoke(actor=SYSTEM, key_id=gateway.key.pk)
     revoked_at = time.monotonic()
-    eventually(lambda: gateway.ask().status_code == 401, 3)
+    until(lambda: gateway.ask().status_code == 401, 3)
     assert time.monotonic() - revoked_at < 1.5
     assert gateway.ask().json()["error"]["code"] == "invalid_api_key"
 
 
 def test_an_answer_that_streams_ends_when_its_key_is_revoked(gateway: GatewayProcess) -> None:
     other = api_key_create(actor=SYSTEM, tenant=gateway.key.tenant, name="other")
-    eventually(lambda: requests.get(gateway.url + "/v1/models", headers=bearer(other.secret), timeout=5).ok)
+    until(lambda: requests.get(gateway.url + "/v1/models", headers=bearer(other.secret), timeout=5).ok)
     with ThreadPoolExecutor(1) as pool, gateway.ask(stream=True, max_tokens=1_000, whole=False) as answer:
         lines = filter(None, answer.iter_lines(decode_unicode=True))
         assert next(lines).startswith("data: ")
@@ -178,7 +170,7 @@ def test_an_answer_that_streams_ends_when_its_key_is_revoked(gateway: GatewayPro
         assert time.monotonic() - revoked_at < 2
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "invalid_api_key"
         assert kept.result().text.rstrip().endswith("data: [DONE]")
-    record = eventually(lambda: RequestRecord.objects.filter(error_code="invalid_api_key").first())
+    record = until(lambda: RequestRecord.objects.filter(error_code="invalid_api_key").first())
     assert (record.outcome, record.attained) == ("cut", False)
 
 
@@ -190,9 +182,9 @@ def test_a_body_that_ends_after_its_key_was_revoked_is_refused(gateway: GatewayP
     )
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connected:
         connected.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
-        eventually(lambda: gateway.ask().status_code == 200)
+        until(lambda: gateway.ask().status_code == 200)
         api_key_revoke(actor=SYSTEM, key_id=gateway.key.pk)
-        eventually(lambda: gateway.ask().status_code == 401, 3)
+        until(lambda: gateway.ask().status_code == 401, 3)
         connected.sendall(body[10:])
         answer = b"".join(iter(lambda: connected.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 401 ")
@@ -254,24 +246,24 @@ def test_an_engine_killed_under_load_loses_no_request(
         """What engine 0 wrote before it was stopped has been read when another answer of engine 1 has ended."""
         before = ended_by["e1"]
         two_engines[0].process.send_signal(signal.SIGSTOP)
-        eventually(lambda: ended_by["e1"] > before)
+        until(lambda: ended_by["e1"] > before)
         if not begun:
             two_engines[0].process.send_signal(signal.SIGCONT)
         return bool(begun)
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(one, index) for index in range(64)]
-        eventually(lambda: sum(answer.done() for answer in answers) >= 8)
-        eventually(stopped_within_an_answer)
+        until(lambda: sum(answer.done() for answer in answers) >= 8)
+        until(stopped_within_an_answer)
         two_engines[0].process.kill()
         ended = dict(answer.result() for answer in answers)
     cut = {name for name, last in ended.items() if last != "data: [DONE]"}
     assert 0 < len(cut) <= 16
     assert all("engine_failed" in ended[name] for name in cut)
-    eventually(lambda: RequestRecord.objects.count() == 64)
+    until(lambda: RequestRecord.objects.count() == 64)
     outcomes = {record.id: record.outcome for record in RequestRecord.objects.all()}
     assert outcomes == {name: "cut" if name in cut else "ok" for name in ended}
-    down = eventually(lambda: [i for f in live.read_fleet() for i in f["instances"] if i["state"] == "down"])
+    down = until(lambda: [i for f in live.read_fleet() for i in f["instances"] if i["state"] == "down"])
     assert [instance["id"] for instance in down] == ["e0"]
 
 
@@ -287,7 +279,7 @@ def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, two
     try:
         with ThreadPoolExecutor(100) as pool:
             answers = [pool.submit(gateway.ask, prompt=[5] * 100, max_tokens=8) for _ in range(100)]
-            (queue,) = eventually(asked_queue)
+            (queue,) = until(asked_queue)
             victim = queue["rows"][-1]["id"]
             (done,) = live.send_command("operator", "cancel", [victim, "req-unknown"])
             assert (done["gateway"], done["applied"], done["gone"]) == (gateway.name, [victim], ["req-unknown"])
@@ -331,9 +323,9 @@ def test_hanging_redis_and_postgres_do_not_touch_the_data_path(
             names.add(answer.headers["x-slackline-request-id"])
             slowest = max(slowest, answer.elapsed.total_seconds())
     assert slowest < 1.0
-    eventually(lambda: set(RequestRecord.objects.values_list("id", flat=True)) == names, 20)
+    until(lambda: set(RequestRecord.objects.values_list("id", flat=True)) == names, 20)
     assert RequestRecord.objects.count() == len(names)
-    eventually(lambda: live.read_fleet() and live.read_fleet()[0]["at"] > time.time() - 1)
+    until(lambda: live.read_fleet() and live.read_fleet()[0]["at"] > time.time() - 1)
 
 
 def test_shutdown_keeps_every_record(gateway: GatewayProcess) -> None:

@@ -23,7 +23,8 @@ from controller.services.fleet.served_models import served_model_create
 from controller.services.slo.api_keys import api_key_create
 from controller.services.slo.slo_classes import slo_class_create
 from controller.services.slo.tenants import tenant_create
-from tests.api.openai.test_process import GatewayProcess, eventually
+from tests.api.openai.test_process import GatewayProcess
+from tests.waiting import until
 from tests.workers.engine.process import EngineProcess
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
@@ -65,12 +66,12 @@ def queued(gateway: GatewayProcess) -> int:
 def told(gateway: GatewayProcess) -> None:
     """It has read the newest configuration."""
     newest = config_version()
-    eventually(lambda: requests.get(gateway.url + "/healthz", timeout=5).json()["config_version"] >= newest)
+    until(lambda: requests.get(gateway.url + "/healthz", timeout=5).json()["config_version"] >= newest)
 
 
 def held(gateway: GatewayProcess, pool: ThreadPoolExecutor, count: int = 3) -> list[Future[requests.Response]]:
     asked = [pool.submit(gateway.ask, stream=bool(number % 2)) for number in range(count)]
-    eventually(lambda: queued(gateway) == count)
+    until(lambda: queued(gateway) == count)
     return asked
 
 
@@ -94,7 +95,7 @@ def test_the_first_seconds_requests_wait_for_the_engine_that_starts(
         answers = [future.result(20) for future in asked]
         assert [answer.status_code for answer in answers] == [200, 200, 200], [answer.text for answer in answers]
         assert all(float(answer.headers["x-slackline-queue-ms"]) > 0 for answer in answers)
-        records = eventually(lambda: list(RequestRecord.objects.all()) if RequestRecord.objects.count() == 3 else None)
+        records = until(lambda: list(RequestRecord.objects.all()) if RequestRecord.objects.count() == 3 else None)
         assert {(record.outcome, record.instance) for record in records} == {("ok", "e0")}
 
 
@@ -105,7 +106,7 @@ def test_while_the_only_engine_is_replaced_requests_wait_and_none_fails(
     with EngineProcess(*options) as first, EngineProcess(*options) as second:
         new_instance("e0")
         see("e0", Observed.READY, first.url)
-        eventually(lambda: gateway.ask().status_code == 200)
+        until(lambda: gateway.ask().status_code == 200)
         first.process.kill()
         first.process.wait(5)
         asked = held(gateway, pool, 4)
@@ -157,5 +158,5 @@ def test_a_response_from_a_real_engine(gateway: GatewayProcess) -> None:
         assert len(deltas) == 6
         assert events[-1]["type"] == "response.incomplete"
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "".join(deltas)
-        record = eventually(lambda: RequestRecord.objects.filter(streamed=True).first())
+        record = until(lambda: RequestRecord.objects.filter(streamed=True).first())
         assert (record.output_tokens, record.target_ttft_s, record.judged_by) == (6, 2.0, "tokens")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from controller.core.types import Load
-from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.fake import FakeBackend, Script
 
 
@@ -39,7 +40,7 @@ async def polled(bed: TestBed) -> Any:
     await asyncio.sleep(0.05)
     before = instance.load
     bed.gateway.monitor.probe("e1")
-    await until(lambda: instance.load is not before)
+    await until_on_loop(lambda: instance.load is not before)
     return instance
 
 
@@ -68,7 +69,7 @@ async def test_its_own_requests_are_not_taken_for_others_in_a_first_report(engin
     async with TestBed(snapshot(("e1",))) as bed:
         bed.every(Script(tokens=3, token_delay_s=0.2))
         client = bed.send(completion(stream=True))
-        await until(lambda: bed.backend("e1").running == 1)
+        await until_on_loop(lambda: bed.backend("e1").running == 1)
         bed.gateway.scheduler.dispatcher._fleet.instances["e1"].load = None  # as if it had not been polled yet
         engine.reports(running=2)
         instance = await polled(bed)

@@ -10,7 +10,8 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.types import Outcome
-from tests.api.openai.gateways import TestBed, completion, settled, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, settled, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 
@@ -68,9 +69,9 @@ async def test_a_whole_answers_prompt_stops_waiting_when_its_prefill_should_be_o
     async with TestBed(snapshot(("e1",))) as bed:
         bed.every(Script(hang_after=0))
         client = bed.send(completion(stream=False))
-        await until(lambda: bed.backend("e1").running == 1)
+        await until_on_loop(lambda: bed.backend("e1").running == 1)
         assert _waiting(bed, "e1") == 1
-        await until(lambda: _waiting(bed, "e1") == 0)
+        await until_on_loop(lambda: _waiting(bed, "e1") == 0)
         assert bed.backend("e1").running == 1
         await client.hang_up()
         (record,) = bed.sink.records
@@ -83,7 +84,7 @@ async def test_a_streamed_answers_first_token_is_never_assumed(monkeypatch: pyte
         bed.every(Script(hang_after=0))
         ear = Ear(bed, monkeypatch)
         client = bed.send(completion(stream=True))
-        await until(lambda: bed.backend("e1").running == 1)
+        await until_on_loop(lambda: bed.backend("e1").running == 1)
         await settled()
         assert timers == [None]
         assert "FirstToken" not in ear.kinds()
@@ -95,7 +96,7 @@ async def test_no_first_token_is_assumed_for_a_request_that_ended(monkeypatch: p
         timers = prefill_expected_in(3600.0, bed, monkeypatch)
         ear = Ear(bed, monkeypatch)
         assert (await bed.ask(completion())).status == 200
-        await until(lambda: "Finished" in ear.kinds())
+        await until_on_loop(lambda: "Finished" in ear.kinds())
         (timer,) = timers
         assert timer is not None
         assert timer.cancelled()
@@ -108,7 +109,7 @@ async def test_a_failing_pass_loses_no_end_of_a_request(monkeypatch: pytest.Monk
         ear = Ear(bed, monkeypatch)
         ear.failing, ear.late = {ev.Finished}, late
         assert (await bed.ask(completion())).status == 200
-        await until(lambda: "Finished" in ear.kinds())
+        await until_on_loop(lambda: "Finished" in ear.kinds())
         (state,) = bed.gateway.scheduler.dispatcher.fleet(bed.gateway.clock())
         assert (state.waiting, state.running) == (0, 0)
 
@@ -123,7 +124,7 @@ async def test_a_failing_pass_leaves_no_client_waiting(monkeypatch: pytest.Monke
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         (record,) = bed.sink.records
         assert record.outcome == Outcome.FAILED
-        await until(lambda: "Cancelled" in ear.kinds())
+        await until_on_loop(lambda: "Cancelled" in ear.kinds())
         assert _waiting(bed, "e1") == 0
         assert (await bed.ask(completion())).status == 200
 
@@ -132,13 +133,13 @@ async def test_a_request_that_waits_survives_a_failing_pass(monkeypatch: pytest.
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients: list[Any] = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
+        await until_on_loop(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
         waiting = len(bed.gateway.scheduler.dispatcher.queue())
         assert waiting > 0
         ear = Ear(bed, monkeypatch)
         ear.failing = {ev.Cancelled}
         await clients[0].hang_up()
-        await until(lambda: "Cancelled" in ear.kinds())
+        await until_on_loop(lambda: "Cancelled" in ear.kinds())
         assert [record.outcome for record in bed.sink.records] == [Outcome.CANCELLED]
         assert len(bed.gateway.runtime.requests) == 59
         await asyncio.gather(*(client.hang_up() for client in clients[1:]))

@@ -9,7 +9,8 @@ import uvicorn
 
 from benchmarks import hostile
 from controller.core.types import Outcome
-from tests.api.openai.gateways import KEY, TestBed, completion, until
+from tests.api.openai.gateways import KEY, TestBed, completion
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 from workers.http.limits import HttpLimits
 from workers.http.protocol import bounded
@@ -29,11 +30,11 @@ async def test_a_client_that_never_reads_frees_its_slot_and_is_recorded():
         server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext
         serving = bed.gateway.runtime.spawn(server.serve())
-        await until(lambda: server.started)
+        await until_on_loop(lambda: server.started)
         stalled = await hostile.connect(server.servers[0].sockets[0].getsockname()[1], receive_buffer=2_048)
         stalled.reader._transport.pause_reading()
         await stalled.send(REQUEST)
-        await until(lambda: bed.sink.records, 20)
+        await until_on_loop(lambda: bed.sink.records, 20)
         [record] = bed.sink.records
         assert (record.outcome, record.error_code) == (Outcome.CANCELLED, "client_stalled")
         assert not bed.gateway.runtime.requests

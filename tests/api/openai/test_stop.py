@@ -21,8 +21,9 @@ from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_create, instance_observe
 from controller.services.fleet.served_models import served_model_create
-from tests.api.openai.gateways import KEY, TestBed, completion, snapshot, until
-from tests.api.openai.test_process import GatewayProcess, eventually, gateway_over
+from tests.api.openai.gateways import KEY, TestBed, completion, snapshot
+from tests.api.openai.test_process import GatewayProcess, gateway_over
+from tests.waiting import until, until_on_loop
 from tests.workers.engine.process import EngineProcess
 from workers.backends.fake import Script
 
@@ -46,7 +47,7 @@ async def test_what_is_open_at_the_end_is_ended_and_recorded(
     async with TestBed(snapshot(("e1",))) as bed:
         backend = bed.backend("e1", script)
         client = bed.send(completion(stream=stream))
-        await until(lambda: backend.running == 1 and (status == 503 or client.answer.body))
+        await until_on_loop(lambda: backend.running == 1 and (status == 503 or client.answer.body))
         bed.gateway.closing = True
         bed.gateway.runtime.give_up()
         answer = await client.done()
@@ -64,7 +65,7 @@ async def test_what_waits_in_the_queue_is_refused() -> None:
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
+        await until_on_loop(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
         waiting = len(bed.gateway.scheduler.dispatcher.queue())
         bed.gateway.runtime.give_up()
         answers = [await client.done() for client in clients]
@@ -124,17 +125,17 @@ def test_a_stop_ends_a_queued_request_and_a_long_stream_with_their_records(hasty
         return requests.get(hasty.url + "/healthz", timeout=5)
 
     with ThreadPoolExecutor(8) as pool, unfinished(hasty) as cut_short:
-        eventually(lambda: health().json()["config_version"] >= config_version())
+        until(lambda: health().json()["config_version"] >= config_version())
         assert health().json()["config_age_s"] < 10
         queued = pool.submit(hasty.ask, model="later")
-        eventually(lambda: health().json()["queued"] == 1)
+        until(lambda: health().json()["queued"] == 1)
         stream, whole = pool.submit(hasty.ask, stream=True, max_tokens=LONG), pool.submit(hasty.ask, max_tokens=LONG)
         # 1.7 s: longer than the second for which /healthz keeps an answer, shorter than the grace
         brief = pool.submit(hasty.ask, stream=True, max_tokens=170)
-        eventually(lambda: health().json()["open"] == 4)
+        until(lambda: health().json()["open"] == 4)
         began = time.monotonic()
         hasty.process.send_signal(signal.SIGTERM)
-        eventually(lambda: health().status_code == 503)
+        until(lambda: health().status_code == 503)
         assert code(hasty.ask()) == (503, "shutting_down")
         assert code(queued.result()) == code(whole.result()) == (503, "shutting_down")
         events = stream.result().text.rstrip().split("\n\n")

@@ -11,7 +11,8 @@ import pytest
 from api.openai.protocol.errors import ApiError
 from api.openai.tenants import KeyRing, Quotas
 from controller.core.snapshot import KeyConfig, TenantConfig
-from tests.api.openai.gateways import KEY, TestBed, completion, key_config, settled, snapshot, until
+from tests.api.openai.gateways import KEY, TestBed, completion, key_config, settled, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 BEARER = f"Bearer {KEY}".encode()
@@ -77,7 +78,7 @@ async def test_what_a_revoked_key_asked_for_ends_and_what_an_expired_one_did_goe
     async with TestBed(snapshot(("e1",), keys=(key,))) as bed:
         backend = bed.backend("e1", Script(hang_after=2))
         client = bed.send(completion(stream=stream))
-        await until(lambda: backend.running == 1 and (client.answer.body or not stream))
+        await until_on_loop(lambda: backend.running == 1 and (client.answer.body or not stream))
         if key.expires_at is not None:
             now = time.monotonic()
             bed.gateway.shared.heard(key.expires_at + 1, now, now)

@@ -18,11 +18,11 @@ from controller.services.slo.tenants import tenant_update
 from tests.api.openai.test_process import (  # noqa: F401  # two_engines is a fixture
     GatewayProcess,
     bearer,
-    eventually,
     gateway_over,
     stopped,
     two_engines,
 )
+from tests.waiting import until
 from tests.workers.engine.process import EngineProcess
 from workers.supervisor.embedded import EmbeddedRedis
 
@@ -88,17 +88,17 @@ def test_a_clock_that_steps_neither_ends_a_key_early_nor_revives_one(
     ends_at = time.monotonic() + LIVES_S
     expires_at = timezone.now() + timedelta(seconds=LIVES_S)
     new = api_key_create(actor=SYSTEM, tenant=gateway.key.tenant, name="short", expires_at=expires_at)
-    eventually(lambda: models(gateway, new.secret) == 200, LIVES_S - 2)
+    until(lambda: models(gateway, new.secret) == 200, LIVES_S - 2)
     clock.step(HOUR_S)
     while time.monotonic() < ends_at - 2:
         assert models(gateway, new.secret) == 200, "the host's clock ended it"
         time.sleep(0.3)
     clock.step(-HOUR_S)
-    eventually(lambda: models(gateway, new.secret) == 401, LIVES_S + 5)
+    until(lambda: models(gateway, new.secret) == 401, LIVES_S + 5)
     assert time.monotonic() > ends_at - 1
     assert redis_server.pid is not None
     with stopped(redis_server.pid):
-        eventually(lambda: health(gateway)["redis"] == "away")
+        until(lambda: health(gateway)["redis"] == "away")
         for seconds in (-24 * HOUR_S, 24 * HOUR_S, 0.0):
             clock.step(seconds)
             assert models(gateway, new.secret) == 401, seconds
@@ -111,11 +111,11 @@ def test_quotas_hold_while_redis_is_away_and_the_gateway_says_so(
     """Open for what the quota allows, closed beyond; a quota that changes meanwhile still arrives."""
     tenant = gateway.key.tenant
     tenant_update(actor=SYSTEM, tenant_id=tenant.pk, version=tenant.version, changes={"rpm": QUOTA})
-    eventually(lambda: gateway.ask().headers.get("x-ratelimit-limit-requests") == str(QUOTA), 15)
+    until(lambda: gateway.ask().headers.get("x-ratelimit-limit-requests") == str(QUOTA), 15)
     assert health(gateway)["redis"] == "ok"
     assert redis_server.pid is not None
     with stopped(redis_server.pid):
-        eventually(lambda: health(gateway)["redis"] == "away")
+        until(lambda: health(gateway)["redis"] == "away")
         page = requests.get(gateway.url + "/metrics", timeout=5).text
         assert "slackline_redis_away 1.0" in page
         answers = [gateway.ask() for _ in range(2 * QUOTA)]
@@ -126,7 +126,7 @@ def test_quotas_hold_while_redis_is_away_and_the_gateway_says_so(
         assert {answer.json()["error"]["code"] for answer in refused} == {"rate_limit_exceeded"}
         tenant.refresh_from_db()
         tenant_update(actor=SYSTEM, tenant_id=tenant.pk, version=tenant.version, changes={"rpm": 100 * QUOTA})
-        eventually(lambda: gateway.ask().headers.get("x-ratelimit-limit-requests") == str(100 * QUOTA), 20)
+        until(lambda: gateway.ask().headers.get("x-ratelimit-limit-requests") == str(100 * QUOTA), 20)
         assert [gateway.ask().status_code for _ in range(2 * QUOTA)] == [200] * 2 * QUOTA
-    eventually(lambda: health(gateway)["redis"] == "ok", 20)
+    until(lambda: health(gateway)["redis"] == "ok", 20)
     assert "Redis is away: nothing is published, quotas" in (gateway.folder / "gateway.log").read_text()

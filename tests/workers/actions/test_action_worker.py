@@ -10,6 +10,7 @@ from controller.models import Action, Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.fleet.actions import weights_load_order
 from tests import factories
+from tests.waiting import until
 from tests.workers.engine.process import EngineProcess
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -24,13 +25,6 @@ def engine(fleet_token):
         *("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent", "--emulated-load-s", loads)
     ) as process:
         yield process
-
-
-def until(condition, within_s=30.0, every_s=0.1):
-    ends_at = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends_at, "too late"
-        time.sleep(every_s)
 
 
 def said(engine):

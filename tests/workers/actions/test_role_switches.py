@@ -18,6 +18,7 @@ from controller.services.actors import SYSTEM, Actor
 from controller.services.fleet.actions import action_lease
 from controller.services.fleet.role_switches import role_order
 from tests import factories
+from tests.waiting import until
 from tests.workers.backends.sglang_requests import Job
 from tests.workers.backends.sglang_server import SglangServer, serving
 from workers.actions.long_calls import FRESH_S, LongCalls, this_process
@@ -58,10 +59,7 @@ def ended(calls: LongCalls, action: Action) -> None:
     """The action's call, in its thread."""
     call = calls.find(action.pk)
     assert call is not None
-    give_up_at = time.monotonic() + 5.0
-    while not call.done:
-        assert time.monotonic() < give_up_at, "it goes on"
-        time.sleep(0.01)
+    until(lambda: call.done, every_s=0.01)
 
 
 def told_long_ago(action: Action, **fields: Any) -> None:

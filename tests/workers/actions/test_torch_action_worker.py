@@ -11,7 +11,8 @@ from controller.models import Action, Decision, Instance, Transfer
 from controller.services.actors import SYSTEM
 from controller.services.fleet.actions import weights_load_order
 from tests import factories
-from tests.workers.actions.test_action_worker import said, until
+from tests.waiting import until
+from tests.workers.actions.test_action_worker import said
 from tests.workers.engine.torch.bench import folder
 
 pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True)]

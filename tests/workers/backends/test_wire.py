@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from tests.waiting import until_on_loop
 from workers.backends import wire
 from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 
@@ -53,12 +54,6 @@ class Server:
             await reader.read()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def close(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +116,7 @@ async def test_an_answer_that_we_gave_up_is_not_whole_because_it_would_end_with_
 
     async with Server(stalls) as server:
         answer = await Wire(server.url).post("/", b"", PATIENT._replace(between_s=0.05))
-        await until(lambda: not answer.open)  # meanwhile its reader is busy with a slow client
+        await until_on_loop(lambda: not answer.open)  # meanwhile its reader is busy with a slow client
         assert await answer.readany() == b"half"
         with pytest.raises(TimeoutError):
             await answer.readany()
@@ -133,7 +128,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_taken() -> Non
         client = Wire(server.url)
         await ask(client)
         server.writers[0].close()
-        await until(lambda: not client._idle[0].open)
+        await until_on_loop(lambda: not client._idle[0].open)
         assert await ask(client) == b"hi"
         assert server.connections == 2
 
@@ -158,7 +153,7 @@ async def test_idle_connections_are_closed_before_their_server_does(monkeypatch:
         client = Wire(server.url)
         await ask(client)
         assert len(client._idle) == 1
-        await until(lambda: not client._idle)
+        await until_on_loop(lambda: not client._idle)
         assert await ask(client) == b"hi"
         assert server.connections == 2
 
@@ -253,7 +248,7 @@ async def test_a_slow_reader_holds_the_server_back_and_is_not_taken_for_silence(
 
     async with Server(flood) as server:
         answer = await Wire(server.url).post("/", b"", Patience(5.0, 5.0, 0.1, 60.0))
-        await until(lambda: looks == 3)  # two of them a whole patience after the reader stopped
+        await until_on_loop(lambda: looks == 3)  # two of them a whole patience after the reader stopped
         assert len(await answer.readany()) < size
         assert len(await answer.read()) > 0
         assert answer.at_eof()
@@ -283,4 +278,4 @@ async def test_closing_ends_the_call_at_the_server() -> None:
         answer.close()
         with pytest.raises(ConnectionAbortedError):
             await waiting
-        await until(lambda: gone != [])
+        await until_on_loop(lambda: gone != [])

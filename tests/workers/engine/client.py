@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import orjson
 import requests
 
+from tests.waiting import until_on_loop
 from workers.actions import fleet_calls
 from workers.engine.weights.peer_calls import call_fleet
 
@@ -80,14 +79,6 @@ async def metric(http: aiohttp.ClientSession, name: str, label: str = "") -> flo
     return (await samples(http))[f"vllm:{name}", label]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout: float = 20.0) -> None:
-    """Poll until it holds."""
-    async with asyncio.timeout(timeout):
-        while not await condition():
-            await asyncio.sleep(0.01)
-    assert await condition(), what
-
-
 async def kv_received(http: aiohttp.ClientSession) -> float:
     """Bytes of KV that the engine has pulled so far."""
     async with http.get("/metrics") as response:
@@ -101,4 +92,4 @@ async def kv_has_come(http: aiohttp.ClientSession, nbytes: float) -> None:
     async def came() -> bool:
         return await kv_received(http) >= nbytes
 
-    await until(came, f"{nbytes} bytes have come")
+    await until_on_loop(came, what=f"{nbytes} bytes have come")

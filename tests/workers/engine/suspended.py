@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from controller.core.steps import Sampled, Step, StepDone, Suspended
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import COMPLETIONS, events_of
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
@@ -29,12 +30,6 @@ class Device(Protocol):
     def let(self, layers: int) -> None:
         """Whatever runs there may pass so many more."""
         ...
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def of_pairs(cases: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -134,21 +129,21 @@ class Pair:
     async def passed(self, layers: int) -> None:
         """Return when the running step has."""
         engine = self.prefill.engine
-        await until(lambda: engine.computing is not None and engine.layers_done(engine.computing) == layers)
+        await until_on_loop(lambda: engine.computing is not None and engine.layers_done(engine.computing) == layers)
 
     async def came(self, layers: int, prompt: Sequence[int]) -> None:
         """Return when so much of the KV that was asked for last is at the decode engine, and nothing more comes."""
         traffic = self.decode.disaggregation.traffic
         whole = self._before + layers * self.prefill.token_bytes * len(prompt)
-        await until(lambda: traffic.received_bytes >= whole)
+        await until_on_loop(lambda: traffic.received_bytes >= whole)
         await turns()
         assert traffic.received_bytes == whole
 
     async def suspended(self, count: int = 1) -> None:
         rounds = self.prefill.engine.scheduler.rounds
-        await until(lambda: rounds.signals == count)
+        await until_on_loop(lambda: rounds.signals == count)
         self.device.let(1)
-        await until(lambda: rounds.preempts == count)
+        await until_on_loop(lambda: rounds.preempts == count)
 
     async def nothing_left(self) -> None:
         """All are answered, and nothing is held on either side."""
@@ -156,7 +151,7 @@ class Pair:
             await asked.done()
         for part in (self.prefill, self.decode):
             scheduler = part.engine.scheduler
-            await until(lambda of=scheduler: of.idle)
+            await until_on_loop(lambda of=scheduler: of.idle)
             scheduler.check()
             assert scheduler.blocks.usage == 0
             assert (part.engine.streams, part.disaggregation.kept, part.engine.failed) == (0, 0, False)

@@ -13,7 +13,8 @@ import orjson
 import pytest
 
 from controller.core.steps import Chunk, Seq, Step
-from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns, until
+from tests.waiting import until_on_loop
+from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns
 from workers.engine.config import parse
 from workers.engine.kv import disaggregation
 from workers.engine.kv.disaggregation import PrefillEndings
@@ -92,7 +93,7 @@ async def test_a_step_is_not_near_while_it_does_not_compute():
 async def offered(pair: Pair, prompt: list[int], **more: str) -> Asked:
     prefill = pair.compute(prompt, **more)
     pair.device.let(NEAR)
-    await until(lambda: bool(prefill.offer))
+    await until_on_loop(lambda: bool(prefill.offer))
     return prefill
 
 
@@ -113,7 +114,7 @@ async def test_a_prompt_in_one_step_is_offered_when_few_of_its_layers_are_left(p
     await turns()
     assert prefill.status == 0
     pair.device.let(1)
-    await until(lambda: prefill.status == 200)
+    await until_on_loop(lambda: prefill.status == 200)
     assert "first_token" not in prefill.offer
     assert prefill.body == b""
     pair.device.let(LAYERS)
@@ -138,7 +139,7 @@ async def test_nothing_is_offered_of_one_that_lies_suspended_until_it_goes_on(pa
     assert prefill.status == 0
     pair.device.let(LAYERS)  # all of the urgent one, which no more is left for the other
     await urgent.done()
-    await until(lambda: bool(prefill.offer))
+    await until_on_loop(lambda: bool(prefill.offer))
     assert prefill.body == b""
     decode = pair.take(PROMPT, prefill.offer)
     pair.device.let(LAYERS)
@@ -152,7 +153,7 @@ async def test_one_that_is_asked_to_stop_is_not_offered_any_more(pair, monkeypat
     await pair.passed(NEAR - 1)
     pair.urgent()
     engine = pair.prefill.engine
-    await until(lambda: engine.scheduler.rounds.signals == 1)
+    await until_on_loop(lambda: engine.scheduler.rounds.signals == 1)
     assert (engine.on_device, engine.computing) == (True, None)
     await pair.suspended()
     await turns()
@@ -221,7 +222,7 @@ async def test_one_that_loses_what_it_computed_is_sent_as_it_is_computed_again(p
     _, decode = await pulled_and_suspended(pair)
     pair.prefill.engine.pause(release_kv=True)
     pair.device.let(LAYERS)  # what runs ends, and nothing else begins
-    await until(lambda: not pair.prefill.engine.on_device)
+    await until_on_loop(lambda: not pair.prefill.engine.on_device)
     assert pair.prefill.engine.scheduler.blocks.usage == 0
     pair.prefill.engine.resume()
     pair.device.let(10 * LAYERS)
@@ -234,11 +235,11 @@ async def test_of_two_in_one_step_one_is_aborted_and_the_other_goes_on(pair):
     before = pair.urgent()
     await pair.passed(0)
     both = [pair.compute(PROMPT, request_id="long"), pair.compute(OTHER)]
-    await until(lambda: pair.prefill.engine.streams == 3)
+    await until_on_loop(lambda: pair.prefill.engine.streams == 3)
     pair.device.let(LAYERS)
     await before.done()
     pair.device.let(NEAR)
-    await until(lambda: all(prefill.offer for prefill in both))
+    await until_on_loop(lambda: all(prefill.offer for prefill in both))
     assert pair.prefill.engine.scheduler.rounds.batched == 1
     first, second = (pair.take(prompt, asked.offer) for prompt, asked in zip((PROMPT, OTHER), both, strict=True))
     await pair.came(NEAR, PROMPT + OTHER)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from controller.flow.gate import GateConfig
+from tests.waiting import until_on_loop
 from workers.flowd.client import Flow, FlowClient
 from workers.flowd.daemon import FlowDaemon
 from workers.flowd.settings import FlowSettings
@@ -32,16 +33,10 @@ async def connected(path: str) -> AsyncIterator[FlowClient]:
     client = FlowClient(path)
     client.start()
     try:
-        await until(lambda: client.connected)
+        await until_on_loop(lambda: client.connected)
         yield client
     finally:
         client.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def nothing() -> None:

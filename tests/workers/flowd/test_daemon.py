@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from controller.core.errors import ConfigError
-from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns, until
+from tests.waiting import until_on_loop
+from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns
 from workers.flowd import client as flow_client
 from workers.flowd import daemon as flow_daemon
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
@@ -155,7 +156,7 @@ async def test_permits_are_pushed_in_order_of_deadlines(path):
 async def test_a_transfer_is_promoted_in_time_and_told_so(path):
     async with serving(path), connected(path) as client:
         flow = client.submit(3, 10 * MB, "host", 3.0)
-        await until(lambda: flow.level)
+        await until_on_loop(lambda: flow.level)
         first = flow.level
         assert first > 1, "10 MiB over 100 MiB/s in 3 s are no hurry"
         while flow.level > 1:
@@ -194,7 +195,7 @@ async def test_a_transfer_whose_batch_computes_is_promoted_at_its_layers(path, h
         engine.say(op="layer", unit=client._name, batch="7", layer=0)
         assert (await engine.asked(op="status"))["flows"] == []
         flow = client.submit(3, 10 * MB, "host", 1.5, batch="7")
-        await until(lambda: flow.level)
+        await until_on_loop(lambda: flow.level)
         first = flow.level
         for _ in range(20):
             flow.waits(True)
@@ -207,7 +208,7 @@ async def test_a_transfer_whose_batch_computes_is_promoted_at_its_layers(path, h
                 engine.say(op="computed", unit=client._name, batch="7")
             case _:
                 engine.writer.close()
-        await until(lambda: flow.level < first)
+        await until_on_loop(lambda: flow.level < first)
         flow.end()
 
 
@@ -312,7 +313,7 @@ async def held(client: FlowClient) -> tuple[Flow, asyncio.Task[None]]:
     first, second = client.submit(3, MB, "host", 1.0), client.submit(3, MB, "host", 30.0)
     await first.turn(nothing)
     waiting = asyncio.ensure_future(second.turn(nothing))
-    await until(lambda: second.level)
+    await until_on_loop(lambda: second.level)
     assert not waiting.done()
     return second, waiting
 
@@ -337,7 +338,7 @@ async def test_a_killed_daemon_lets_transfers_go_and_the_next_one_schedules_agai
                 await waiting
             assert flow.reason == "lost"
             with Process(path):  # over the socket that the killed one left
-                await until(lambda: client.connected)
+                await until_on_loop(lambda: client.connected)
                 again = client.submit(3, MB, "host", 1.0)
                 await again.turn(nothing)
                 assert again.reason == SCHEDULED
@@ -353,7 +354,7 @@ async def test_a_daemon_that_is_restarted_at_once_does_not_take_up_what_was_held
                 async with asyncio.timeout(5.0):
                     await waiting
                 assert flow.reason == "lost"
-                await until(lambda: client.connected)
+                await until_on_loop(lambda: client.connected)
                 flow.sent(MB)
                 flow.end()
                 again = client.submit(3, MB, "host", 1.0)
@@ -372,7 +373,7 @@ async def test_a_daemon_that_hangs_and_goes_on_again_schedules_again(path):
                 await waiting
             assert flow.reason == "silent"
             daemon.signal(signal.SIGCONT)
-            await until(lambda: client.connected)
+            await until_on_loop(lambda: client.connected)
             again = client.submit(3, MB, "host", 1.0)
             await again.turn(nothing)
             assert again.scheduled
@@ -394,7 +395,7 @@ async def test_a_daemon_that_hangs_holds_nobody_for_long(path, monkeypatch):
 
 async def test_a_daemon_that_is_stopped_removes_its_socket_and_a_second_one_is_refused(path):
     with Process(path) as daemon:
-        await until(lambda: Path(path).exists())
+        await until_on_loop(lambda: Path(path).exists())
         async with connected(path):
             assert oct(Path(path).stat().st_mode & 0o777) == "0o600"
             with Process(path) as second:

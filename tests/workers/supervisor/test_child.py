@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from tests.waiting import until
 from workers.supervisor.child import Child, Service, Spec, pause_after, stop_all
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
@@ -18,13 +19,6 @@ WITH_CHILD = f"import subprocess, sys; print('on', flush=True); subprocess.run([
 
 def spec(tmp_path, code, grace_s=5.0):
     return Spec("test", (sys.executable, "-c", code), dict(os.environ), tmp_path / "test.log", grace_s=grace_s)
-
-
-def until(condition, within_s=10.0):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

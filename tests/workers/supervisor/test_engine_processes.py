@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import pytest
 
 from controller.engine.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
+from tests.waiting import until
 from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
 from workers.supervisor.engine_processes import EngineFolder, engine_argv, engine_env, last_error
@@ -21,12 +21,9 @@ def folder(tmp_path):
     engines.stop_all(lambda: True)
 
 
-def settle(folder, condition, within_s=20.0):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, ProcessProvisioner(folder.folder).observe()
-        folder.sync()
-        time.sleep(0.05)
+def settle(folder, condition):
+    """Let the supervisor go on until `condition` holds."""
+    until(lambda: condition() or folder.sync(), what=ProcessProvisioner(folder.folder).observe)
 
 
 def states(folder):

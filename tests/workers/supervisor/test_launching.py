@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.waiting import until
 from workers.http.fleet_proof import made_key
 from workers.provisioners import ProcessProvisioner
 from workers.supervisor.child import strays
@@ -76,12 +77,9 @@ def seen(folder, id):
     return {each.id: each for each in ProcessProvisioner(folder.folder).observe()}.get(id)
 
 
-def settle(folder, condition, within_s=30.0):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, ProcessProvisioner(folder.folder).observe()
-        folder.sync()
-        time.sleep(0.05)
+def settle(folder, condition):
+    """Let the supervisor go on until `condition` holds."""
+    until(lambda: condition() or folder.sync(), what=ProcessProvisioner(folder.folder).observe)
 
 
 def state(folder, id):

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 import requests
 
+from tests.waiting import until
 from workers.http.details import KEPT_S
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
@@ -52,10 +53,7 @@ class System:
         assert self.health() == "ok"
 
     def until(self, condition, within_s=30.0):
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"not in time; output:\n{self.output.read_text()[-3000:]}"
-            time.sleep(0.2)
+        until(condition, within_s, every_s=0.2, what=lambda: self.output.read_text()[-3000:])
 
     def health(self):
         time.sleep(KEPT_S)  # the console gives an answer again for so long: this one is newer than the call

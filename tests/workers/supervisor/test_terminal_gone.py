@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 
+from tests.waiting import until
 from tests.workers.supervisor.small_system import PROGRAMS, processes_of
 from workers.supervisor import plan
 from workers.supervisor.announce import say
@@ -36,11 +37,8 @@ class Small:
         command = [sys.executable, "-m", "tests.workers.supervisor.small_system", str(self.folder)]
         self.process = subprocess.Popen(command, cwd=plan.ROOT, **how)
 
-    def until(self, condition, within_s=15.0):
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+    def until(self, condition):
+        until(condition, what=self.log)
 
     def up(self):
         ledger = self.folder / LEDGER

@@ -16,7 +16,8 @@ from controller.scale.observation import InstanceRow, observe
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_create, instance_drain, instance_observe
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet
-from tests.api.openai.gateways import TestBed, until
+from tests.api.openai.gateways import TestBed
+from tests.waiting import until_on_loop
 from workers.actions import sleeping
 from workers.actions.sleep_client import SleepState
 from workers.backends.fake import Script
@@ -33,14 +34,14 @@ def published():
         async with TestBed(fleet(p="prefill", d="decode")) as bed:
             bed.backend("d", Script(refuse_status=503))
             client = bed.send(STREAMED)
-            await until(lambda: bed.gateway.scheduler.migrator.waiting() == 1 and not bed.backend("p").running)
+            await until_on_loop(lambda: bed.gateway.scheduler.migrator.waiting() == 1 and not bed.backend("p").running)
             bed.gateway.configure(replace(bed.config, draining=("p",)))
             await asyncio.sleep(0.05)
             kept = status.fleet_message(bed.gateway, 1, [])
             bed.backend("d", Script())
             answer = await client.done()
             assert (answer.status, len(bed.backend("p").calls)) == (200, 1)
-            await until(lambda: bed.backend("p").freed)
+            await until_on_loop(lambda: bed.backend("p").freed)
             await asyncio.sleep(0.05)
             return kept, status.fleet_message(bed.gateway, 2, [])
 

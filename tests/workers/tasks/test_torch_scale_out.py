@@ -29,6 +29,7 @@ from controller.services.fleet.actions import weights_load_order
 from controller.services.fleet.instances import instance_create, instance_register
 from controller.services.fleet.scaling_policies import scaling_policy_create
 from controller.services.fleet.served_models import served_model_create
+from tests.waiting import until
 from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
 from workers.actions.instance_keys import key_of
@@ -58,11 +59,15 @@ class Fleet:
         return advance_actions([])
 
     def until(self, condition) -> None:
-        ends_at = time.monotonic() + WITHIN_S
-        while not condition():
-            assert time.monotonic() < ends_at, list(Instance.objects.values_list("id", "observed_state", "error"))
-            self.look()
-            time.sleep(0.1)
+        instances = Instance.objects.values_list("id", "observed_state", "error")
+
+        def held() -> bool:
+            if not condition():
+                self.look()
+                return False
+            return True
+
+        until(held, WITHIN_S, every_s=0.1, what=lambda: [*instances.all()])
 
     def ended(self, instance_id: str) -> Action:
         """The newest load of weights there, at its end."""

@@ -10,7 +10,8 @@ from typing import Any
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.disaggregation.rollback import KvReleases
-from tests.api.openai.gateways import Client, TestBed, completion, settled, snapshot, until
+from tests.api.openai.gateways import Client, TestBed, completion, settled, snapshot
+from tests.waiting import until_on_loop
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -63,7 +64,7 @@ def transfers_so_far(bed: TestBed) -> list[str]:
 async def freed(bed: TestBed, name: str) -> list[str]:
     """Requests whose KV this engine was told to free, once what ended last has been told."""
     await settled()
-    await until(lambda: bed.gateway.runtime.transfers._soon is None)
+    await until_on_loop(lambda: bed.gateway.runtime.transfers._soon is None)
     await settled()
     return bed.backend(name).freed
 
@@ -134,5 +135,5 @@ async def both_at_work(bed: TestBed, *decode: Script) -> tuple[Client, *tuple[Ga
     gates = [Gate(bed.backend(spec.id)) for spec in bed.config.instances if spec.role is Role.PREFILL]
     bed.backend("d", *decode)
     client = bed.send(STREAMED)
-    await until(lambda: bed.backend("d").running == 1)
+    await until_on_loop(lambda: bed.backend("d").running == 1)
     return client, *sorted(gates, key=lambda gate: -gate.calls)

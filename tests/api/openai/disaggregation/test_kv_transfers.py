@@ -13,7 +13,8 @@ from api.openai.state.telemetry import LinkWatch
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved, LinkReport, LinkState
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, freed, patience, reads, transfers
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion
+from tests.waiting import until_on_loop
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend, Script
 
@@ -69,7 +70,7 @@ async def test_of_a_whole_answer_nothing_is_freed_before_it_is_there() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(first_delay_s=0.3, tokens=2))
         client = bed.send(completion())
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         assert await freed(bed, "p") == []
         answer = await client.done()
         assert answer.status == 200
@@ -115,7 +116,7 @@ async def test_a_client_that_hangs_up_undoes_it_and_frees_the_kv() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(hang_after=0))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         await client.hang_up()
         (one,) = transfers(bed)
         assert (one["outcome"], one["undo"]) == ("undone", "request_ended")
@@ -126,7 +127,7 @@ async def test_a_client_that_hangs_up_during_the_prefill_frees_what_it_may_have_
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("p", Script(hang_after=0))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("p").running == 1)
+        await until_on_loop(lambda: bed.backend("p").running == 1)
         await client.hang_up()
         assert transfers(bed) == []
         assert await freed(bed, "p") == [bed.sink.records[0].id]
@@ -229,7 +230,7 @@ async def test_each_stage_has_its_own_traffic() -> None:
             await bed.ask(STREAMED)
         bed.backend("d", Script(hang_after=1))
         clients = [bed.send(STREAMED) for _ in range(8)]
-        await until(lambda: bed.backend("d").running == 8)
+        await until_on_loop(lambda: bed.backend("d").running == 8)
         stages = status.fleet_message(bed.gateway, 1, [])["models"]["demo"]["stages"]
         assert (stages["prefill"]["arrival_rate"], stages["prefill"]["service_rate"]) == (1.2, 1.2)
         assert (stages["decode"]["arrival_rate"], stages["decode"]["service_rate"]) == (1.2, 0.4)

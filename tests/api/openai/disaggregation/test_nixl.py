@@ -11,8 +11,9 @@ import pytest
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.lifecycle import MAX_PREFILLS
 from tests.api.openai.disaggregation.disaggregated import patience
-from tests.api.openai.gateways import completion, until
+from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from tests.workers.backends.nixl_server import ASKED, NixlServer
 
 STREAMED = completion(stream=True)
@@ -75,7 +76,7 @@ async def test_a_prompt_that_a_decode_server_turned_away_is_computed_again_once_
         p, d = bed.servers["p"], bed.servers["d"]
         d.refuse = 503
         client = bed.send(body)
-        await until(lambda: len(d.bodies) > 3)
+        await until_on_loop(lambda: len(d.bodies) > 3)
         assert (p.computed, p.freed, p.kept) == (1, 1, {})
         d.refuse = 0
         answer = await client.done()
@@ -88,7 +89,7 @@ async def test_a_decode_server_that_dies_before_its_first_byte_is_replaced() -> 
         for name in "de":
             bed.servers[name].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: any(bed.servers[name].running for name in "de"))
+        await until_on_loop(lambda: any(bed.servers[name].running for name in "de"))
         dead, other = ("d", "e") if bed.servers["d"].running else ("e", "d")
         bed.servers[other].hold.set()
         await bed.servers[dead].die()
@@ -101,7 +102,7 @@ async def test_blocks_that_are_gone_are_computed_again() -> None:
     async with fleet("pd", lease_s=0.0) as bed:
         bed.servers["d"].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: bed.servers["d"].running)
+        await until_on_loop(lambda: bed.servers["d"].running)
         bed.servers["p"].lease_s = 30.0
         bed.servers["d"].hold.set()
         answer = await client.done()
@@ -122,11 +123,11 @@ async def test_a_prefill_server_that_dies_with_the_blocks_has_them_computed_else
     async with fleet("pqd") as bed:
         bed.servers["d"].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: bed.servers["d"].running)
+        await until_on_loop(lambda: bed.servers["d"].running)
         dead, other = ("p", "q") if bed.servers["p"].computed else ("q", "p")
         await bed.servers[dead].die()
         bed.gateway.monitor.probe(dead)
-        await until(lambda: not bed.gateway.fleet.seats[dead].up)
+        await until_on_loop(lambda: not bed.gateway.fleet.seats[dead].up)
         bed.servers["d"].hold.set()
         answer = await client.done()
         assert (answer.status, bed.servers[other].computed) == (200, 1)

@@ -25,8 +25,9 @@ from tests.api.openai.disaggregation.disaggregated import (
     transfers,
     transfers_so_far,
 )
-from tests.api.openai.gateways import TestBed, completion, settled, until
+from tests.api.openai.gateways import TestBed, completion, settled
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import kv_has_come, kv_received
 from tests.workers.engine.held import PrefillGate
 from tests.workers.engine.process import EngineProcess
@@ -91,7 +92,7 @@ async def test_without_overlap_it_is_placed_when_the_prefill_has_ended() -> None
         migrator.config = replace(migrator.config, overlap=False)
         gate = Gate(bed.backend("p"))
         client = bed.send(STREAMED)
-        await until(lambda: gate.calls == 1)
+        await until_on_loop(lambda: gate.calls == 1)
         await settled()
         assert not bed.backend("d").calls
         gate.ends()
@@ -115,7 +116,7 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         decode = bed.backend("d", Script(cut_after=0, moved=MOVED), Script())
         decode.capabilities = replace(decode.capabilities, tells_landing=True)
         client = bed.send(completion())
-        await until(lambda: gate.calls == 2)
+        await until_on_loop(lambda: gate.calls == 2)
         (in_flight,) = bed.gateway.runtime.requests.values()
         assert in_flight.request.attempts == 1
         assert not bed.gateway.scheduler.dispatcher.waiting(in_flight.request.id)
@@ -128,7 +129,7 @@ async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_star
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         client, first, other = await both_at_work(bed, Script(hang_after=0), Script())
         first.fails()
-        await until(lambda: other.calls == 1)
+        await until_on_loop(lambda: other.calls == 1)
         other.ends()
         answer = await client.done()
         assert answer.status == 200
@@ -147,7 +148,7 @@ async def test_a_decode_engine_that_fails_meanwhile_is_replaced(stream: bool) ->
         bed.backend("d", Script(cut_after=0), Script(first_delay_s=0.05))
         bed.backend("e", Script(cut_after=0), Script(first_delay_s=0.05))
         client = bed.send(completion(stream=stream))
-        await until(lambda: len(bed.backend("d").calls) + len(bed.backend("e").calls) >= 2)
+        await until_on_loop(lambda: len(bed.backend("d").calls) + len(bed.backend("e").calls) >= 2)
         gate.ends()
         assert (await client.done()).status == 200
         if stream:
@@ -160,7 +161,7 @@ async def test_of_a_stream_only_the_decode_stage_is_placed_again() -> None:
         for name in "de":
             bed.backend(name, Script(cut_after=0), Script(hang_after=0))
         client = bed.send(STREAMED)
-        await until(
+        await until_on_loop(
             lambda: bed.backend("d").running + bed.backend("e").running == 1 and len(transfers_so_far(bed)) >= 1
         )
         assert (gate.calls, gate.aborted) == (1, 0)
@@ -174,7 +175,7 @@ async def test_a_first_token_that_is_the_last_needs_no_decode_stage() -> None:
         gate.ends(done=True)
         answer = await client.done()
         assert (answer.status, answer.headers["x-slackline-instance"]) == (200, "p")
-        await until(lambda: bed.backend("d").running == 0)
+        await until_on_loop(lambda: bed.backend("d").running == 0)
         (record,) = bed.sink.records
         assert (record.instance, record.prefill_instance) == ("p", "")
         assert await left_outstanding(bed) == 0
@@ -184,7 +185,7 @@ async def test_a_client_that_hangs_up_aborts_both_stages_and_frees_the_kv() -> N
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         client, gate = await both_at_work(bed, Script(hang_after=0))
         await client.hang_up()
-        await until(lambda: bed.backend("d").running == 0)
+        await until_on_loop(lambda: bed.backend("d").running == 0)
         assert gate.aborted == 1
         assert await freed(bed, "p") == [bed.sink.records[0].id]
         assert outstanding(bed) == 0
@@ -198,7 +199,7 @@ async def test_a_prefill_engine_that_is_gone_starts_over_elsewhere_once(answers:
         if answers:
             first.fails()
         bed.gateway.runtime.instance_down(first.backend.spec.id, "test")
-        await until(lambda: other.calls == 1)
+        await until_on_loop(lambda: other.calls == 1)
         other.ends()
         assert (await client.done()).status == 200
         assert other.calls == 1
@@ -293,7 +294,7 @@ async def test_through_real_engines_a_transfer_is_held_and_its_record_says_so(fl
                     async with ServerBed(specs, session) as bed:
                         async with sending(other, due_in_s=0.1):
                             client = bed.send(completion(prompt=list(range(1, 301)), stream=True))
-                            await until(lambda: len(daemon.status()["flows"]) == 2)
+                            await until_on_loop(lambda: len(daemon.status()["flows"]) == 2)
                             (held,) = [flow for flow in daemon.status()["flows"] if not flow["go"]]
                             (in_flight,) = bed.gateway.runtime.requests.values()
                             passed = in_flight.request.targets.ttft_s - held["due_in_s"]

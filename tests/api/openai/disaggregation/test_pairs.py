@@ -12,8 +12,9 @@ import pytest
 
 from api.openai import status
 from controller.core.types import InstanceSpec, Role
-from tests.api.openai.gateways import completion, until
+from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from tests.workers.backends.sglang_server import SglangServer
 
 STREAMED = completion(stream=True)
@@ -119,7 +120,7 @@ async def test_a_decode_engine_that_dies_while_the_prompt_is_computed_is_replace
     async with fleet(p="prefill", d="decode", e="decode") as bed:
         bed.servers["p"].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: any(bed.servers[name].jobs for name in "de") and bed.servers["p"].jobs)
+        await until_on_loop(lambda: any(bed.servers[name].jobs for name in "de") and bed.servers["p"].jobs)
         dead, other = ("d", "e") if bed.servers["d"].jobs else ("e", "d")
         await bed.servers[dead].die()
         bed.servers["p"].hold.set()
@@ -133,10 +134,12 @@ async def test_a_decode_engine_that_dies_with_the_kv_has_it_computed_again() -> 
         for name in "de":
             bed.servers[name].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: any(job.stage == "running" for name in "de" for job in bed.servers[name].jobs.values()))
+        await until_on_loop(
+            lambda: any(job.stage == "running" for name in "de" for job in bed.servers[name].jobs.values())
+        )
         await idle(bed.servers["p"])
         (in_flight,) = bed.gateway.runtime.requests.values()
-        await until(lambda: in_flight.prefill is None or in_flight.prefill.done())
+        await until_on_loop(lambda: in_flight.prefill is None or in_flight.prefill.done())
         dead, other = ("d", "e") if bed.servers["d"].jobs else ("e", "d")
         for name in "de":
             bed.servers[name].hold.set() if name == other else None
@@ -152,7 +155,7 @@ async def test_a_prefill_engine_that_dies_leaves_no_decode_waiting() -> None:
         for name in "pq":
             bed.servers[name].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: any(bed.servers[name].jobs for name in "pq") and bed.servers["d"].jobs)
+        await until_on_loop(lambda: any(bed.servers[name].jobs for name in "pq") and bed.servers["d"].jobs)
         dead, other = ("p", "q") if bed.servers["p"].jobs else ("q", "p")
         bed.servers[other].hold.set()
         await bed.servers[dead].die()
@@ -167,7 +170,7 @@ async def test_a_prefill_engine_that_fails_alone_is_tried_elsewhere() -> None:
     async with fleet(p="prefill", q="prefill", d="decode") as bed:
         bed.servers["p"].refuse = bed.servers["q"].refuse = 500
         client = bed.send(STREAMED)
-        await until(lambda: bed.servers["p"].bodies or bed.servers["q"].bodies)
+        await until_on_loop(lambda: bed.servers["p"].bodies or bed.servers["q"].bodies)
         bed.servers["p"].refuse = bed.servers["q"].refuse = 0
         answer = await client.done()
         assert answer.status == 200
@@ -198,7 +201,7 @@ async def test_a_client_that_hangs_up_is_aborted_at_both() -> None:
     async with fleet(p="prefill", d="decode") as bed:
         bed.servers["p"].hold.clear()
         client = bed.send(STREAMED)
-        await until(lambda: bed.servers["p"].jobs and bed.servers["d"].jobs)
+        await until_on_loop(lambda: bed.servers["p"].jobs and bed.servers["d"].jobs)
         await client.hang_up()
         await idle(*bed.servers.values())
         assert bed.servers["p"].aborted
@@ -210,7 +213,7 @@ async def test_after_the_first_token_a_failure_ends_the_stream_with_an_error() -
     async with fleet(p="prefill", d="decode") as bed:
         bed.servers["d"].pace_s = 0.05
         client = bed.send(completion(stream=True, max_tokens=100))
-        await until(lambda: client.answer.body)
+        await until_on_loop(lambda: client.answer.body)
         await bed.servers["d"].die()
         answer = await client.done()
         assert "engine_failed" in answer.events[-1]
@@ -247,12 +250,12 @@ async def test_a_paused_server_is_sent_nothing() -> None:
     async with fleet(c="null", s="null") as bed:
         bed.servers["s"].paused = True
         bed.gateway.monitor.probe("s")
-        await until(lambda: not bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
+        await until_on_loop(lambda: not bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
         for _ in range(4):
             assert (await bed.ask(STREAMED)).headers["x-slackline-instance"] == "c"
         bed.servers["s"].paused = False
         bed.gateway.monitor.probe("s")
-        await until(lambda: bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
+        await until_on_loop(lambda: bed.gateway.scheduler.dispatcher._fleet.instances["s"].takes, 30)
         clients = [bed.send(STREAMED) for _ in range(6)]
         assert "s" in {(await client.done()).headers["x-slackline-instance"] for client in clients}
 
@@ -291,10 +294,10 @@ async def test_a_pair_that_waits_for_a_decode_instance_is_pressure_on_that_stage
     async with fleet(p="prefill", d="decode", decode_slots=1) as bed:
         bed.servers["d"].hold.clear()
         first = bed.send(STREAMED)
-        await until(lambda: bed.servers["d"].jobs)
+        await until_on_loop(lambda: bed.servers["d"].jobs)
         await idle(bed.servers["p"])
         second = bed.send(STREAMED)
-        await until(lambda: len(bed.gateway.runtime.requests) == 2)
+        await until_on_loop(lambda: len(bed.gateway.runtime.requests) == 2)
         await asyncio.sleep(0.3)
         traffic = status.traffic_of(bed.gateway, bed.gateway.runtime.clock())["demo"]
         assert (len(bed.servers["p"].bodies), traffic["queued"], traffic["migrating"]) == (1, 0, 1)

@@ -17,7 +17,8 @@ from tests.api.openai.disaggregation.disaggregated import (
     tells,
     transfers,
 )
-from tests.api.openai.gateways import TestBed, completion, settled, until
+from tests.api.openai.gateways import TestBed, completion, settled
+from tests.waiting import until_on_loop
 from workers.backends.base import AnswerChunk, EngineError, UpstreamCall
 from workers.backends.fake import Script
 
@@ -36,7 +37,7 @@ async def test_the_decode_stage_goes_on(streamed: bool) -> None:
         gate, decode = Gate(bed.backend("p")), tells(bed, "d")
         bed.backend("d", SLOW)
         client = bed.send(completion(stream=streamed))
-        await until(lambda: landed(bed))
+        await until_on_loop(lambda: landed(bed))
         gate.fails()
         answer = await client.done()
         assert (answer.status, b"t3" in answer.body) == (200, True)
@@ -52,11 +53,11 @@ async def test_the_decode_stage_goes_on(streamed: bool) -> None:
 async def test_after_the_first_token_its_prefill_engine_is_free_at_once() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         client, gate = await both_at_work(bed, Script(moved=MOVED, hang_after=1))
-        await until(lambda: b"t0" in client.answer.body)
+        await until_on_loop(lambda: b"t0" in client.answer.body)
         dispatcher, clock = bed.gateway.scheduler.dispatcher, bed.gateway.runtime.clock
         assert sum(state.waiting + state.running for state in dispatcher.fleet(clock())) == 1
         gate.fails()
-        await until(lambda: sum(state.waiting + state.running for state in dispatcher.fleet(clock())) == 0)
+        await until_on_loop(lambda: sum(state.waiting + state.running for state in dispatcher.fleet(clock())) == 0)
         assert not client.task.done()
         await client.hang_up()
         assert await left_outstanding(bed) == 0
@@ -67,7 +68,7 @@ async def test_an_engine_that_cannot_be_reached_is_looked_at_all_the_same() -> N
         suspects: list[str] = []
         bed.gateway.runtime._suspect = suspects.append
         client, gate = await both_at_work(bed, SLOW)
-        await until(lambda: landed(bed))
+        await until_on_loop(lambda: landed(bed))
         gate.fails()
         assert (await client.done()).status == 200
         assert suspects == ["p"]
@@ -78,7 +79,7 @@ async def test_one_that_is_found_dead_in_the_same_moment_takes_nothing_with_it()
         runtime = bed.gateway.runtime
         runtime._suspect = lambda name: runtime.instance_down(name, "test")
         client, gate = await both_at_work(bed, SLOW)
-        await until(lambda: landed(bed))
+        await until_on_loop(lambda: landed(bed))
         gate.fails()
         assert (await client.done()).status == 200
         assert (gate.calls, len(bed.backend("d").calls), await left_outstanding(bed)) == (1, 1, 0)
@@ -90,11 +91,11 @@ async def test_where_the_engine_does_not_say_so_nothing_is_assumed() -> None:
         gates = {name: Gate(bed.backend(name)) for name in "pq"}
         decode = bed.backend("d", Script(hang_after=0), Script())
         client = bed.send(completion())
-        await until(lambda: decode.running == 1)
+        await until_on_loop(lambda: decode.running == 1)
         first = next(name for name, gate in gates.items() if gate.calls)
         gates[first].fails()
         other = gates["q" if first == "p" else "p"]
-        await until(lambda: other.calls == 1)
+        await until_on_loop(lambda: other.calls == 1)
         other.ends()
         assert ((await client.done()).status, len(decode.aborted)) == (200, 1)
 
@@ -114,11 +115,11 @@ async def test_a_decode_engine_lost_after_that_is_followed_by_a_new_prefill() ->
 
         decode.generate = breaks
         client, first, other = await both_at_work(bed, Script(moved=MOVED), Script())
-        await until(lambda: landed(bed))
+        await until_on_loop(lambda: landed(bed))
         first.fails()
         await settled()
         broken.set()
-        await until(lambda: first.calls + other.calls == 2)
+        await until_on_loop(lambda: first.calls + other.calls == 2)
         if other.calls:
             other.ends()
             assert (await client.done()).status == 200

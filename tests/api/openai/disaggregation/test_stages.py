@@ -10,7 +10,8 @@ from api.openai import status
 from controller.core import events as ev
 from controller.dispatch.lifecycle import State
 from tests.api.openai.disaggregation.disaggregated import STREAMED, fleet, kinds, left_outstanding, patience
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 
@@ -126,7 +127,7 @@ async def test_kv_lost_with_its_prefill_engine_is_computed_again() -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         bed.backend("d", Script(hang_after=0), Script())
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         held = next(name for name in "pq" if bed.backend(name).calls)
         bed.gateway.runtime.instance_down(held, "test")
         answer = await client.done()
@@ -175,9 +176,9 @@ async def test_a_client_that_hangs_up_during_the_transfer_is_cancelled_at_the_de
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(hang_after=0))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         await client.hang_up()
-        await until(lambda: bed.backend("d").running == 0)
+        await until_on_loop(lambda: bed.backend("d").running == 0)
         assert bed.sink.records[0].outcome == "cancelled"
         await asyncio.sleep(0)
         assert not bed.gateway.runtime.requests
@@ -214,7 +215,7 @@ async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
         await asyncio.sleep(0)
         answer = await bed.ask(STREAMED)
         assert answer.status == 200
-        await until(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
+        await until_on_loop(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
         assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1
 
 
@@ -222,12 +223,12 @@ async def test_a_request_between_two_stages_is_prefilled_again_where_only_colloc
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("p", Script(first_delay_s=0.05))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("p").calls)
+        await until_on_loop(lambda: bed.backend("p").calls)
         bed.gateway.configure(fleet(p="collocated", d="collocated"))
         answer = await client.done()
         assert answer.status == 200
         assert ("place", "no_decode_instance") in kinds(bed)
-        await until(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
+        await until_on_loop(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
 
 
 async def test_a_request_between_two_stages_ends_where_no_one_is_left_to_decode() -> None:
@@ -235,7 +236,7 @@ async def test_a_request_between_two_stages_ends_where_no_one_is_left_to_decode(
         patience(bed, hold_s=0.1)
         bed.backend("p", Script(first_delay_s=0.05))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("p").calls)
+        await until_on_loop(lambda: bed.backend("p").calls)
         bed.gateway.configure(fleet(p="prefill"))
         answer = await client.done()
         assert (answer.status, answer.error["code"]) == (503, "no_capacity")
@@ -258,7 +259,7 @@ async def test_a_first_token_at_the_moment_of_the_time_out_counts() -> None:
         scheduler = bed.gateway.scheduler
         bed.backend("d", Script(hang_after=0))
         client = bed.send(STREAMED)
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         await asyncio.sleep(0)
         (name,) = bed.gateway.runtime.requests
         assert scheduler.migrator.state_of(name) is State.MOVING

@@ -19,7 +19,8 @@ from tests.api.openai.disaggregation.disaggregated import (
     transfers,
     transfers_so_far,
 )
-from tests.api.openai.gateways import TestBed, completion, settled, until
+from tests.api.openai.gateways import TestBed, completion, settled
+from tests.waiting import until_on_loop
 from workers.backends.base import AnswerChunk, UpstreamCall
 from workers.backends.fake import Script
 
@@ -30,7 +31,7 @@ async def test_a_streams_transfer_ends_when_its_engine_says_so_and_not_with_its_
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(first_delay_s=0.2, moved=MOVED))
         client = bed.send(completion(stream=True))
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         await settled()
         (name,) = bed.gateway.runtime.requests
         assert bed.gateway.scheduler.migrator.state_of(name) is State.RELEASED
@@ -41,7 +42,7 @@ async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         tells(bed, "d").scripts = [Script(first_delay_s=0.2, moved=MOVED)]
         client = bed.send(completion())
-        await until(lambda: bed.backend("d").running == 1)
+        await until_on_loop(lambda: bed.backend("d").running == 1)
         await settled()
         (name,) = bed.gateway.runtime.requests
         assert bed.gateway.scheduler.migrator.state_of(name) is State.RELEASED

@@ -23,8 +23,9 @@ from tests.api.openai.disaggregation.disaggregated import (
     patience,
     transfers,
 )
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.servers import ServerBed
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import samples
 from tests.workers.engine.process import EngineProcess
 from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
@@ -77,7 +78,7 @@ async def test_a_prefill_that_sticks_after_its_offer_takes_its_decode_stage_with
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         patience(bed, prefilling_timeout_s=0.2)
         client, first, other = await both_at_work(bed, Script(hang_after=0), Script())
-        await until(lambda: other.calls == 1)
+        await until_on_loop(lambda: other.calls == 1)
         assert (first.aborted, bed.backend("d").aborted) == (1, [bed.backend("d").calls[0].request_id])
         other.ends()
         assert (await client.done()).status == 200
@@ -134,7 +135,7 @@ async def test_an_engine_is_believed_to_move_once_it_says_so() -> None:
         pulls(bed.backend("d"), AnswerChunk("accepted"), AnswerChunk("data", pulling=True))
         client = bed.send(STREAMED)
         migrator, requests_in_flight = bed.gateway.scheduler.migrator, bed.gateway.runtime.requests
-        await until(lambda: [migrator.state_of(name) for name in requests_in_flight] == [State.MOVING])
+        await until_on_loop(lambda: [migrator.state_of(name) for name in requests_in_flight] == [State.MOVING])
         await client.hang_up()
         assert transfers(bed)[0]["state"] == "moving"
 
@@ -225,8 +226,8 @@ async def test_a_release_goes_on_when_its_answer_is_over() -> None:
         told = deaf(bed.backend("p"), 1)
         await bed.ask(STREAMED)
         assert transfers(bed)[0]["state"] == "committed"
-        await until(lambda: len(told) == 2)
-        await until(lambda: not bed.gateway.scheduler.migrator.busy)
+        await until_on_loop(lambda: len(told) == 2)
+        await until_on_loop(lambda: not bed.gateway.scheduler.migrator.busy)
 
 
 async def test_engines_that_free_by_themselves_are_not_asked() -> None:

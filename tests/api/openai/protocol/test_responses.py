@@ -9,8 +9,9 @@ import pytest
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core.types import Outcome
-from tests.api.openai.gateways import TestBed, snapshot, until
+from tests.api.openai.gateways import TestBed, snapshot
 from tests.api.openai.protocol.responses import FUNCTION, PATH, Heard, asked, delta, piece, told, upstream
+from tests.waiting import until_on_loop
 from workers.backends.base import UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -182,7 +183,7 @@ async def test_a_stream_that_cannot_be_read_fails_at_once_and_is_recorded_as_cut
         assert events[-2]["response"]["output"][0]["content"][0]["text"] == "tt"
         (record,) = bed.sink.records
         assert (record.outcome, record.error_code) == (Outcome.CUT, "engine_failed")
-        await until(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
+        await until_on_loop(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
 
 
 @pytest.mark.parametrize(
@@ -228,10 +229,10 @@ async def test_events_leave_as_tokens_come() -> None:
     async with TestBed() as bed:
         bed.every(Script(hang_after=2))
         client = bed.send(asked(stream=True), PATH)
-        await until(lambda: client.answer.body.count(b"event: response.output_text.delta") == 2)
+        await until_on_loop(lambda: client.answer.body.count(b"event: response.output_text.delta") == 2)
         assert not client.answer.ended.is_set(), "the engine has more to say"
         await client.hang_up()
-        await until(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
+        await until_on_loop(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
 
 
 async def test_an_engine_that_dies_fails_the_response_and_then_says_the_error() -> None:

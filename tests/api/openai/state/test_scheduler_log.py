@@ -11,7 +11,8 @@ from controller.dispatch import build_scheduler
 from controller.dispatch.event_log import Log
 from controller.simulator.replay import Replay
 from tests.api.openai.disaggregation.disaggregated import fleet
-from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.gateways import TestBed, completion
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 
@@ -30,11 +31,11 @@ async def test_a_live_run_is_replayed_with_the_same_actions(tmp_path: Path) -> N
         assert {(await client.done()).status for client in clients} == {200}
         bed.every(Script(hang_after=0))
         lost = [bed.send(completion(stream=True)) for _ in range(5)]
-        await until(lambda: sum(bed.backend(name).running for name in "pqdec") >= 3)
+        await until_on_loop(lambda: sum(bed.backend(name).running for name in "pqdec") >= 3)
         bed.gateway.runtime.instance_down("p", "test")
         for client in lost:
             await client.hang_up()
-        await until(lambda: not bed.gateway.runtime.requests)
+        await until_on_loop(lambda: not bed.gateway.runtime.requests)
     replay = Replay(Log(path.read_text().splitlines()))
     assert list(replay.differences()) == []
     assert {"Send", "Place"} <= replay.kinds.keys()

@@ -6,7 +6,8 @@ import time
 import aiohttp
 import pytest
 
-from tests.workers.engine.client import CHAT, COMPLETIONS, complete, metric, post, streamed, until
+from tests.waiting import until_on_loop
+from tests.workers.engine.client import CHAT, COMPLETIONS, complete, metric, post, streamed
 from tests.workers.engine.process import FLEET, EngineProcess
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -151,7 +152,7 @@ async def _queue(http: aiohttp.ClientSession, count: int, **body: object) -> lis
     """Requests that wait in a paused engine."""
     before = await metric(http, "num_requests_waiting")
     tasks = [asyncio.create_task(complete(http, **body)) for _ in range(count)]
-    await until(lambda: _is(http, "num_requests_waiting", before + count), "they wait")
+    await until_on_loop(lambda: _is(http, "num_requests_waiting", before + count), what="they wait")
     return tasks
 
 
@@ -168,7 +169,7 @@ async def test_lower_priorities_go_first_and_the_header_wins():
             await post(http, "/pause?mode=keep", FLEET)
             wanted = (("lazy", 9, {}), ("middle", 5, {}), ("urgent", 0, {}), ("header", 50, {"X-Vllm-Priority": "-1"}))
             tasks = [asyncio.create_task(one(name, rank, **headers)) for name, rank, headers in wanted]
-            await until(lambda: _is(http, "num_requests_waiting", 4), "they wait")
+            await until_on_loop(lambda: _is(http, "num_requests_waiting", 4), what="they wait")
             await post(http, "/resume", FLEET)
             await asyncio.gather(*tasks)
     assert ended == ["header", "urgent", "middle", "lazy"]
@@ -182,16 +183,16 @@ async def test_a_hang_up_aborts_in_the_scheduler_and_frees_kv(http, path):
         await response.content.readany()
         assert await metric(http, "kv_cache_usage_perc") > 0
         response.close()
-    await until(lambda: _is(http, "num_requests_running", 0), "no supervisor runs")
+    await until_on_loop(lambda: _is(http, "num_requests_running", 0), what="no supervisor runs")
     assert await metric(http, "kv_cache_usage_perc") == 0
     assert await metric(http, "request_success_total", "abort") == ended + 1
 
 
 async def test_a_hang_up_before_an_unstreamed_answer_aborts_too(http):
     task = asyncio.create_task(complete(http, max_tokens=400, ignore_eos=True))
-    await until(lambda: _is(http, "num_requests_running", 1), "it runs")
+    await until_on_loop(lambda: _is(http, "num_requests_running", 1), what="it runs")
     task.cancel()
-    await until(lambda: _is(http, "num_requests_running", 0), "no supervisor runs")
+    await until_on_loop(lambda: _is(http, "num_requests_running", 0), what="no supervisor runs")
     assert await metric(http, "kv_cache_usage_perc") == 0
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from tests.workers.engine.client import COMPLETIONS, complete, metric, post, samples, until
+from tests.waiting import until_on_loop
+from tests.workers.engine.client import COMPLETIONS, complete, metric, post, samples
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.engine.http.management import Management
 from workers.http.fleet_proof import PROOF
@@ -84,7 +85,7 @@ async def test_version_and_load(http):
     assert "version" in await get(http, "/version")
     assert await get(http, "/load") == {"server_load": 0}
     task = asyncio.create_task(complete(http, max_tokens=100, ignore_eos=True))
-    await until(lambda: _loaded(http), "the request is counted")
+    await until_on_loop(lambda: _loaded(http), what="the request is counted")
     await task
     assert await get(http, "/load") == {"server_load": 0}
 
@@ -164,14 +165,14 @@ async def test_metrics_count_what_was_done(http):
 async def test_sleep_ends_what_runs_queues_what_comes_and_wakes(awake):
     http = awake
     running = asyncio.create_task(complete(http, max_tokens=400, ignore_eos=True))
-    await until(lambda: _running(http, 1), "it runs")
+    await until_on_loop(lambda: _running(http, 1), what="it runs")
     assert await post(http, "/sleep?level=1", FLEET) == (200, {"status": "sleeping", "level": 1})
     assert (await running)["choices"][0]["finish_reason"] == "abort"
     assert await get(http, "/is_sleeping") == {"is_sleeping": True}
     assert await metric(http, "engine_sleep_state", "weights_offloaded") == 1
     assert await get(http, "/health") is None
     queued = asyncio.create_task(complete(http, max_tokens=2, ignore_eos=True))
-    await until(lambda: _waiting(http, 1), "it waits")
+    await until_on_loop(lambda: _waiting(http, 1), what="it waits")
     assert await post(http, "/wake_up?tags=weights", FLEET) == (200, {"status": "sleeping", "tags": ["weights"]})
     assert await post(http, "/wake_up?tags=kv_cache", FLEET) == (200, {"status": "awake", "tags": ["kv_cache"]})
     assert (await queued)["usage"]["completion_tokens"] == 2
@@ -195,7 +196,7 @@ async def test_a_sleeper_gives_up_no_less_when_it_is_told_to_again(awake):
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/pause", "/resume", "/abort_requests"])
 async def test_what_stops_an_engine_is_for_the_fleet_only(http, path):
     task = asyncio.create_task(complete(http, max_tokens=50, ignore_eos=True))
-    await until(lambda: _running(http, 1), "it runs")
+    await until_on_loop(lambda: _running(http, 1), what="it runs")
     for body in ({}, {"token": "guess"}, {"token": ""}):
         status, said = await post(http, path, body)
         assert (status, said["error"]["param"]) == (403, PROOF)
@@ -224,9 +225,9 @@ async def test_sleep_with_keep_gives_back_kv_and_loses_no_token(awake):
     http = awake
     whole = await complete(http, max_tokens=200, seed=4, ignore_eos=True)
     task = asyncio.create_task(complete(http, max_tokens=200, seed=4, ignore_eos=True))
-    await until(lambda: _running(http, 1), "it runs")
+    await until_on_loop(lambda: _running(http, 1), what="it runs")
     await post(http, "/sleep?level=2&mode=keep", FLEET)
-    await until(lambda: _waiting(http, 1), "it is back in the queue")
+    await until_on_loop(lambda: _waiting(http, 1), what="it is back in the queue")
     assert await metric(http, "kv_cache_usage_perc") == 0
     await post(http, "/wake_up", FLEET)
     assert (await task)["choices"] == whole["choices"]
@@ -234,7 +235,7 @@ async def test_sleep_with_keep_gives_back_kv_and_loses_no_token(awake):
 
 async def test_sleep_with_wait_lets_what_runs_finish(awake):
     task = asyncio.create_task(complete(awake, max_tokens=100, ignore_eos=True))
-    await until(lambda: _running(awake, 1), "it runs")
+    await until_on_loop(lambda: _running(awake, 1), what="it runs")
     await post(awake, "/sleep?mode=wait", FLEET)
     assert (await task)["usage"]["completion_tokens"] == 100
 
@@ -252,10 +253,10 @@ async def test_pause_refuses_and_resume_serves(awake):
 async def test_pause_with_keep_freezes_and_queues(awake):
     http = awake
     task = asyncio.create_task(complete(http, max_tokens=300, ignore_eos=True))
-    await until(lambda: _running(http, 1), "it runs")
+    await until_on_loop(lambda: _running(http, 1), what="it runs")
     await post(http, "/pause?mode=keep", FLEET)
     queued = asyncio.create_task(complete(http, max_tokens=1))
-    await until(lambda: _waiting(http, 1), "it waits")
+    await until_on_loop(lambda: _waiting(http, 1), what="it waits")
     assert await metric(http, "num_requests_running") == 1
     await post(http, "/resume", FLEET)
     assert (await task)["usage"]["completion_tokens"] == 300
@@ -266,7 +267,7 @@ async def test_pause_with_keep_freezes_and_queues(awake):
 async def test_requests_can_be_aborted_by_name(http, name):
     task = asyncio.create_task(complete(http, request_id="victim", max_tokens=400, ignore_eos=True))
     other = asyncio.create_task(complete(http, request_id="other", max_tokens=100, ignore_eos=True))
-    await until(lambda: _running(http, 2), "both run")
+    await until_on_loop(lambda: _running(http, 2), what="both run")
     await post(http, "/abort_requests", {**FLEET, "request_ids": [name]})
     assert (await task)["choices"][0]["finish_reason"] == "abort"
     assert (await other)["choices"][0]["finish_reason"] == "length"

@@ -12,10 +12,10 @@ import pytest
 
 from controller.core.kv_links import KvMoved
 from controller.core.steps import FinishReason, Seq, SeqState
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
 from tests.workers.engine.offers import fleet_offer, signed
 from tests.workers.engine.process import EngineProcess
-from tests.workers.engine.suspended import until
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvMismatch
@@ -180,7 +180,7 @@ async def test_a_cached_prefix_is_not_sent_again():
         target = seq(PROMPT)
         target.cached = 64
         await pull(offer, target, STORE, "t", 5)
-        await until(lambda: taken)
+        await until_on_loop(lambda: taken)
         assert server.traffic.sent_bytes == 4 * 64 * (80 - 64)
         assert len(taken) == 1
 
@@ -225,7 +225,7 @@ async def test_a_transfer_cut_in_the_middle_can_be_pulled_again():
                 await pull(offer, seq(PROMPT), STORE, "t", 5)
             assert raised.value.reason == "cut"
         await pull(offer, seq(PROMPT), STORE, "t", 5)
-        await until(lambda: taken)
+        await until_on_loop(lambda: taken)
         assert len(taken) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from controller.core.kv_links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
-from tests.workers.engine.client import until
+from tests.waiting import until_on_loop
 from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.errors import HttpError
@@ -139,7 +139,7 @@ async def test_an_older_engine_is_pulled_from_by_what_it_says() -> None:
             return server.traffic.sent == 1
 
         assert await pulled(offer, target) == 7
-        await until(confirmed, "it was told that all is there")
+        await until_on_loop(confirmed, what="it was told that all is there")
     assert target.written == 4 * 64 * len(PROMPT)
 
 

@@ -14,12 +14,12 @@ import pytest
 from controller.core.kv_links import KvMoved, moved_from_json
 from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
-from tests.workers.engine.client import COMPLETIONS, complete, events_of, kv_has_come, kv_received, post, samples, until
+from tests.waiting import until_on_loop
+from tests.workers.engine.client import COMPLETIONS, complete, events_of, kv_has_come, kv_received, post, samples
 from tests.workers.engine.held import PrefillGate
 from tests.workers.engine.offers import fleet_offer, signed
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.suspended import turns
-from tests.workers.engine.suspended import until as until_true
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.errors import HttpError
 from workers.engine.kv import links as kv_links
@@ -126,7 +126,7 @@ async def test_kv_moves_before_the_prefill_has_ended(sessions, gate):
     async def released() -> bool:
         return await usage(sessions["p"]) <= kept
 
-    await until(released, "released once taken")
+    await until_on_loop(released, what="released once taken")
 
 
 def moved_in(raw: bytes) -> KvMoved:
@@ -235,7 +235,7 @@ async def begin(
 async def settled(source: Source, server: KvServer) -> int:
     """Bytes sent when the sender has looked twice more and found nothing to send."""
     enough = source.progress.in_vain + 2
-    await until_true(lambda: source.progress.in_vain >= enough)
+    await until_on_loop(lambda: source.progress.in_vain >= enough)
     return server.traffic.sent_bytes
 
 
@@ -251,7 +251,7 @@ async def test_layers_go_as_the_running_step_passes_them():
     source.end()
     moved, first_token = await pulling
     assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
-    await until_true(lambda: taken == [source.seq])
+    await until_on_loop(lambda: taken == [source.seq])
     links.close()
     server.close()
 
@@ -285,7 +285,7 @@ async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
     await settled(source, server)
     for count in (1, 2, 3):
         skipped_s += 6.0
-        await until_true(lambda count=count: reports >= count)
+        await until_on_loop(lambda count=count: reports >= count)
     assert not pulling.done()
     source.end()
     assert (await pulling)[1] == 9

@@ -15,10 +15,11 @@ import pytest
 
 from controller.core.kv_links import KvMoved
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post
 from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.process import FLEET, EngineProcess
-from tests.workers.flowd.running import connected, sending, serving, until
+from tests.workers.flowd.running import connected, sending, serving
 from workers.engine.kv import transfer as kv_transfer
 from workers.engine.kv.links import Links
 from workers.engine.kv.progress import KvProgress
@@ -175,9 +176,9 @@ async def test_a_receiver_that_goes_away_while_it_is_held_is_not_waited_for(path
         transfers(client, due_in_s=30.0) as both,
     ):
         pulling = both.pull()
-        await until(lambda: both.renewed >= 1)
+        await until_on_loop(lambda: both.renewed >= 1)
         pulling.cancel()
-        await until(lambda: both.server.traffic.failed == 1)
+        await until_on_loop(lambda: both.server.traffic.failed == 1)
         assert not client._flows
 
 
@@ -194,7 +195,7 @@ async def test_packets_of_both_ends_are_marked_while_it_moves(path, monkeypatch)
         marked = []
         monkeypatch.setattr("workers.engine.kv.turns.as_class", lambda writer, each: marked.append(each))
         await both.pull()
-        await until(lambda: len(marked) == 2)
+        await until_on_loop(lambda: len(marked) == 2)
         assert marked == [0, None], "the next operation of this connection is none of this transfer"
         assert seen == [0xE0]
 
@@ -218,11 +219,11 @@ async def test_layers_of_a_step_with_a_transfer_are_reported_as_they_begin(path)
         flow = client.submit(3, 10_000, "host", 30.0, batch="7")
         for layers_done in (0, 1, 3, 4):
             passed[0] = layers_done
-            await until(lambda: told()[-1:] == [("layer", min(passed[0], 3))])
-        await until(lambda: flow.level)
+            await until_on_loop(lambda: told()[-1:] == [("layer", min(passed[0], 3))])
+        await until_on_loop(lambda: flow.level)
         assert daemon._batches
         seq.computed = TOKENS
-        await until(lambda: not any(daemon._batches.values()))
+        await until_on_loop(lambda: not any(daemon._batches.values()))
         assert told() == [("layer", 0), ("layer", 1), ("layer", 3), ("computed", None)]
         assert [each["batch"] for each in said if each["op"] == "submit"] == ["7"]
         assert layers.follow(seq) == ""

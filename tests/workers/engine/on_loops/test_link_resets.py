@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from controller.core.kv_links import LinkState
 from controller.core.steps import Seq
+from tests.waiting import until_on_loop
 from tests.workers.engine.kv.test_overlap import Source
 from tests.workers.engine.offers import fleet_offer
 from workers.engine.kv import links as kv_links
@@ -51,12 +52,6 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def listening(port: int = 0) -> KvServer:
     server = KvServer(STORE, "t", {}.get, lambda seq: None)
     await server.start(HERE, port)
@@ -75,9 +70,9 @@ async def test_a_link_that_is_reset_between_two_pings_is_down_and_up_again(quick
     for writer in list(server._open):
         reset(writer)
     server.close()
-    await until(lambda: link.health.state(time.monotonic()) is LinkState.DOWN)
+    await until_on_loop(lambda: link.health.state(time.monotonic()) is LinkState.DOWN)
     again = await listening(server.port)
-    await until(lambda: link.health.down_since is None)
+    await until_on_loop(lambda: link.health.down_since is None)
     assert link.health.state(time.monotonic() + link.health.limits.remember_s) is LinkState.UP
     connection, new = await link.take()
     assert not new, "and one that works is kept for the first request"
@@ -100,7 +95,7 @@ async def test_whatever_happens_to_a_link_it_is_watched_on(quick: None, monkeypa
     link.start()
     await asyncio.wait_for(link.tried.wait(), 10.0)
     assert "nobody thought of it" in link.health.last_error
-    await until(lambda: link.health.down_since is None)
+    await until_on_loop(lambda: link.health.down_since is None)
     link.close()
     server.close()
 
@@ -118,9 +113,9 @@ async def test_a_receiver_that_is_reset_while_the_source_computes_is_a_failed_tr
     await read_frame(connection._reader)
     reset(connection._writer)
     (theirs,) = server._open
-    await until(theirs.is_closing)
+    await until_on_loop(theirs.is_closing)
     source.end()
-    await until(lambda: not server._open)
+    await until_on_loop(lambda: not server._open)
     assert (server.traffic.failed, server.traffic.sent, taken) == (1, 0, [])
     server.close()
 
@@ -150,7 +145,7 @@ async def test_a_connection_that_is_closed_takes_no_word_and_says_so_as_sockets_
     with pytest.raises(KvTransferError) as raised:
         await connection.ping()
     assert raised.value.reason == "cut"
-    await until(lambda: not server._open)
+    await until_on_loop(lambda: not server._open)
     with pytest.raises(OSError, match=r".+"):
         keep_alive(connection._writer)
     server.close()
@@ -189,10 +184,10 @@ async def test_offers_of_unannounced_engines_leave_no_link_behind_though_no_one_
     links.announce([Peer("p", HERE, kept)])
     for _ in range(50):
         assert await offered(links, await dead_port()) == "unreachable"
-    await until(lambda: all(link.health.down_since is not None for link in links._links.values()))
+    await until_on_loop(lambda: all(link.health.down_since is not None for link in links._links.values()))
     assert len(watchers()) > 1
     ahead[0] = kv_links.FORGOTTEN_AFTER_S + 1.0
-    await until(lambda: len(watchers()) == 1)
+    await until_on_loop(lambda: len(watchers()) == 1)
     assert [report.port for report in links.reports()] == [kept], "that one was announced"
     links.close()
 
@@ -204,7 +199,7 @@ async def test_there_are_never_many_links_that_no_one_announced(monkeypatch: pyt
     links = Links(STORE, "t", KvTraffic(), 5.0)
     assert await offered(links, server.port) == "kv_lost"
     link = links._links[HERE, server.port]
-    await until(lambda: link.health.state(time.monotonic()) is LinkState.UP)
+    await until_on_loop(lambda: link.health.state(time.monotonic()) is LinkState.UP)
     announced = [await dead_port() for _ in range(4)]
     links.announce([Peer(f"p{port}", HERE, port) for port in announced])
     for _ in range(10):

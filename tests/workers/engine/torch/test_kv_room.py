@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from controller.core.steps import Seq
-from tests.workers.engine.suspended import until
+from tests.waiting import until_on_loop
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, Bench, folder, program, prompts
 from workers.engine.kv.store import KvMismatch
 from workers.engine.model_config import read_config
@@ -216,7 +216,7 @@ async def test_a_cache_in_use_is_given_up_when_it_is_not(looks_often):
         await asyncio.sleep(0)
     assert cache.held
     used = False
-    await until(lambda: not cache.held)
+    await until_on_loop(lambda: not cache.held)
 
 
 async def test_a_load_finds_what_was_in_use_as_it_was(looks_often):

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from controller.core.steps import Reserve, Seq
+from tests.waiting import until_on_loop
 from tests.workers.engine.offers import fleet_offer
 from tests.workers.engine.process import FLEET
-from tests.workers.engine.suspended import until
 from tests.workers.engine.torch import test_kv_room as parts
 from tests.workers.engine.torch.bench import folder, program
 from tests.workers.engine.torch.test_kv_room import OUT_OF_MEMORY, raising, weights_held
@@ -197,7 +197,7 @@ async def test_kv_that_another_engine_is_to_take_is_kept_so_long(elsewhere, look
     assert (engine.held, engine.stages.kept) == ((True, False), 1)
     assert torch.equal(cache.memory, before)
     assert await elsewhere.pull(offer) == (offer.first_token, wanted)
-    await until(lambda: engine.held == (False, False))
+    await until_on_loop(lambda: engine.held == (False, False))
     engine.close()
 
 
@@ -206,7 +206,7 @@ async def test_kv_that_no_one_takes_is_kept_until_it_is_given_up(awake, looks_of
     await awake.post("/sleep", "level=2", **FLEET)
     assert awake.held == (True, False)
     assert awake.stages.free(["cmpl-r"]) == 1
-    await until(lambda: awake.held == (False, False))
+    await until_on_loop(lambda: awake.held == (False, False))
 
 
 async def offered(engine: Whole) -> Offer:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
+from tests.waiting import until_on_loop
 from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, memory, met
-from tests.workers.flowd.running import connected, sending, serving, until
+from tests.workers.flowd.running import connected, sending, serving
 from workers.engine.torch.weights import pieces as torch_pieces
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.transfer import WeightMemory
@@ -81,7 +82,7 @@ async def test_a_held_load_is_not_cut_and_its_floor_lets_it_go(path):
             assert await move.receiving == receiver.nbytes
         assert (move.turn.flow, move.turn.level) == ("scheduled", 8)
         assert move.turn.held_s > 1.5, "0.1 s of 2 s are its floor of 5 %"
-        await until(lambda: len(daemon.status()["flows"]) == 1)
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 1)
     assert receiver.manifest() == memory().manifest()
 
 
@@ -136,7 +137,7 @@ async def test_a_receiver_that_goes_away_ends_a_held_load(path):
             assert not move.sending.done()
         with pytest.raises(WeightsError, match="disconnected"):
             move.sending.result()
-        await until(lambda: len(daemon.status()["flows"]) == 1)
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 1)
 
 
 async def test_a_source_that_announces_nothing_is_given_up(monkeypatch):
