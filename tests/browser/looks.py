@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from playwright.sync_api import Page
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-SERIOUS = """async () => {
-  const found = await axe.run(document, { resultTypes: ["violations"] });
+OF_COLOURS = ["color-contrast", "link-in-text-block"]  # what the other scheme can change
+SERIOUS = """async (rules) => {
+  const only = rules.length ? { runOnly: { type: "rule", values: rules } } : {};
+  const found = await axe.run(document, { resultTypes: ["violations"], ...only });
   return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
     .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`);
 }"""
@@ -20,10 +23,11 @@ def _axe() -> str:
     return AXE.read_text()
 
 
-def serious_findings(page: Page) -> list[str]:
-    """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in."""
-    page.evaluate(_axe())
-    found: list[str] = page.evaluate(SERIOUS)
+def serious_findings(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in. `rules`: these alone."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_axe())
+    found: list[str] = page.evaluate(SERIOUS, list(rules))
     return found
 
 
@@ -37,11 +41,12 @@ SETTLED = """async () => {
 
 def findings_in_both_schemes(page: Page, scheme: str) -> list[str]:
     """`serious_findings` in the scheme the page is shown in, and in the other one when its reader changes over."""
+    other = "dark" if scheme == "light" else "light"
     found = []
-    for shown in ("dark" if scheme == "light" else "light", scheme):  # as it was, in the end
+    for shown, rules in ((other, OF_COLOURS), (scheme, ())):  # as it was, in the end
         page.emulate_media(color_scheme=shown)  # type: ignore[arg-type]
         page.evaluate(SETTLED)
-        found += [f"{shown}: {each}" for each in serious_findings(page)]
+        found += [f"{shown}: {each}" for each in serious_findings(page, rules)]
     return found
 
 

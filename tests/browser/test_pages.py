@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from console.templatetags import units
-from tests.browser.looks import beyond, findings_in_both_schemes
+from tests.browser.looks import beyond, findings_in_both_schemes, serious_findings
 from tests.browser.pages import ACTIONS, PAGES, RANK
 from tests.browser.reached import REACHED
 
@@ -51,8 +51,12 @@ def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, tro
     page.goto(listed.at(places))
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     controls_shown(page, listed.name, role)
-    if role != "operator":  # who sees all of it, and who sees the least
+    if role == "admin":  # who sees all of it
         well_made(page, width, scheme)
+    elif role == "viewer":  # who sees the least, in the same colours
+        page.wait_for_load_state("networkidle")
+        assert serious_findings(page) == []
+        assert beyond(page, width) == 0
 
 
 @pytest.mark.parametrize("reached", REACHED, ids=lambda reached: reached.name)
