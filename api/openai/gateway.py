@@ -11,6 +11,7 @@ import math
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,6 +121,7 @@ class Gateway:
         self._salts: dict[str, bytes] = {}
         self.closing = False
         self._told_offset_s: float | None = None
+        self.unpublished: Counter[str] = Counter()  # by part, times that a defect kept it from being published
         self.redis = "none"  # "ok" or "away" once a publisher has tried it
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 

@@ -110,8 +110,8 @@ class Publisher:
             await self.read_clock()
         try:
             watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
-            await self._alone("the state of the fleet", self._fleet(now, LIVE_OVERVIEW in watched))
-            await self._alone("the queue", self._queue(now, LIVE_QUEUE in watched))
+            await self._alone("fleet", self._fleet(now, LIVE_OVERVIEW in watched))
+            await self._alone("queue", self._queue(now, LIVE_QUEUE in watched))
             self._gateway.redis = "ok"
         except LiveUnavailable as error:
             if self._gateway.redis != "away":
@@ -131,8 +131,9 @@ class Publisher:
         except LiveUnavailable:
             raise
         except Exception:
+            self._gateway.unpublished[what] += 1
             if what not in self._failing:
-                log.exception("%s cannot be published", what)
+                log.exception("the state of the %s cannot be published", what)
             self._failing.add(what)
         else:
             self._failing.discard(what)

@@ -207,6 +207,8 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         yield "prompt_error_ratio", "Mean error of prompt lengths taken from text.", {"model": model}, error
     left = gateway.runtime.transfers.left_to_lease
     yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
+    for part, count in gateway.unpublished.items():
+        yield "publish_failures_total", "Times that a part of the state was not published.", {"part": part}, count
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.requests)
     yield (
         "config_version",

@@ -185,6 +185,10 @@ async def test_a_figure_that_json_cannot_hold_stops_nothing_else(
         assert [topic for topic, _ in board.sent].count(LIVE_QUEUE) == 3
         assert [row["requests"] for row in audit.rows] == [1]
         assert len([each for each in caplog.records if "cannot be published" in each.getMessage()]) == 1
+        failures = [
+            (of, count) for name, _, of, count in status.gauges(bed.gateway) if name == "publish_failures_total"
+        ]
+        assert failures == [({"part": "fleet"}, 3)]
         monkeypatch.setattr(status, "fleet_message", usual)
         publisher._published_at = -60.0
         await publisher.tick()
