@@ -198,6 +198,21 @@ def over_quota(url: str, api_key: str, database: str) -> Callable[[], Awaitable]
     return run
 
 
+def rebound(url: str) -> Callable[[], Awaitable]:
+    """A page of another site calls from a browser on this machine, under a name that was made to resolve to it."""
+
+    async def run() -> tuple[bool, str]:
+        async with (
+            aiohttp.ClientSession(headers={"Host": "evil.example"}) as session,
+            session.get(f"{url}/metrics") as figures,
+            session.get(f"{url}/healthz") as health,
+        ):
+            told = await health.json()
+        return figures.status == 401 and set(told) == {"status"}, f"/metrics {figures.status}, /healthz {sorted(told)}"
+
+    return run
+
+
 async def _hammer(url: str, api_key: str) -> tuple[int, int]:
     """Requests that were refused, and others."""
     body = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 1}
@@ -226,11 +241,13 @@ def _records_since(database: str, began: float) -> tuple[int, int]:
 
 def attacks(port: int, keys: Keys, victim: str, database: str) -> list[Attack]:
     """On the gateway's sockets, with keys, and on the engines behind it."""
-    hammer = over_quota(f"http://127.0.0.1:{port}", keys.limited, database)
+    url = f"http://127.0.0.1:{port}"
+    hammer = over_quota(url, keys.limited, database)
     return [
         *on_sockets(port, keys.api),
         *with_keys(port, keys.api, keys.other),
         Attack("a tenant hammers over its quota", "a record for each refusal, without an end", hammer),
+        Attack("a page under DNS rebinding reads figures", "it read all of them", rebound(url)),
         *on_engines(victim),
     ]
 
