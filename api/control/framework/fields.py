@@ -33,7 +33,7 @@ class NameField(serializers.CharField):
 def checked_name(name: str, field: str, *, max_length: int) -> str:
     """A name out of an address. Raises ValidationError of this field."""
     try:
-        checked: str = NameField(max_length=max_length).run_validation(name)
+        checked: str = NameField(max_length=max_length, trim_whitespace=False).run_validation(name)
     except serializers.ValidationError as error:
         raise serializers.ValidationError({field: error.detail}) from error
     return checked
