@@ -230,6 +230,7 @@ SPECTACULAR_SETTINGS = {
         "WeightSource": "api.control.instances.SOURCES",
         "RoleEnum": "controller.models.fleet.Role",
     },
+    "PATH_CONVERTER_OVERRIDES": {"anything": {"type": "string"}},
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "api.control.openapi.document.add_data_path",

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Model, ProtectedError
 
 from controller.core.errors import SlacklineError
+from controller.models import Decision
 from controller.models.base import Versioned
 from controller.services.actors import Actor
 from controller.services.config import config_version_raise
@@ -46,9 +47,15 @@ def as_json(row: Model) -> dict[str, Any]:
 
 
 def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None = None, gateways: bool = True) -> M:
-    """Check, insert, and audit as `<kind>_created`. `gateways`: gateways read this table."""
+    """Check, insert, and audit as `<kind>_created`. `gateways`: gateways read this table.
+
+    Versions go on after those of a removed object of the same name: whoever read that one, and knows it by a name and
+    an ETag, must not change the new one unseen.
+    """
     with transaction.atomic():
         _validate(row, check)
+        if isinstance(row, Versioned):
+            row.version = _removed_version(kind, str(row)) + 1
         row.save(force_insert=True)
         audit(actor, kind, "created", row, {"after": as_json(row)})
         if gateways:
@@ -121,6 +128,13 @@ def remove(
             raise ValidationError(f"{row} is still in use by {users}.") from error
         if gateways:
             config_version_raise()
+
+
+def _removed_version(kind: str, subject: str) -> int:
+    """The version in which an object of this name was last removed; 0 if none was, or it is no longer in the audit."""
+    removed = Decision.objects.filter(kind=f"{kind}_removed", subject_type=kind, subject=subject)
+    outcome = removed.order_by("-at", "-id").values_list("outcome", flat=True).first() or {}
+    return int(outcome.get("version") or 0)
 
 
 def audit(actor: Actor, kind: str, what: str, row: Model, inputs: Mapping[str, Any]) -> None:

@@ -73,3 +73,15 @@ def test_an_action_with_a_stale_version_shows_the_instance(operator):
     answer = operator.post(f"/instances/{row.pk}/drain", {"version": 9})
     assert answer.status_code == 412
     assert answer.data["error"]["current"]["id"] == row.pk
+
+
+def test_the_etag_of_a_removed_object_does_not_match_its_successor(operator):
+    path, value = "/slo-classes/by-name/chat", {"ttft_s": 1.0, "tpot_s": 0.1}
+    first = operator.put(path, value)
+    operator.delete(path)
+    second = operator.put(path, {**value, "ttft_s": 2.0})
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first["ETag"] != second["ETag"]
+    stale = operator.put(path, {**value, "tpot_s": 0.2}, If_Match=first["ETag"])
+    assert (stale.status_code, stale.data["error"]["current"]["ttft_s"]) == (412, 2.0)
+    assert operator.put(path, {**value, "tpot_s": 0.2}, If_Match=second["ETag"]).status_code == 200
