@@ -39,24 +39,15 @@ least as good as the baseline.
 
 """
 FIGURES_HEAD = """
-The next table shows how many claims of each figure we reached, and the first one with the paper's value (or our bar)
-and ours. The unit of a claim stands in brackets; *factor* means one system's value divided by the other's. A claim is
-not judged if its baseline could only be built from another paper's description, or if the paper gives nothing to
-compare with. The pages of the papers list all claims.
+The next table shows how many claims of each figure we reached, by kind of verdict, and the first claim with the
+paper's value (or our bar) and ours. Variants of a figure, such as Fig. 3 with other numbers of sequences, share a row.
+The unit of a claim stands in brackets; *factor* means one system's value divided by the other's. A claim is not judged
+if its baseline could only be built from another paper's description, or if the paper gives nothing to compare with. The
+pages of the papers list all claims.
 
 """
 MARKS = {True: "yes", False: "no", None: "not judged"}
-SUMMARY = (
-    "paper",
-    "figure",
-    "verdict on",
-    "claims reached",
-    "not judged",
-    "first claim",
-    "in the paper",
-    "bar",
-    "here",
-)
+SUMMARY = ("paper", "figure", *VERDICTS.values(), "not judged", "first claim", "in the paper", "bar", "here")
 CLAIMS = ("figure", "verdict on", "claim", "paper's", "bar", "ours", "reached", "setting", "seeds", "reason")
 FIGURES = ("figure", "verdict on", "claims reached", "not judged")
 DIRTY = "-dirty"  # of `git describe --dirty`: the tree had changes that were not committed
@@ -77,19 +68,21 @@ def write(sections: Sequence[Section], folder: Path) -> None:
 
 
 def _summary(sections: Sequence[Section]) -> str:
-    claims = [claim for section in sections for claim in section.claims]
+    found: dict[tuple[str, str], list[Claim]] = {}
+    for (paper, figure, _), claims in _by_figure([claim for section in sections for claim in section.claims]):
+        found.setdefault((paper, figure.partition(",")[0]), []).extend(claims)
     rows = [
         [
             f"[{_title(paper)}]({_name(paper)}.md)",
             _figure(paper, figure),
-            VERDICTS[verdict],
-            *_counts(found),
-            found[0].claim,
-            found[0].theirs,
-            found[0].bar,
-            found[0].ours,
+            *_by_verdict(claims),
+            sum(claim.reached is None for claim in claims),
+            claims[0].claim,
+            claims[0].theirs,
+            claims[0].bar,
+            claims[0].ours,
         ]
-        for (paper, figure, verdict), found in _by_figure(claims)
+        for (paper, figure), claims in found.items()
     ]
     return _verdicts(sections) + FIGURES_HEAD + _markdown(SUMMARY, rows)
 
@@ -99,11 +92,16 @@ def _verdicts(sections: Sequence[Section]) -> str:
     rows = [
         [
             f"[{_title(section.paper)}]({_name(section.paper)}.md)",
-            *(_reached([claim for claim in section.claims if claim.verdict == verdict]) for verdict in VERDICTS),
+            *_by_verdict(section.claims),
         ]
         for section in sections
     ]
     return _markdown(("claims reached", *VERDICTS.values()), rows)
+
+
+def _by_verdict(claims: Sequence[Claim]) -> list[str]:
+    """Claims reached, for each kind of verdict."""
+    return [_reached([claim for claim in claims if claim.verdict == verdict]) for verdict in VERDICTS]
 
 
 def _by_figure(claims: Sequence[Claim]) -> Iterator[tuple[tuple[str, str, str], list[Claim]]]:
