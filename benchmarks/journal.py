@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TextIO, TypeVar, cast
 
 from benchmarks.scoring import Score
 
@@ -22,9 +23,10 @@ class RunJournal:
         self._known: dict[str, Any] = {}
         self._fresh = not resume
         if path is not None and resume and path.exists():
-            for line in path.read_text().splitlines():
-                entry = json.loads(line)
-                self._known[_key(entry["run"])] = of(**entry["score"])
+            with opened(path, "r") as file:
+                for line in file:
+                    entry = json.loads(line)
+                    self._known[_key(entry["run"])] = of(**entry["score"])
 
     def __len__(self) -> int:
         return len(self._known)
@@ -37,10 +39,16 @@ class RunJournal:
         found = self._known[_key(run)] = measure()
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("w" if self._fresh else "a") as file:
+            with opened(self._path, "w" if self._fresh else "a") as file:
                 file.write(json.dumps({"run": run, "score": asdict(cast(Any, found))}) + "\n")
             self._fresh = False
         return found
+
+
+def opened(path: Path, mode: Literal["r", "w", "a"]) -> TextIO:
+    """A file of runs, compressed if its name ends with `.gz`. Each run appended is a compressed part of its own, so the
+    file is whole after every run."""
+    return cast(TextIO, gzip.open(path, f"{mode}t", encoding="utf-8") if path.suffix == ".gz" else path.open(mode))
 
 
 def _key(run: dict[str, Any]) -> str:

@@ -180,7 +180,7 @@ def entries(found: Sequence[MeasuredRun], told: Told) -> list[dict[str, Any]]:
 
 def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> dict[str, Any]:
     knee = arguments.knee or known_knees().get("4-task") or estimated_knee(bench.stack.fleet, TASKS)
-    journal = RunJournal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
+    journal = RunJournal(arguments.output.with_name("runs.jsonl.gz"), arguments.resume, RealRun)
     profile = LatencyCoefficients(**profiled.coefficients)
     way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
     note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")

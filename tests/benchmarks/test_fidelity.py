@@ -14,6 +14,7 @@ from benchmarks.fidelity.compare import SeenRun, compare, parts, parts_table, ta
 from benchmarks.fidelity.live import RealRun, read_at_once, seen, simulated
 from benchmarks.fidelity.machine import SPEED_PERIOD_S, KnownMachine, busy_way_s, machine_of, refitted
 from benchmarks.fidelity.recorded import ENGINES, RECORDINGS, RecordedRow, calibrate, read, recorded
+from benchmarks.journal import opened
 from benchmarks.profiled import Profiled, estimated_knee
 from benchmarks.stack import ClassSpec, StackFleet
 from benchmarks.workloads import MIXES, sustained
@@ -211,7 +212,8 @@ NOISY = KEPT / "intel-xeon-processor-2-cores" / "noisy"
 def test_records_of_a_noisy_machine_leave_every_step_its_time():
     """Two runs on real vLLM, kept: alone the records give decode steps no time (see latency_records)."""
     profile = json.loads((NOISY / "profile.json").read_text())
-    known = [json.loads(line) for line in (NOISY / "runs.jsonl").read_text().splitlines()]
+    with opened(NOISY / "runs.jsonl.gz", "r") as file:
+        known = [json.loads(line) for line in file]
     classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in MIXES["4-task"]]
     fleet = StackFleet("mid", ["a", "b"], "vllm", MAX_NUM_SEQS, classes, profile["coefficients"])
     knee = estimated_knee(fleet, MIXES["4-task"])

@@ -1,5 +1,7 @@
 """A benchmark that was cut short goes on where it stopped."""
 
+import pytest
+
 from benchmarks.bench_vllm import VllmComparison
 from benchmarks.journal import RunJournal
 from benchmarks.loadgen import LoadRun, RequestTiming
@@ -17,8 +19,9 @@ def run(path, *, resume, seeds=1):
     return found, len(bench.ran) + len(bench.direct_runs)
 
 
-def test_nothing_is_measured_twice(tmp_path):
-    path = tmp_path / "runs.jsonl"
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.gz"])
+def test_nothing_is_measured_twice(tmp_path, name):
+    path = tmp_path / name
     first, measured = run(path, resume=False)
     assert measured == len(CONTENDERS)
     again, measured = run(path, resume=True)
