@@ -63,6 +63,7 @@ urlpatterns = [
     path("fleet/", fleet.fleet, name="fleet"),
     path("fleet/live/", fleet.fleet_live, name="fleet-live"),
     path("fleet/new/", instance_new.instance_new, name="instance-new"),
+    path("fleet/start/", instance_new.instance_start, name="instance-start"),
     path("fleet/act/", fleet.instance_act, name="instance-act"),
     path("fleet/instances/<path:instance_id>/role/", instance_role.instance_role, name="instance-role"),
     path("fleet/instances/<path:instance_id>/live/", fleet.instance_live, name="instance-live"),

@@ -1,4 +1,4 @@
-"""The form that registers a running server. Every error belongs to a field."""
+"""The forms that register a running server and start an instance. Every error belongs to a field."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from django.conf import settings
 
 from console.forms.base import EditForm
 from controller.core.addresses import url_problem
-from controller.models import Host, Instance, ServedModel
+from controller.core.types import DEFAULT_MAX_NUM_SEQS
+from controller.models import Host, Instance, LaunchTemplate, ServedModel
 from controller.models.base import INSTANCE_ID
 from controller.models.fleet import KvRole, Role
 from controller.services.fleet.instances import KEY_NAME
 
 BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
+FOR_GOOD = "Cannot be changed later."
+DEVICE_HELP = "Selects the latency profile, for example h100."
+COST_HELP = "Cost of one second of this instance."
 KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
 
 
 class InstanceForm(EditForm):
     """A server that runs already. Its API key is named and never entered: the console does not have it."""
 
-    id = forms.CharField(max_length=63, validators=[INSTANCE_ID], label="Name", help_text="Cannot be changed later.")
+    id = forms.CharField(max_length=63, validators=[INSTANCE_ID], label="Name", help_text=FOR_GOOD)
     model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
     url = forms.CharField(
         max_length=255, label="URL", help_text="For example http://10.0.0.7:8000. Must be in ENGINE_NETWORKS."
@@ -50,13 +54,9 @@ class InstanceForm(EditForm):
         help_text="Leave empty for what the server reports.",
     )
     host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
-    device_kind = forms.CharField(
-        max_length=64, required=False, label="Device kind", help_text="Selects the latency profile, for example h100."
-    )
+    device_kind = forms.CharField(max_length=64, required=False, label="Device kind", help_text=DEVICE_HELP)
     tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
-    unit_cost = forms.FloatField(
-        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Cost of one second of this instance."
-    )
+    unit_cost = forms.FloatField(min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text=COST_HELP)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,12 +66,7 @@ class InstanceForm(EditForm):
         self.fields["key_name"].widget.attrs["autocomplete"] = "off"
 
     def clean_id(self) -> str:
-        wanted: str = self.cleaned_data["id"]
-        there = Instance.objects.filter(pk=wanted).first()
-        if there is not None:
-            state = "stopped" if there.desired_state == Instance.Desired.STOPPED else "in use"
-            raise forms.ValidationError(f"An instance with this name exists and is {state}. Choose another name.")
-        return wanted
+        return unused(self.cleaned_data["id"])
 
     def clean_url(self) -> str:
         url = str(self.cleaned_data["url"]).rstrip("/")
@@ -101,3 +96,73 @@ class InstanceForm(EditForm):
         values = super().values()
         kv_role = values.pop("kv_role")
         return values | {"spec": {"kv_role": kv_role} if kv_role else {}}
+
+
+class StartForm(EditForm):
+    """An instance that Slackline starts with the command of a launch template."""
+
+    template = forms.ModelChoiceField(
+        queryset=LaunchTemplate.objects.none(), help_text="How its engine is started. The commands are below."
+    )
+    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
+    id = forms.CharField(
+        max_length=63,
+        validators=[INSTANCE_ID],
+        required=False,
+        label="Name",
+        help_text=f"Leave empty for a generated one. {FOR_GOOD}",
+    )
+    folder = forms.CharField(
+        max_length=255,
+        required=False,
+        label="Model folder",
+        help_text="What the engine loads, as ${model} of the command. Leave empty for the name of the model.",
+    )
+    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
+    max_num_seqs = forms.IntegerField(
+        min_value=1,
+        max_value=SEQS_MAX,
+        initial=DEFAULT_MAX_NUM_SEQS,
+        label="Maximum running requests",
+        help_text="As ${slots} of the command.",
+    )
+    host = forms.ModelChoiceField(
+        queryset=Host.objects.none(),
+        required=False,
+        empty_label="Unknown",
+        help_text="With a host it holds as many of its free devices as the tensor parallel degree.",
+    )
+    device_kind = forms.CharField(max_length=64, required=False, label="Device kind", help_text=DEVICE_HELP)
+    tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
+    unit_cost = forms.FloatField(min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text=COST_HELP)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["version"]
+        templates = LaunchTemplate.objects.order_by("name")
+        self.fields["template"].queryset = templates  # type: ignore[attr-defined]
+        self.fields["template"].label_from_instance = _with_state  # type: ignore[attr-defined]
+        self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
+        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
+
+    def clean_id(self) -> str | None:
+        return unused(self.cleaned_data["id"]) if self.cleaned_data["id"] else None
+
+    def values(self) -> dict[str, Any]:
+        """What `instance_create` takes."""
+        values = super().values()
+        folder = values.pop("folder")
+        return values | {"spec": {"folder": folder} if folder else {}}
+
+
+def _with_state(template: LaunchTemplate) -> str:
+    return f"{template.name} (paused)" if template.paused_at is not None else template.name
+
+
+def unused(wanted: str) -> str:
+    """The name of a new instance. Raises ValidationError if one has it."""
+    there = Instance.objects.filter(pk=wanted).first()
+    if there is not None:
+        state = "stopped" if there.desired_state == Instance.Desired.STOPPED else "in use"
+        raise forms.ValidationError(f"An instance with this name exists and is {state}. Choose another name.")
+    return wanted

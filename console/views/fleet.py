@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -27,12 +28,14 @@ from console.panels.scale_outs import way_of
 from console.views.editing import STALE
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
+from controller.engine.start_steps import PROCESS, STEPS
 from controller.models import Action, Instance, InstanceLink
 from controller.selectors import catalogue
 from controller.selectors.fleet import links, measured, topology
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
 from controller.services.change import VersionConflict
+from controller.wording.scaling import START_STEPS
 from controller.wording.sentences import sentence
 from workers.engine.profiles import shipped_profiles
 from workers.notices import announce_config
@@ -167,9 +170,20 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "actions": partial(choices, row),  # lazy: it queries, and only operators see it
         "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
         "way": way_of(row, orders),
+        "start": start_of(row),
         "settings": engine_spec(row.spec),
         **links_of(row.pk),
     }
+
+
+def start_of(row: Instance) -> list[tuple[str, datetime, float]]:
+    """Steps that its engine reached at its last start: in words, when, and seconds since its process started."""
+    known = {name: at for name in STEPS if isinstance(at := row.start_steps.get(name), int | float)}
+    began = known.get(PROCESS, min(known.values(), default=0.0))
+    return [
+        (START_STEPS[name], datetime.fromtimestamp(at, UTC), max(0.0, at - began))
+        for name, at in sorted(known.items(), key=lambda step: step[1])
+    ]
 
 
 def links_of(instance_id: str) -> dict[str, Any]:

@@ -72,6 +72,15 @@ STEPS_TO_SERVICE = {
     "ready": "Ready",
     "first_token": "First token",
 }
+# Steps of an engine's start, as its log tells them (`controller.engine.start_steps`).
+START_STEPS = {
+    "process": "Process started",
+    "weights": "Weights loaded",
+    "graphs": "Graphs captured",
+    "cache": "KV cache allocated",
+    "listening": "API listening",
+    "ready": "Health check passed",
+}
 # Steps that no decision records.
 WAITED_FOR = {
     "started": "cold start: a new process",

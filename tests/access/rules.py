@@ -65,6 +65,7 @@ PAGES: dict[str, Rule] = {
     "fleet/": READ,
     "fleet/live/": READ,
     "fleet/new/": EDIT,
+    "fleet/start/": EDIT,
     "fleet/act/": ACT,
     "fleet/instances/<path:instance_id>/": READ,
     "fleet/instances/<path:instance_id>/live/": READ,

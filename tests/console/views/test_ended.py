@@ -187,6 +187,7 @@ FORMS = [
     ("tenant-new", (), {"name": "t1"}, "name"),
     ("tenant-edit", ("tenant",), {"title": "t2"}, "title"),
     ("instance-new", (), {"id": "gpu-1"}, "id"),
+    ("instance-start", (), {"folder": "/models/a"}, "folder"),
     ("scaling-new", (), {"upper": "0.77"}, "upper"),
     ("scaling-edit", ("policy",), {"upper": "0.77"}, "upper"),
     ("experiment-new", (), {"name": "e1", "contenders-TOTAL_FORMS": "4", "contenders-INITIAL_FORMS": "4"}, "name"),

@@ -29,6 +29,7 @@ def posts(row, key, policy, instance, mapping):
         reverse("class-preview", args=[row.pk]): {"ttft_s": "9"},
         reverse("mapping-edit", args=[mapping.pk]): {"version": 1},
         reverse("instance-new"): {"id": "forged"},
+        reverse("instance-start"): {"id": "forged"},
         reverse("scaling-new"): {"upper": "9"},
         reverse("instance-role", args=[instance.pk]): {"role": "decode", "version": 1},
         reverse("experiment-new"): {"name": "forged"},
