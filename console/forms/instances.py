@@ -18,21 +18,40 @@ from controller.services.fleet.instances import KEY_NAME
 BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
 FOR_GOOD = "Cannot be changed later."
-DEVICE_HELP = "Selects the latency profile, for example h100."
-COST_HELP = "Cost of one second of this instance."
 KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
 
 
-class InstanceForm(EditForm):
+class NewInstanceForm(EditForm):
+    """What registering a server and starting an instance have in common."""
+
+    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
+    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
+    host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
+    device_kind = forms.CharField(
+        max_length=64, required=False, label="Device kind", help_text="Selects the latency profile, for example h100."
+    )
+    tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
+    unit_cost = forms.FloatField(
+        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Cost of one second of this instance."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["version"]
+        self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
+        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
+
+
+class InstanceForm(NewInstanceForm):
     """A server that runs already. Its API key is named and never entered: the console does not have it."""
 
+    field_order = ("id", "model", "url", "backend", "role", "kv_role", "key_name", "max_num_seqs", "host")
+
     id = forms.CharField(max_length=63, validators=[INSTANCE_ID], label="Name", help_text=FOR_GOOD)
-    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
     url = forms.CharField(
         max_length=255, label="URL", help_text="For example http://10.0.0.7:8000. Must be in ENGINE_NETWORKS."
     )
     backend = forms.ChoiceField(choices=list(BACKENDS.items()), initial="vllm")
-    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
     kv_role = forms.ChoiceField(
         choices=[("", "unknown"), *((role, role) for role in KvRole.values)],
         required=False,
@@ -53,16 +72,9 @@ class InstanceForm(EditForm):
         label="Maximum running requests",
         help_text="Leave empty for what the server reports.",
     )
-    host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
-    device_kind = forms.CharField(max_length=64, required=False, label="Device kind", help_text=DEVICE_HELP)
-    tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
-    unit_cost = forms.FloatField(min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text=COST_HELP)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        del self.fields["version"]
-        self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
-        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
         self.fields["key_name"].widget.attrs["autocomplete"] = "off"
 
     def clean_id(self) -> str:
@@ -98,13 +110,14 @@ class InstanceForm(EditForm):
         return values | {"spec": {"kv_role": kv_role} if kv_role else {}}
 
 
-class StartForm(EditForm):
+class StartForm(NewInstanceForm):
     """An instance that Slackline starts with the command of a launch template."""
+
+    field_order = ("template", "model", "id", "folder", "role", "max_num_seqs", "host")
 
     template = forms.ModelChoiceField(
         queryset=LaunchTemplate.objects.none(), help_text="How its engine is started. The commands are below."
     )
-    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
     id = forms.CharField(
         max_length=63,
         validators=[INSTANCE_ID],
@@ -118,7 +131,6 @@ class StartForm(EditForm):
         label="Model folder",
         help_text="What the engine loads, as ${model} of the command. Leave empty for the name of the model.",
     )
-    role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
     max_num_seqs = forms.IntegerField(
         min_value=1,
         max_value=SEQS_MAX,
@@ -126,24 +138,13 @@ class StartForm(EditForm):
         label="Maximum running requests",
         help_text="As ${slots} of the command.",
     )
-    host = forms.ModelChoiceField(
-        queryset=Host.objects.none(),
-        required=False,
-        empty_label="Unknown",
-        help_text="With a host it holds as many of its free devices as the tensor parallel degree.",
-    )
-    device_kind = forms.CharField(max_length=64, required=False, label="Device kind", help_text=DEVICE_HELP)
-    tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
-    unit_cost = forms.FloatField(min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text=COST_HELP)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        del self.fields["version"]
+        self.fields["host"].help_text = "With a host it holds as many of its devices as the tensor parallel degree."
         templates = LaunchTemplate.objects.order_by("name")
         self.fields["template"].queryset = templates  # type: ignore[attr-defined]
         self.fields["template"].label_from_instance = _with_state  # type: ignore[attr-defined]
-        self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
-        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
 
     def clean_id(self) -> str | None:
         return unused(self.cleaned_data["id"]) if self.cleaned_data["id"] else None

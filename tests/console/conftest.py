@@ -27,6 +27,14 @@ def signed_in(db: Any) -> Callable[[str], Client]:
 
 
 @pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry each time that gateways are told of a new configuration by a page with a form."""
+    notices: list[int] = []
+    monkeypatch.setattr("console.views.editing.announce_config", lambda: notices.append(1))
+    return notices
+
+
+@pytest.fixture
 def viewer(signed_in: Callable[[str], Client]) -> Client:
     return signed_in("viewer")
 

@@ -15,14 +15,7 @@ URL = "http://127.0.0.1:8001"
 
 
 @pytest.fixture
-def told(monkeypatch):
-    notices = []
-    monkeypatch.setattr("console.views.editing.announce_config", lambda: notices.append(1))
-    return notices
-
-
-@pytest.fixture
-def model(db, live_store, told):
+def model(db, live_store, announced):
     return factories.served_model(name="llama")
 
 
@@ -37,13 +30,13 @@ def register(client, served, **other):
     return client.post(reverse("instance-new"), entered(served, **other))
 
 
-def test_a_server_with_a_key_is_registered_by_the_keys_name(operator, model, told, tmp_path, monkeypatch):
+def test_a_server_with_a_key_is_registered_by_the_keys_name(operator, model, announced, tmp_path, monkeypatch):
     answer = register(operator, model, key_name="gpu-key", role="decode", max_num_seqs="64", device_kind="h100")
     assert (answer.status_code, answer["location"]) == (302, reverse("instance", args=["gpu-1"]))
     row = Instance.objects.get()
     kept = (row.pk, row.url, row.provisioner, row.backend, row.role, row.configured_seqs, row.device_kind, row.key_name)
     assert kept == ("gpu-1", URL, "static", "vllm", "decode", 64, "h100", "gpu-key")
-    assert told == [1]
+    assert announced == [1]
     page = operator.get(answer["location"]).content.decode()
     assert "gpu-1 registered. It receives requests once it responds." in page
     assert 'file <span class="mono">gpu-key</span>' in page
@@ -87,13 +80,13 @@ def test_without_a_number_the_servers_own_counts(operator, model):
         ({"backend": "reference", "tp": "99999"}, "tp", "less than or equal to 1024"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(operator, model, told, other, field, words):
+def test_what_is_wrong_is_said_at_its_field(operator, model, announced, other, field, words):
     answer = register(operator, model, **other)
     assert answer.status_code == 422
     assert set(answer.context["form"].errors) == {field}
     assert words in str(answer.context["form"].errors[field])
     assert not Instance.objects.exists()
-    assert told == []
+    assert announced == []
 
 
 def test_a_name_and_a_url_in_use_are_refused(operator, model):

@@ -13,14 +13,7 @@ from tests import factories
 
 
 @pytest.fixture
-def told(monkeypatch):
-    notices = []
-    monkeypatch.setattr("console.views.editing.announce_config", lambda: notices.append(1))
-    return notices
-
-
-@pytest.fixture
-def model(db, live_store, told):
+def model(db, live_store, announced):
     shipped_templates_store()
     return factories.served_model(name="llama")
 
@@ -36,14 +29,14 @@ def start(client, served, **other):
     return client.post(reverse("instance-start"), entered(served, **other))
 
 
-def test_it_is_desired_with_the_fields_of_its_template_and_audited(operator, model, told):
+def test_it_is_desired_with_the_fields_of_its_template_and_audited(operator, model, announced):
     answer = start(operator, model, id="gpu-1", folder="/models/llama", max_num_seqs="16", unit_cost="2.5")
     assert (answer.status_code, answer["location"]) == (302, reverse("instance", args=["gpu-1"]))
     row = Instance.objects.get()
     kept = (row.pk, row.provisioner, row.template.name, row.backend, row.max_num_seqs, row.unit_cost, row.spec)
     assert kept == ("gpu-1", "process", "vllm", "vllm", 16, 2.5, {"folder": "/models/llama"})
     assert row.desired_state == Instance.Desired.RUNNING
-    assert told == [1]
+    assert announced == [1]
     decision = Decision.objects.get(kind="instance_created")
     assert (decision.actor_type, decision.subject) == ("person", "gpu-1")
     assert "gpu-1 is being started." in operator.get(answer["location"]).content.decode()
