@@ -28,6 +28,7 @@ from console.panels.scale_outs import way_of
 from console.views.editing import STALE
 from console.wording.engine_spec import engine_spec
 from controller.core.kv_links import LinkState
+from controller.core.types import KEY_MADE
 from controller.engine.start_steps import PROCESS, STEPS
 from controller.models import Action, Instance, InstanceLink
 from controller.selectors import catalogue
@@ -171,6 +172,7 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
         "way": way_of(row, orders),
         "start": start_of(row),
+        "made_key": KEY_MADE,
         "settings": engine_spec(row.spec),
         **links_of(row.pk),
     }

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.caller import within
+from tests.browser.looks import beyond, serious_findings
 
 pytestmark = pytest.mark.browser
 
@@ -21,7 +22,9 @@ def test_an_instance_is_started_from_a_template_and_serves(visit, stack, caller)
     page.get_by_role("link", name="Start instance").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Start an instance")
     page.get_by_text(re.compile("^vllm: vllm, collocated")).click()
-    expect(page.get_by_text("vllm serve /models/example")).to_be_visible()
+    expect(page.get_by_text("vllm serve /models/example").filter(visible=True)).to_have_count(1)
+    assert beyond(page, 1280) == 0
+    assert serious_findings(page) == []
 
     page.get_by_label("Template", exact=True).select_option(label="reference")
     page.get_by_label("Model", exact=True).select_option(label=MODEL)
