@@ -171,6 +171,7 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "scaling, at a moment": f"/scaling/?at={about.missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
         "scaling, part": "/scaling/live/?charts=1",
         "instance, new": "/fleet/new/",
+        "instance, start": "/fleet/start/",
         "scaling, new": "/scaling/new/",
         "scaling, change": f"/scaling/{policy.pk}/",
         "scaling, history": f"/scaling/{policy.pk}/history/",
