@@ -13,15 +13,24 @@ TOKEN = "fleet-secret"
 
 
 @pytest.fixture(scope="module")
-def warm():
-    """Absent at first, present after the first test."""
+def fleet_token():
     os.environ["FLEET_TOKEN"] = TOKEN
-    try:
-        options = ("--weights", "absent", "--emulated-load-s", "engine=0.2,host=0.3,disk=0.4")
-        with EngineProcess("--profile", "constant:2ms", "--model", "tiny", *options) as process:
-            yield process
-    finally:
-        del os.environ["FLEET_TOKEN"]
+    yield
+    del os.environ["FLEET_TOKEN"]
+
+
+@pytest.fixture
+def absent(fleet_token):
+    options = ("--weights", "absent", "--emulated-load-s", "engine=0.2,host=0.3,disk=0.4")
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", *options) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def warm(fleet_token):
+    """An engine that has its weights from the start: a test may run alone, or in any order."""
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny") as process:
+        yield process
 
 
 async def state(http):
@@ -38,8 +47,8 @@ async def ended(http):
     raise AssertionError("it loads for ever")
 
 
-async def test_a_load_in_the_background_is_seen_under_its_name(warm):
-    async with aiohttp.ClientSession(warm.url) as http:
+async def test_a_load_in_the_background_is_seen_under_its_name(absent):
+    async with aiohttp.ClientSession(absent.url) as http:
         order = {"token": TOKEN, "background": True, "order": "a1", "sources": [{"kind": "host"}]}
         status, said = await post(http, "/weights/load", order)
         assert (status, said["loaded"], said["state"]) == (202, False, "loading")
