@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.places import Places
 
-SIMULATED_MS = 60_000
+SIMULATED_MS = 100_000  # longer than a preview may take
 
 
 class Reached(NamedTuple):
