@@ -19,13 +19,9 @@ CHARS_PER_TOKEN = 4.0
 ENGINES = 2
 
 
-def previews(longest_s: float | None = None) -> dict[str, dict[str, Any]]:
+def previews() -> dict[str, dict[str, Any]]:
     """By fleet: requests simulated, requests of the hour, `preview_s` from asking to the stored result and `cpu_s` of
-    it in this process, `error`. `longest_s`: more patience than the console has."""
-    from workers.experiments import preview_sample
-
-    if longest_s is not None:
-        preview_sample.PLANNED_S = preview_sample.GIVE_UP_S = longest_s
+    it in this process, `error`."""
     found = {"100 engines": _preview("interactive")}
     _demo_hour()
     return found | {"demo": _preview("interactive")}

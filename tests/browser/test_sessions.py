@@ -35,3 +35,18 @@ def test_too_many_failures_are_explained(visit, trouble):
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_load_state("networkidle")
     expect(page.get_by_role("alert")).to_contain_text("Too many failed attempts for this account. Try again in 15 min")
+
+
+def test_a_page_of_a_session_with_too_many_live_connections_says_so(visit):
+    page = visit("viewer")
+    page.evaluate(
+        """async () => {
+          const opened = (socket) => new Promise((done) => (socket.onopen = socket.onclose = done));
+          window.sockets = Array.from({ length: 40 }, () => new WebSocket(`ws://${location.host}/ws/overview`));
+          await Promise.all(window.sockets.map(opened));
+        }"""
+    )
+    further = page.context.new_page()
+    further.goto("/queue/")
+    said = further.get_by_role("status").filter(has_text="Too many pages are open in this session. Close some of them.")
+    expect(said).to_be_visible()

@@ -141,7 +141,7 @@ def test_hang_up_aborts_in_the_engine(client: Client, servers):
     until(lambda: sum(map(open_requests, urls)) == 1, what="the request is not in an engine")
     response.close()
     # 3,500 tokens take ten seconds and more: only an abort ends it sooner.
-    until(lambda: sum(map(open_requests, urls)) == 0, 4, what="the engine still decodes")
+    assert until(lambda: sum(map(open_requests, urls)) == 0, 4, what="the engine still decodes")
 
 
 def test_priority_overtakes_what_waits_in_the_engine(servers):
