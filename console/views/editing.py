@@ -21,6 +21,7 @@ from django.shortcuts import redirect, render
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from console.access import actor_of
 from console.forms.base import EditForm
 from controller.models import Decision
 from controller.models.base import Versioned
@@ -49,6 +50,17 @@ def written(form: Form, write: Callable[[], T]) -> T | None:
     except ValidationError as error:
         show_errors(form, error)
         return None
+
+
+def created(request: HttpRequest, form: EditForm, create: Callable[..., T], told: Callable[[T], str]) -> T | None:
+    """The row that a posted form created, as `create(actor=, **values)` stored it, with a message. None: the form was
+    not posted, or is to be shown again with its errors."""
+    if request.method != "POST" or not form.is_valid():
+        return None
+    row = written(form, lambda: create(actor=actor_of(request), **form.values()))
+    if row is not None:
+        messages.success(request, told(row))
+    return row
 
 
 def updated(form: EditForm, row: V, write: Callable[..., V]) -> tuple[V | None, list[Difference]]:

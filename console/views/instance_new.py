@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_http_methods
 
-from console.access import actor_of, allows
+from console.access import allows
 from console.forms.instances import InstanceForm, StartForm
 from console.forms.unsaved_forms import data_of
-from console.views.editing import form_page, saved, written
+from console.views.editing import created, form_page, saved
 from controller.models import LaunchTemplate, ServedModel
+from controller.scale.provisioning import PROCESS
+from controller.selectors.fleet.topology import provisioners_unseen
 from controller.selectors.roles import UserRole
 from controller.services.fleet.instances import instance_create
 from controller.services.fleet.launch_templates import example
@@ -23,11 +24,9 @@ from controller.services.fleet.launches import instance_join
 @allows(UserRole.OPERATOR)
 def instance_new(request: HttpRequest) -> HttpResponse:
     form = InstanceForm(data_of(request))
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: instance_join(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(request, f"{row.pk} registered. It receives requests once it responds.")
-            return saved("instance", row.pk)
+    row = created(request, form, instance_join, "{0.pk} registered. It receives requests once it responds.".format)
+    if row is not None:
+        return saved("instance", row.pk)
     return form_page(request, "console/instance_form.html", form, no_model=not ServedModel.objects.exists())
 
 
@@ -35,11 +34,12 @@ def instance_new(request: HttpRequest) -> HttpResponse:
 @allows(UserRole.OPERATOR)
 def instance_start(request: HttpRequest) -> HttpResponse:
     form = StartForm(data_of(request))
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: instance_create(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(request, f"{row.pk} is being started. It receives requests once it is ready.")
-            return saved("instance", row.pk)
-    templates = [(row, shlex.join(example(row))) for row in LaunchTemplate.objects.order_by("name")]
+    told = "{0.pk} is being started. It receives requests once it is ready.".format
+    row = created(request, form, instance_create, told)
+    if row is not None:
+        return saved("instance", row.pk)
+    templates = [(each, shlex.join(example(each))) for each in LaunchTemplate.objects.order_by("name")]
+    unseen = next((each for each in provisioners_unseen() if each.name == PROCESS), None)
     no_model = not ServedModel.objects.exists()
-    return form_page(request, "console/instance_start.html", form, no_model=no_model, templates=templates)
+    page = "console/instance_start.html"
+    return form_page(request, page, form, no_model=no_model, templates=templates, unseen=unseen)

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -25,7 +24,7 @@ from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import Difference, form_page, say_updated, updated, written
+from console.views.editing import Difference, created, form_page, say_updated, updated
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue
 from controller.selectors.fleet import scaling
@@ -202,13 +201,9 @@ def as_now(
 @allows(UserRole.OPERATOR)
 def scaling_new(request: HttpRequest) -> HttpResponse:
     form = ScalingForm(data_of(request))
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: scaling_policy_create(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(
-                request, f"Scaling policy of {row.model.name}, {row.role} created. It is evaluated every second."
-            )
-            return redirect("scaling")
+    told = "Scaling policy of {0.model.name}, {0.role} created. It is evaluated every second.".format
+    if created(request, form, scaling_policy_create, told) is not None:
+        return redirect("scaling")
     return form_page(request, "console/scaling_form.html", form)
 
 

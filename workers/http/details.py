@@ -14,7 +14,10 @@ from ipaddress import ip_address
 LIVE = "/livez"  # answered before anything else, and told from nothing: the process runs and accepts connections
 KEPT_S = 1.0  # an answer is given again for this long, so that many who ask cost as much as one
 SHORTEST_TOKEN = 16
-MISSING = "Send METRICS_TOKEN as a bearer token, or, if it is not set, call from the machine of this server."
+MISSING = (
+    "Send METRICS_TOKEN as a bearer token or, if it is not set, call from the machine of this server by address or as "
+    "localhost."
+)
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 

@@ -18,7 +18,7 @@ from console.access import actor_of, allows
 from console.forms.service_accounts import ServiceAccountForm, TokenForm, TokenRotateForm
 from console.forms.unsaved_forms import data_of
 from console.views.accounts.secrets import rotated, secret_state, show_once
-from console.views.editing import Difference, form_page, say_updated, updated, written
+from console.views.editing import Difference, created, form_page, say_updated, updated
 from controller.models import ServiceAccount, ServiceToken
 from controller.selectors import service_accounts as accounts
 from controller.selectors.records import decisions
@@ -53,11 +53,11 @@ def account_detail(request: HttpRequest, account_id: int) -> HttpResponse:
 @allows(UserRole.ADMIN)
 def account_new(request: HttpRequest) -> HttpResponse:
     form = ServiceAccountForm(data_of(request))
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: service_account_create(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(request, f"Service account {row.name} created. Create a token to use it.")
-            return redirect("service-account", row.pk)
+    row = created(
+        request, form, service_account_create, "Service account {0.name} created. Create a token to use it.".format
+    )
+    if row is not None:
+        return redirect("service-account", row.pk)
     return form_page(request, "console/service_account_form.html", form)
 
 

@@ -23,7 +23,7 @@ from console.live.live_view import open_by_tenant
 from console.panels.history import goal_of, goals, links
 from console.removed import says_if_removed
 from console.views.accounts.secrets import rotated, secret_state, show_once
-from console.views.editing import Difference, form_page, saved, say_updated, updated, written
+from console.views.editing import Difference, created, form_page, saved, say_updated, updated, written
 from console.views.overview import read_fleets
 from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant
@@ -75,11 +75,9 @@ def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
 @allows(UserRole.ADMIN)
 def tenant_new(request: HttpRequest) -> HttpResponse:
     form = TenantForm(data_of(request))
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: tenant_create(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(request, f"Tenant {row.name} created. Create an API key to send requests.")
-            return saved("tenant", row.pk)
+    row = created(request, form, tenant_create, "Tenant {0.name} created. Create an API key to send requests.".format)
+    if row is not None:
+        return saved("tenant", row.pk)
     return form_page(request, "console/tenant_form.html", form)
 
 

@@ -20,7 +20,7 @@ from console.forms.unsaved_forms import data_of
 from console.panels.changed_since import changed_since
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import STALE, Difference, form_page, restore_link, saved, say_updated, updated, written
+from console.views.editing import STALE, Difference, created, form_page, restore_link, saved, say_updated, updated
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
@@ -44,11 +44,9 @@ def class_list(request: HttpRequest) -> HttpResponse:
 def class_new(request: HttpRequest) -> HttpResponse:
     initial = NEW_CLASS | restored(request)
     form = SLOClassForm(data_of(request), initial=initial)
-    if request.method == "POST" and form.is_valid():
-        row = written(form, lambda: slo_class_create(actor=actor_of(request), **form.values()))
-        if row is not None:
-            messages.success(request, f"Class {row.name} created. Gateways use it within a second.")
-            return saved("classes")
+    told = "Class {0.name} created. Gateways use it within a second.".format
+    if created(request, form, slo_class_create, told) is not None:
+        return saved("classes")
     return form_page(request, "console/class_form.html", form)
 
 
