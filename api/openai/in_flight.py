@@ -23,7 +23,6 @@ from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
-from controller.dispatch.lifecycle import State
 from controller.predict.lengths import NO_TEXT, PromptText
 from workers.backends.base import (
     MOST_TOLD_TOKENS,
@@ -42,8 +41,10 @@ RESPONSES = "/v1/responses"  # served as a chat completion
 
 
 class InFlightRequest:
-    """`state` is what its client may see: QUEUED, SENT, ANSWERING once a byte went out, ENDED. Times are the driver's
-    monotonic seconds, except `arrived_wall` (epoch). The parsed body is not kept."""
+    """What only the gateway knows of a request: its connections and what passed over them. Its state is the scheduler's
+    (`Scheduler.state_of`). `started`: a byte of its answer went out. `over`: nothing more goes to its client, which the
+    scheduler hears with the next batch. Times are the driver's monotonic seconds, except `arrived_wall` (epoch). The
+    parsed body is not kept."""
 
     __slots__ = (
         "arrived_wall",
@@ -61,6 +62,7 @@ class InFlightRequest:
         "moved",
         "offer",
         "output_tokens",
+        "over",
         "overstated",
         "paired",
         "prefill",
@@ -72,7 +74,7 @@ class InFlightRequest:
         "sends",
         "sent_at",
         "source",
-        "state",
+        "started",
         "streamed",
         "task",
         "text",
@@ -112,7 +114,8 @@ class InFlightRequest:
         self.translation = translation
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
-        self.state = State.QUEUED
+        self.started = False
+        self.over = False
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
         self.moved: KvMoved | None = None  # how that KV came, as its decode engine measured it
@@ -179,7 +182,6 @@ class InFlightRequest:
 
     def restart(self) -> None:
         """Back to the queue after a failure before the first token, when nothing of it runs any more."""
-        self.state = State.QUEUED
         self.prefill_instance = ""
         self.moved = None
         self.times = None
@@ -277,7 +279,7 @@ async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall
                     if chunk.moved is not None:
                         driver.pulled(in_flight)
     except EngineError as error:
-        if in_flight.state is not State.ENDED:
+        if not in_flight.over:
             driver.lost(in_flight, error)
 
 
@@ -289,7 +291,7 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
         driver.first_token(in_flight, now) if first else driver.progressed(in_flight, now)
     if chunk.usage is not None:
         in_flight.counted(chunk.usage)
-    if in_flight.state is State.SENT:
+    if not in_flight.started:
         if not chunk.tokens and not chunk.done:
             if len(held) > MOST_HELD_BYTES:
                 raise EngineError(f"the engine sent more than {MOST_HELD_BYTES} bytes without a token")
@@ -304,7 +306,7 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
 
 
 async def start_stream(in_flight: InFlightRequest) -> None:
-    in_flight.state = State.ANSWERING
+    in_flight.started = True
     headers = [EVENT_STREAM, NO_CACHE, *in_flight.headers()]
     await in_flight.send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -312,7 +314,7 @@ async def start_stream(in_flight: InFlightRequest) -> None:
 async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
     raw = _translated(in_flight, chunk.raw)
     in_flight.counted(chunk.usage)
-    in_flight.state = State.ANSWERING
+    in_flight.started = True
     driver.completed(in_flight, driver.clock())
     await respond(in_flight.send, 200, raw, in_flight.headers())
 

@@ -45,11 +45,13 @@ class Notes(Protocol):
 
 @dataclass(slots=True)
 class Opened:
-    """A transfer under way: the `attempt`th of its request, in `state`."""
+    """A transfer under way, the `attempt`th of its request, and what its decode engine has reported of it: that it
+    `reserved` blocks, that KV `moves`. Its state is the scheduler's, which may be further on (time-outs, rollbacks)."""
 
     place: ev.Place
     attempt: int
-    state: State
+    reserved: bool = False
+    moves: bool = False
 
 
 class KvTransfers:
@@ -68,15 +70,16 @@ class KvTransfers:
 
     # ---- what happens to a transfer --------------------------------------------------------------------------------
 
-    def placed(self, place: ev.Place, state: State) -> None:
-        """`state`: until its engine reports another."""
+    def placed(self, place: ev.Place, *, moves: bool) -> None:
+        """`moves`: its engine will not report when it begins to pull, so KV counts as moving at once."""
         name = place.request.id
         self._attempts[name] = self._attempts.get(name, 0) + 1
-        self._open[name] = Opened(place, self._attempts[name], state)
+        self._open[name] = Opened(place, self._attempts[name], moves=moves)
 
-    def reached(self, in_flight: InFlightRequest, state: State) -> None:
+    def reported(self, in_flight: InFlightRequest, *, moves: bool) -> None:
+        """Its decode engine has reserved blocks and, with `moves`, pulls."""
         if (opened := self._open.get(in_flight.request.id)) is not None:
-            opened.state = state
+            opened.reserved, opened.moves = True, moves
 
     def under_way(self, in_flight: InFlightRequest) -> bool:
         """Placed, and neither landed nor failed."""
@@ -103,20 +106,22 @@ class KvTransfers:
         if opened is None:
             return
         moved = moved_in(error.body)
-        state = _reached(moved, State.PLACED if reason in NEVER_BEGAN else opened.state)
+        if reason in NEVER_BEGAN:
+            opened.reserved = opened.moves = False
+        state = _reached(opened, moved)
         self._note(in_flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
     def undone(self, in_flight: InFlightRequest, reason: str, now: float) -> None:
         """Rolled back by the gateway: a time-out, a lost prefill engine, a request that ended."""
         opened = self._close(in_flight)
         if opened is not None:
-            self._note(in_flight, opened, reason, now, None, opened.state, "undone", undo=reason)
+            self._note(in_flight, opened, reason, now, None, _reached(opened), "undone", undo=reason)
 
     def forget(self, in_flight: InFlightRequest, now: float) -> None:
         """The request has ended, or starts over."""
         self.undone(in_flight, "request_ended", now)
         self._ended.pop(in_flight.request.id, None)
-        if in_flight.state is State.ENDED:
+        if in_flight.over:
             self._attempts.pop(in_flight.request.id, None)
 
     def _close(self, in_flight: InFlightRequest) -> Opened | None:
@@ -249,13 +254,13 @@ class DecodeLeg:
         self._runtime.accepted(in_flight)
         if in_flight.streamed:
             moves = not self._engine.tells_pulling
-            self._transfers.reached(in_flight, State.MOVING if moves else State.RESERVED)
+            self._transfers.reported(in_flight, moves=moves)
             self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
             self._landed(in_flight)
 
     def pulling(self, in_flight: InFlightRequest) -> None:
-        self._transfers.reached(in_flight, State.MOVING)
+        self._transfers.reported(in_flight, moves=True)
         self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
 
     def pulled(self, in_flight: InFlightRequest) -> None:
@@ -340,7 +345,8 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _reached(moved: KvMoved | None, otherwise: State) -> State:
-    if moved is None:
-        return otherwise
-    return State.MOVING if moved.bytes else State.RESERVED if moved.reserved else State.PLACED
+def _reached(opened: Opened, moved: KvMoved | None = None) -> State:
+    """The state for the record of a transfer that did not land: as its engine measured it, else as it reported."""
+    if moved is not None:
+        return State.MOVING if moved.bytes else State.RESERVED if moved.reserved else State.PLACED
+    return State.MOVING if opened.moves else State.RESERVED if opened.reserved else State.PLACED

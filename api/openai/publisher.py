@@ -33,7 +33,6 @@ from controller.core.messages import (
     FleetMessage,
     QueueState,
 )
-from controller.dispatch.lifecycle import State
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
@@ -262,7 +261,7 @@ class Publisher:
             in_flight = self._gateway.runtime.requests.get(request_id)
             if in_flight is None:
                 answer["gone"].append(request_id)
-            elif late or in_flight.state is not State.QUEUED:
+            elif late or not self._gateway.runtime.waits(in_flight):
                 answer["too_late"].append(request_id)
             else:
                 answer["applied"].append(request_id)

@@ -111,7 +111,7 @@ class Runtime:
 
     def hang_up(self, in_flight: InFlightRequest, why: str = "client_closed") -> None:
         """The client is gone, or was hung up on (`why`): cancel the request at its engine at once."""
-        if in_flight.state is not State.ENDED:
+        if not in_flight.over:
             self._end(in_flight, Cause.HUNG_UP, code=why, status=499)
             self.push(ev.Cancelled(in_flight.request.id))
 
@@ -129,7 +129,16 @@ class Runtime:
 
     def serving(self, instance_id: str) -> int:
         """How many requests would fail or start over without it, with those whose KV it keeps for another instance."""
-        return sum(1 for in_flight in self.requests.values() if _needs(in_flight, instance_id))
+        return sum(1 for in_flight in self.requests.values() if self._needs(in_flight, instance_id))
+
+    def _needs(self, in_flight: InFlightRequest, instance_id: str) -> bool:
+        if in_flight.prefill_instance == instance_id and not in_flight.started:
+            return True
+        return in_flight.instance == instance_id and not self.waits(in_flight)
+
+    def waits(self, in_flight: InFlightRequest) -> bool:
+        """Whether an open request waits for an instance. One that the scheduler does not know has just arrived."""
+        return self.scheduler.state_of(in_flight.request.id) in (State.QUEUED, State.ENDED)
 
     def push(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -183,7 +192,7 @@ class Runtime:
         """The call for its answer failed. `down`: because its instance is down."""
         in_flight.task = None
         in_flight.stop_answer()
-        if in_flight.prefill_instance and in_flight.state is State.SENT:
+        if in_flight.prefill_instance and not in_flight.started:
             self.transfers.failed(in_flight, error, self.clock())
             if in_flight.paired:  # both calls of a pair began with one action, and end together
                 in_flight.stop_prefill()
@@ -235,7 +244,7 @@ class Runtime:
         """Count what was sent. A request that was sent twice in one pass counts where it went last."""
         for send in {action.request.id: action for action in actions if type(action) is ev.Send}.values():
             in_flight = self.requests.get(send.request.id)
-            if in_flight is not None and in_flight.state is State.SENT:
+            if in_flight is not None and send.instance_id in self._backends and not self.waits(in_flight):
                 self.rates.sent(send.request.model, now, prefill=send.part is not Part.WHOLE)
 
     # ---- actions: requests ----------------------------------------------------------------------------------------
@@ -258,7 +267,6 @@ class Runtime:
             # It has left the configuration meanwhile: for the scheduler a failed call like any other, which it retries.
             self.push(ev.EngineFailed(in_flight.request.id, action.instance_id, f"no instance {action.instance_id}"))
             return
-        in_flight.state = State.SENT
         call = in_flight.upstream_call(action.rank)
         if action.part is not Part.WHOLE:
             in_flight.call, in_flight.paired, in_flight.two_stages = call, action.part is Part.PAIR, True
@@ -316,7 +324,7 @@ class Runtime:
         self.note(in_flight, action.decision)
         in_flight.instance, in_flight.prefill_instance, in_flight.moved = target, action.source, None
         # Only a stream says that blocks are reserved and that KV begins to move.
-        self.transfers.placed(action, State.PLACED if call.streamed and not in_flight.paired else State.MOVING)
+        self.transfers.placed(action, moves=in_flight.paired or not call.streamed)
         leg = DecodeLeg(self, target, self.transfers, self.rates, backend.capabilities)
         if in_flight.paired:
             in_flight.task = self.spawn(self._both(in_flight, call, action, leg))
@@ -399,7 +407,7 @@ class Runtime:
 
     def _ending(self, in_flight: InFlightRequest, source: str, offer: bytes) -> None:
         """Its prompt is nearly computed, so its KV may be pulled."""
-        if in_flight.state is State.SENT:
+        if not in_flight.over:
             in_flight.offer = offer
             self.push(ev.PrefillEnding(in_flight.request.id, source))
 
@@ -438,9 +446,9 @@ class Runtime:
 
     def _prefill_lost(self, in_flight: InFlightRequest, source: str, error: EngineError, *, down: bool = False) -> None:
         """The call for its prefill failed, which its decode engine may not need any more."""
-        if in_flight.state is State.ENDED:
+        if in_flight.over:
             return
-        if in_flight.state is State.ANSWERING or in_flight.moved is not None:
+        if in_flight.started or in_flight.moved is not None:
             self._prefilled(in_flight, source)  # for the record: what its decode engine has was computed
         in_flight.offer = None
         self._report(in_flight, source, error, down=down)
@@ -463,15 +471,15 @@ class Runtime:
         self._end_with_error(in_flight, cause, ApiError(ENDS[cause].code, message or ended(cause)))
 
     def _end_with_error(self, in_flight: InFlightRequest, cause: Cause, error: ApiError) -> None:
-        started = in_flight.state is State.ANSWERING
+        started = in_flight.started
         self._end(in_flight, cause, code=error.code, status=200 if started else error.status)
         self.spawn(end_with_error(in_flight, error, started=started))
 
     def _end(self, in_flight: InFlightRequest, cause: Cause, *, code: str = "", status: int = 200) -> None:
         """`code`: the error code, if it is not that of the cause."""
-        found = outcome(cause, sent=in_flight.sends > 0, answering=in_flight.state is State.ANSWERING)
+        found = outcome(cause, sent=in_flight.sends > 0, answering=in_flight.started)
         code = code or ENDS[cause].code
-        in_flight.state = State.ENDED
+        in_flight.over = True
         self._stop_stages(in_flight)
         del self.requests[in_flight.request.id]
         # Judging and recording take as long as all else at the end of a request, so the last bytes are sent first.
@@ -513,8 +521,3 @@ def report_defect(who: str, events: Sequence[ev.Event], error: Exception) -> Non
     """A policy raised. The scheduler goes on without its decision."""
     what = repr(events[0]) if len(events) == 1 else f"{len(events)} events"
     log.error("the %s failed on %s", who, what, exc_info=error)
-
-
-def _needs(in_flight: InFlightRequest, instance_id: str) -> bool:
-    holds = in_flight.state is State.SENT and in_flight.prefill_instance == instance_id
-    return holds or (in_flight.state is not State.QUEUED and in_flight.instance == instance_id)
