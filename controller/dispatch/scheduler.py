@@ -331,6 +331,7 @@ class Scheduler:
         found = self._open.get(event.request_id)
         if found is not None and found.follow(On.ANSWERED_WHOLE):
             found.target = ""
+            found.landed = found.paired = False  # of a decode stage that is not needed any more
             batch.actions.append(ev.AnswerThere(found.request, event.instance_id))
             # The migrator drops the request and aborts a decode stage that waits for its KV.
             batch.for_migrator.append(ev.Cancelled(event.request_id))

@@ -149,6 +149,19 @@ def test_an_answer_that_ends_with_its_first_token_leaves_the_migrator() -> None:
     assert made.dispatcher.holds("a")
 
 
+def test_an_answer_that_ended_with_its_first_token_is_retried_when_its_engine_fails() -> None:
+    """Its KV had been pulled already, which says nothing about the engine that answers it from then on."""
+    made = fleet(p="prefill", q="prefill", d="decode")
+    ((_, source, _),) = sends(made.handle([ev.Arrived(request("a"))], 0.0))
+    made.handle([ev.PrefillEnding("a", source)], 0.1)
+    made.handle([ev.TransferDone("a", "d", released=True)], 0.1)
+    assert len(of(made.handle([ev.AnsweredWhole("a", source)], 0.2), ev.AnswerThere)) == 1
+    reply = made.handle([ev.EngineFailed("a", source, "cut")], 0.3)
+    ((_, again, part),) = sends(reply)
+    assert (len(of(reply, ev.Retry)), again != source, part) == (1, True, Part.PREFILL)
+    assert of(reply, ev.Place) == []
+
+
 def test_an_answer_that_ends_as_its_prefill_fails_is_not_computed_again() -> None:
     """The KV was only assumed to have landed, so the failure alone means another attempt."""
     made = fleet(p="prefill", q="prefill", d="decode")
