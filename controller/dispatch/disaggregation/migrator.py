@@ -181,7 +181,7 @@ class Migrator:
 
     def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
-        if transfer is not None and transfer.state is State.PLACED:
+        if transfer is not None:
             self._queue.advance(transfer, On.MOVES if event.moves else On.STARTED, now)
 
     def _moves(self, event: ev.TransferMoves, now: float, actions: list[ev.Action]) -> None:
@@ -226,13 +226,15 @@ class Migrator:
         if transfer.kv_has_left:
             self.rollback.lost_at_target(transfer, event.reason, now, actions)
             return
-        assumed = transfer.state is State.COMMITTED and transfer.assumed
+        assumed = transfer.landed and transfer.assumed
         if not assumed and event.request_id not in self._queue.moving:
             return
         reason = event.reason
         if transfer.paired and reason == "no_room":
             reason = "refused"  # an engine without room lets a pair wait, so its refusal is a failure
-        if reason == "no_room":  # the shadow state was wrong: not counted as a failure
+        if transfer.state is State.RELEASED:  # it was only assumed to have landed, and now its KV is gone
+            self.rollback.prefill_again(transfer, "kv_lost", now, actions)
+        elif reason == "no_room":  # the shadow state was wrong: not counted as a failure
             transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
             self.rollback.withdraw(transfer, now)
         elif transfer.kv_is_lost(reason):

@@ -229,6 +229,25 @@ def test_where_no_one_can_say_it_is_not_asked_again_and_not_said_to_be_released(
     assert built.state_of("a") is State.COMMITTED
 
 
+@pytest.mark.parametrize("reason", ["no_room", "kv_lost", "unreachable"])
+def test_what_was_freed_by_an_order_for_its_earlier_attempt_is_prefilled_again_when_its_decode_stage_fails(reason):
+    """The landing was assumed, so the decode stage may not have the KV that is gone now."""
+    built = made(decoders=1)
+    built.handle([done("a")], 0.0)
+    built.handle([ev.TransferDone("a", "d0", assumed=True), ev.KvReleased("a", "p")], 1.0)
+    reply = built.handle([ev.TransferFailed("a", "d0", reason)], 1.1)
+    assert [each.request.id for each in of(reply, ev.PrefillAgain)] == ["a"]
+    nothing_is_left(built, 1.1)
+
+
+def test_engines_that_say_twice_that_they_began_are_believed():
+    built = made(decoders=1)
+    built.handle([done("a"), ev.TransferStarted("a", "d0", moves=False), ev.TransferStarted("a", "d0")], 0.0)
+    assert built.state_of("a") is State.PLACED, "it was placed after these events"
+    built.handle([ev.TransferStarted("a", "d0", moves=False), ev.TransferStarted("a", "d0")], 0.1)
+    assert built.state_of("a") is State.MOVING
+
+
 def test_who_has_heard_from_the_engine_that_pulled_need_not_be_told():
     built = made(decoders=1)
     built.handle([done("a")], 0.0)
