@@ -1,8 +1,9 @@
 """The states of a request, the transitions between them and the ways to end, for scheduler, gateway and simulator.
 
-`STEPS` is the table of transitions and `after` looks one up. An event without a transition in a state is ignored there:
-for example a stale event of an attempt that has ended. `ENDS` is the table of outcomes. Drivers read both and add no
-rule of their own. docs/reference/request-lifecycle.md shows both tables, and a test compares them.
+`STEPS` is the table of transitions. Requests and their KV transfers take them by `Followed.follow`, and nothing else
+changes a state. An event without a transition in a state is ignored there: for example a stale event of an attempt that
+has ended. `ENDS` is the table of outcomes. Drivers read both and add no rule of their own.
+docs/reference/request-lifecycle.md shows both tables, and a test compares them.
 """
 
 from __future__ import annotations
@@ -189,21 +190,13 @@ def after(state: State, on: str) -> State | None:
     return state.steps.get(on)
 
 
-class OpenRequest:
-    """A request that has not ended. `source`: the instance that serves or prefills it, `target`: the one that decodes
-    it, "" for none. `answering`: its client has a token, so there is no second attempt. `landed`: the target confirmed
-    that it has the KV. `paired`: both stages begin together."""
+class Followed:
+    """What goes through the table. Only `follow` changes its state."""
 
-    __slots__ = ("answering", "landed", "paired", "request", "source", "state", "target")
+    __slots__ = ("state",)
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.state = State.QUEUED
-        self.source = ""
-        self.target = ""
-        self.answering = False
-        self.landed = False
-        self.paired = False
+    def __init__(self, state: State) -> None:
+        self.state = state
 
     def follow(self, on: str) -> bool:
         """Take the transition. False if `on` has none in the present state."""
@@ -212,6 +205,23 @@ class OpenRequest:
             return False
         self.state = to
         return True
+
+
+class OpenRequest(Followed):
+    """A request that has not ended. `source`: the instance that serves or prefills it, `target`: the one that decodes
+    it, "" for none. `answering`: its client has a token, so there is no second attempt. `landed`: the target confirmed
+    that it has the KV. `paired`: both stages begin together."""
+
+    __slots__ = ("answering", "landed", "paired", "request", "source", "target")
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(State.QUEUED)
+        self.request = request
+        self.source = ""
+        self.target = ""
+        self.answering = False
+        self.landed = False
+        self.paired = False
 
 
 class Sent:

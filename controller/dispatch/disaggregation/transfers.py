@@ -22,7 +22,7 @@ from controller.core.types import Request
 from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.paired_prefills import PairedPrefills
 from controller.dispatch.disaggregation.placements import Order, Prefilled
-from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, State, after
+from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, UNDER_WAY, Followed, State, after
 
 # Source, a pair or not, and which contexts of the model's instances hold the prompt, and prompt and answer. Instances
 # that failed a request make no difference: one with only such left waits for room as well.
@@ -34,8 +34,10 @@ PRESSURE_ROWS = 16  # of each kind: those that are due first
 UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the link or itself is at fault
 
 
-class DecodeTransfer:
-    """The decode stage of one request. `target` is set once it is placed; `since` is when its state began."""
+class DecodeTransfer(Followed):
+    """The decode stage of one request: what the migrator knows beyond the scheduler's `OpenRequest`. After each pass
+    both are in the same state; within a pass the migrator follows later. `target` is set once it is placed; `since` is
+    when its state began."""
 
     __slots__ = (
         "assumed",
@@ -58,18 +60,17 @@ class DecodeTransfer:
         "source",
         "source_busy_s",
         "stage",
-        "state",
         "target",
         "turn_at",
         "turned_away",
     )
 
     def __init__(self, request: Request, source: str, now: float, prefill_s: float = 0.0, paired: bool = False) -> None:
+        super().__init__(State.PREFILLING)
         self.stage = Prefilled(request, now)
         self.source = source
         self.target = ""
         self.rank = 0
-        self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0
         self.prefill_s, self.paired = prefill_s, paired  # a pair's prefill begins when its decode stage is placed
@@ -381,11 +382,11 @@ class TransferQueue:
 
     def advance(self, transfer: DecodeTransfer, on: str, now: float) -> bool:
         """To the state that `on` leads to (lifecycle.STEPS). False, and no change, where `on` does not apply."""
-        state = after(transfer.state, on)
-        if state is None:
+        if after(transfer.state, on) is None:
             return False
         self._leave(transfer)
-        transfer.state, transfer.since = state, now
+        transfer.follow(on)
+        transfer.since = now
         self._enter(transfer, now)
         return True
 

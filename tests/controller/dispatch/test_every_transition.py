@@ -10,13 +10,13 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import build_scheduler
-from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
 from controller.dispatch.lifecycle import (
     LANDED,
     MAX_PREFILLS,
     STEPS,
     TWO_STAGES,
     UNDER_WAY,
+    Followed,
     On,
     OpenRequest,
     State,
@@ -85,6 +85,14 @@ class RandomDriver:
             batch += self.happens(besides=self.last)
         self.scheduler.handle(batch, self.now)
         self.names = [name for name in self.names if self.scheduler.state_of(name) is not State.ENDED]
+        self.agree()
+
+    def agree(self) -> None:
+        """The migrator has a transfer of exactly the requests with two stages, in the request's own state."""
+        migrator = self.scheduler.migrator
+        assert migrator is not None
+        states = {name: found.state for name, found in self.scheduler._open.items() if found.state in TWO_STAGES}
+        assert {transfer.request.id: transfer.state for transfer in migrator._queue} == states
 
     def all_end(self) -> None:
         """Every client hangs up, and every engine frees what it kept."""
@@ -157,24 +165,16 @@ class RandomDriver:
 def taken(monkeypatch: pytest.MonkeyPatch) -> set[Transition]:
     """The transitions that the schedulers and the migrators of a test take."""
     seen: set[Transition] = set()
-    follow, advance = OpenRequest.follow, TransferQueue.advance
+    follow = Followed.follow
 
-    def followed(self: OpenRequest, on: str) -> bool:
+    def followed(self: Followed, on: str) -> bool:
         before = self.state
         done = follow(self, on)
         if done:
             seen.add(Transition(before, on, self.state))
         return done
 
-    def advanced(self: TransferQueue, transfer: DecodeTransfer, on: str, now: float) -> bool:
-        before = transfer.state
-        done = advance(self, transfer, on, now)
-        if done:
-            seen.add(Transition(before, on, transfer.state))
-        return done
-
-    monkeypatch.setattr(OpenRequest, "follow", followed)
-    monkeypatch.setattr(TransferQueue, "advance", advanced)
+    monkeypatch.setattr(Followed, "follow", followed)
     return seen
 
 

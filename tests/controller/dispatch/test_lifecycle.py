@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.lifecycle import ENDS, OPEN, STEPS, TWO_STAGES, Cause, OpenRequest, State, after
 from tests.controller.dispatch.fleet import request
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "reference/request-lifecycle.md"
 OVERVIEW = DOCS / "concepts/disaggregation.md"
 ARROW = re.compile(r"^ +(\w+) --> (\w+): (.+)$", re.M)
@@ -55,6 +57,33 @@ def test_a_client_may_always_hang_up(state: State) -> None:
 @pytest.mark.parametrize("state", sorted({*TWO_STAGES} - {State.COMMITTED, State.RELEASED}))
 def test_each_state_before_the_kv_is_there_has_a_time_out(state: State) -> None:
     assert hasattr(MigratorConfig(), f"{state.value}_timeout_s")
+
+
+def imports_states(tree: ast.Module) -> bool:
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return any(
+        node.module == "controller.dispatch.lifecycle" and "State" in {a.name for a in node.names} for node in froms
+    )
+
+
+def kept_states(tree: ast.Module) -> list[int]:
+    """Lines that set an attribute `state`, or declare a field of the table's type."""
+    lines = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        sets = any(isinstance(target, ast.Attribute) and target.attr == "state" for target in targets)
+        declares = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("State")
+        lines += [node.lineno] if sets or declares else []
+    return lines
+
+
+def test_only_the_table_changes_a_state() -> None:
+    """Gateway, simulator and migrator read it: whoever knows the states keeps none of its own."""
+    paths = [path for top in ("api", "controller", "console", "workers") for path in (ROOT / top).rglob("*.py")]
+    readers = {path.name: tree for path in paths if imports_states(tree := ast.parse(path.read_text()))}
+    assert {"runtime.py", "kv_transfers.py", "transfers.py", "migrator.py", "scheduler.py"} <= readers.keys()
+    assert {name: lines for name, tree in readers.items() if (lines := kept_states(tree))} == {}
+    assert kept_states(ast.parse("class Opened:\n    state: State\nopened.state = State.MOVING")) == [3, 2]
 
 
 def test_what_does_not_apply_changes_nothing() -> None:
