@@ -8,6 +8,7 @@ from controller.admin.base import ReadOnlyAdmin
 from controller.models import (
     ApiKey,
     Device,
+    FlowSettings,
     Host,
     Instance,
     LatencyProfile,
@@ -111,3 +112,8 @@ class ProvisionerLookAdmin(ReadOnlyAdmin):
 class ScalingPolicyAdmin(ReadOnlyAdmin):
     list_display = ("model", "role", "min_instances", "max_instances", "upper", "lower", "warm", "enabled", "version")
     list_select_related = ("model",)
+
+
+@admin.register(FlowSettings)
+class FlowSettingsAdmin(ReadOnlyAdmin):
+    list_display = ("__str__", "flow_policy", "version", "updated_at")

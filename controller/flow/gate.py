@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from controller.core.errors import ConfigError
 from controller.flow.flows import MsFlow
@@ -28,6 +28,9 @@ from controller.flow.scheduler import (
     Submitted,
 )
 
+OFF = "off"  # no flow policy: all flows send at once
+# Policies that a gate can enforce. Karuna gives a flow a rate, and a sender that is only stopped and started has none.
+GATED = ("mfs", "fair_sharing", "shortest_first", "earliest_deadline")
 FADES = 0.8  # a window: a sender that paused for a moment keeps its place
 
 
@@ -46,6 +49,23 @@ class Expired(NamedTuple):
 
 
 GateAction = Go | NotTaken | Expired
+
+
+class FlowView(TypedDict):
+    """A flow for people. Seconds, bytes, bytes/s. `port`: that it leaves through; `due_in_s`: negative if it is late,
+    None without a deadline; `level`: 1 (most urgent) to 8; `waiting`: it has nothing to send now."""
+
+    id: str
+    stage: int
+    port: str
+    to: str
+    size_bytes: float
+    left_bytes: float
+    due_in_s: float | None
+    level: int
+    go: bool
+    waiting: bool
+    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +317,14 @@ class Gate:
 
     # ---- for people -------------------------------------------------------------------------------------------------
 
-    def view(self, now: float) -> list[dict[str, float | str | bool | None]]:
-        """Each flow, the first to send first. Seconds, bytes, bytes/s."""
+    def view(self, now: float) -> list[FlowView]:
+        """Each flow, the first to send first."""
         ordered = sorted(self._senders.values(), key=lambda each: (each.turn.rank, each.number))
         return [
             {
                 "id": each.flow.id,
                 "stage": int(each.flow.stage),
+                "port": each.flow.egress,
                 "to": each.flow.ingress,
                 "size_bytes": each.flow.size_bytes,
                 "left_bytes": each.left,

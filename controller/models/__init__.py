@@ -16,6 +16,7 @@ from controller.models.fleet import (
     ProvisionerLook,
     ServedModel,
 )
+from controller.models.flows import FlowSettings
 from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, RequestRecord
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
@@ -33,6 +34,7 @@ __all__ = [
     "Device",
     "Experiment",
     "ExperimentRun",
+    "FlowSettings",
     "Host",
     "Instance",
     "InstanceDevice",

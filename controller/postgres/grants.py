@@ -47,6 +47,7 @@ GRANTS: dict[str, dict[str, str]] = {
     "api_key": {GATEWAY: "SELECT, UPDATE (last_used_at)", CONSOLE: _ALL},
     "slo_class": _CONFIGURATION,
     "priority_mapping": _CONFIGURATION,
+    "flow_settings": _CONFIGURATION,
     "served_model": _CONFIGURATION,
     "host": _CONFIGURATION,
     "device": _CONFIGURATION,

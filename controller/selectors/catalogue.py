@@ -24,6 +24,7 @@ from controller.models import (
     Action,
     ApiKey,
     Device,
+    FlowSettings,
     Host,
     Instance,
     LaunchTemplate,
@@ -43,6 +44,11 @@ LATELY = timedelta(days=1)  # transfers of this time are summed up for a link
 def tenants(*, of: int | None = None) -> QuerySet[Tenant]:
     rows = Tenant.objects.select_related("default_class")
     return rows if of is None else rows.filter(pk=of)
+
+
+def flow_settings() -> QuerySet[FlowSettings]:
+    """One row, or none yet."""
+    return FlowSettings.objects.all()
 
 
 def api_keys(*, of: int | None = None, usable: bool | None = None) -> QuerySet[ApiKey]:

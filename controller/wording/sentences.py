@@ -290,6 +290,8 @@ def _predicate(kind: str, subject_type: str, subject: str) -> str:
     for ending, done in CHANGES.items():
         if kind.endswith(f"_{ending}"):
             what = subject_type or kind.removesuffix(f"_{ending}")
+            if what == subject.replace(" ", "_"):
+                return f"{done} the {subject}"  # there is one, named as its kind is
             if what == "priority_mapping":
                 subject = subject.replace("priorities", "priority mapping", 1)
             return f"{done} {TYPES.get(what, what.replace('_', ' '))} {subject}"

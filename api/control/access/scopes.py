@@ -19,6 +19,7 @@ OF_RESOURCE = {
     "slo-classes": Scope.CONFIGURATION,
     "priority-mappings": Scope.CONFIGURATION,
     "scaling-policies": Scope.CONFIGURATION,
+    "flow-settings": Scope.CONFIGURATION,
     "tenants": Scope.TENANTS,
     "api-keys": Scope.TENANTS,
     "instances": Scope.FLEET,

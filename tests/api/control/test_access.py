@@ -133,6 +133,8 @@ RULES = {
     ("get", "/priority-mappings/shared"): EVERYBODY,
     ("put", "/priority-mappings/shared"): OPERATORS,
     ("delete", "/priority-mappings/shared"): OPERATORS,
+    ("get", "/flow-settings"): PEOPLE,
+    ("put", "/flow-settings"): OPERATORS,
     ("get", "/scaling-policies/by-model" + NO_SUCH): PEOPLE,
     ("put", "/scaling-policies/by-model" + NO_SUCH): OPERATORS,
     ("delete", "/scaling-policies/by-model" + NO_SUCH): OPERATORS,

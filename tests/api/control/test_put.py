@@ -26,6 +26,7 @@ CASES = {
     "a tenant's mapping": ("/priority-mappings/by-tenant/acme", {"levels": [LEVEL]}, {"levels": [LEVEL] * 2}),
     "tenant": ("/tenants/by-name/new", {"rpm": 5, "default_class": "standard"}, {"rpm": 6}),
     "policy": ("/scaling-policies/by-model/llama?role=prefill", {"max_instances": 3}, {"max_instances": 5}),
+    "flow settings": ("/flow-settings", {"flow_policy": "mfs"}, {"flow_policy": "earliest_deadline"}),
     "static instance": ("/instances/one", STATIC, {**STATIC, "unit_cost": 2}),
     "instance with a key": ("/instances/gpu", STATIC, {**STATIC, "key_name": "gpu-1"}),
     "launch template": ("/launch-templates/by-name/mine", TEMPLATE, {**TEMPLATE, "start_limit_s": 5}),
