@@ -23,6 +23,7 @@ from workers.tasks.names import (
     ACTIONS,
     EXPERIMENTS,
     EXPERIMENTS_RETAIN,
+    FLOWS,
     HEARTBEAT,
     LINKS,
     PARTITIONS,
@@ -34,6 +35,7 @@ from workers.tasks.names import (
 
 TICK_S = 1.0
 HEARTBEAT_EVERY_S = 2.0
+FLOWS_EVERY_S = 5.0
 HOUR_S = 3600.0
 
 app = Celery("slackline")
@@ -69,6 +71,7 @@ app.conf.update(
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "actions": {"task": ACTIONS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "links": {"task": LINKS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "flows": {"task": FLOWS, "schedule": FLOWS_EVERY_S, "options": {"expires": 2 * FLOWS_EVERY_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},

@@ -36,8 +36,10 @@ from controller.core.messages import (
     COMMAND_CHANNEL,
     CONFIG_CHANNEL,
     FLEET_KEY,
+    FLOW_POLICY_KEY,
     GATEWAYS_KEY,
     HEARTBEAT_KEY,
+    HOST_FLOWS_KEY,
     LEASE_KEY,
     LIVE_DECISIONS,
     LIVE_EXPERIMENTS,
@@ -51,6 +53,7 @@ from controller.core.messages import (
     CommandMessage,
     ExperimentMessage,
     FleetMessage,
+    HostFlows,
     LiveMessage,
     QueueState,
 )
@@ -68,6 +71,7 @@ WATCHED_S = 10  # a topic counts as watched for this long after a browser asked 
 LEAST_AHEAD_S = 0.05  # a smaller difference of two clocks changes no decision
 QUEUE_KEPT_S = 10
 ANSWER_KEPT_S = 30
+HOST_FLOWS_KEPT_S = 3600
 _AWAY = (RedisError, OSError, TimeoutError)
 _TIMEOUTS: dict[str, float] = {"socket_timeout": CALL_S, "socket_connect_timeout": CALL_S}
 
@@ -158,6 +162,24 @@ def _ask_queue() -> Dialogue[int]:
     return int((yield ("INCR", QUEUE_ASKED_KEY)))
 
 
+def _exchange_flows(message: HostFlows) -> Dialogue[str | None]:
+    message["at"] = yield from _time()
+    yield ("HSET", HOST_FLOWS_KEY, message["host"], orjson.dumps(message))
+    yield ("EXPIRE", HOST_FLOWS_KEY, HOST_FLOWS_KEPT_S)
+    policy = yield ("GET", FLOW_POLICY_KEY)
+    return None if policy is None else _text(policy)
+
+
+def _host_flows() -> Dialogue[list[HostFlows]]:
+    now = yield from _time()
+    messages: list[HostFlows] = _messages((yield ("HVALS", HOST_FLOWS_KEY)))
+    for message in messages:
+        message["at"] += time.time() - now
+    return sorted(
+        (each for each in messages if time.time() - each["at"] < HOST_FLOWS_KEPT_S), key=lambda each: each["host"]
+    )
+
+
 # ---- asynchronous: gateways and consumers ---------------------------------------------------------------------------
 
 
@@ -242,6 +264,10 @@ class LiveState:
 
     async def aask_queue(self) -> int:
         return await self.run(_ask_queue())
+
+    async def exchange_flows(self, message: HostFlows) -> str | None:
+        """Publish what a transfer daemon schedules. Returns the stored flow policy, None if none is known."""
+        return await self.run(_exchange_flows(message))
 
     async def leave(self) -> None:
         """Remove this gateway's state at shutdown, so that pages need not wait until it expires."""
@@ -429,6 +455,20 @@ def evaluate(script: str, keys: Sequence[str], *arguments: str | int) -> Any:
         return (yield ("EVAL", script, len(keys), *keys, *arguments))
 
     return _run(run())
+
+
+def read_host_flows() -> list[HostFlows]:
+    """The newest report of each transfer daemon in the last hour, by host, with `at` on this host's clock."""
+    return _run(_host_flows())
+
+
+def publish_flow_policy(policy: str | None) -> None:
+    """For transfer daemons, which read it each second. None: nothing is stored, so they follow their FLOW_POLICY."""
+
+    def publish() -> Dialogue[None]:
+        yield ("DEL", FLOW_POLICY_KEY) if policy is None else ("SET", FLOW_POLICY_KEY, policy)
+
+    _run(publish())
 
 
 def notify_config(version: int) -> None:

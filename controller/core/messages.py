@@ -19,6 +19,8 @@ FAILING_KEY = "slackline:failing:{task}"  # hash: `count` of failures in a row a
 FAILING_POLICIES_KEY = "slackline:failing-policies"  # FailingPolicies, TTL 60 s
 COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
 COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
+FLOW_POLICY_KEY = "slackline:flow-policy"  # the stored flow policy; absent: transfer daemons follow their FLOW_POLICY
+HOST_FLOWS_KEY = "slackline:host-flows"  # hash: HostFlows by host, each second from its transfer daemon, TTL an hour
 
 # ---- Channels groups (live pages) ------------------------------------------------------------------------------------
 LIVE_OVERVIEW = "live.overview"
@@ -241,3 +243,60 @@ class ExperimentMessage(TypedDict):
     state: str
     progress: float
     step: str
+
+
+class LevelLoad(TypedDict):
+    """Flows of one level on a port; `held`: of them those that may not send now."""
+
+    level: int
+    flows: int
+    held: int
+    left_bytes: float
+
+
+class PortLoad(TypedDict):
+    """A port of a host, through which flows leave. `rate`: bytes/s of the last 0.1 s."""
+
+    port: str
+    flows: int
+    held: int
+    rate: float
+    levels: list[LevelLoad]
+
+
+class HostFlow(TypedDict):
+    """A flow in a transfer daemon. `request`: "" for a weight load. `due_in_s`: seconds until it is due, negative if it
+    is late; None without a deadline. `levels`: each level it has had, 1 the most urgent, with the seconds from its
+    submit to that. `end`: "" while it goes on, otherwise "ended", "expired" or "lost", `ended_s` seconds ago."""
+
+    id: str
+    request: str
+    stage: int
+    port: str
+    to: str
+    size_bytes: float
+    left_bytes: float
+    due_in_s: float | None
+    go: bool
+    waiting: bool
+    rate: float
+    age_s: float
+    held_s: float
+    levels: list[tuple[float, int]]
+    end: str
+    ended_s: float
+
+
+class HostFlows(TypedDict):
+    """What a transfer daemon schedules. `at`: epoch seconds on the clock that all share. `bandwidth`: bytes/s of each
+    port. `ending`: flows that still go by the policy before. `flows`: the most urgent of `open`, then the newest that
+    ended."""
+
+    host: str
+    at: float
+    policy: str
+    bandwidth: float
+    ports: list[PortLoad]
+    open: int
+    ending: int
+    flows: list[HostFlow]

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from controller.flow.flows import FlowStage
+from controller.flow.gate import OFF
 
 ANSWER_S = 0.5  # until a submit is answered
 SILENCE_S = 3.0  # the daemon says something each second
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 class Flow:
     """One transfer. `reason`: SCHEDULED, or why it is not: `unavailable`, `no_answer`, `silent`, `lost`, `expired`,
-    `refused`, `held_too_long`. `level`: 1 (most urgent) to 8, 0 if unknown. `promotions`: levels it rose by."""
+    `refused`, `held_too_long`, `off` (the flow policy was just switched off). `level`: 1 (most urgent) to 8, 0 if
+    unknown. `promotions`: levels it rose by."""
 
     def __init__(self, client: FlowClient, flow_id: str, size: float, *, held_in_total: bool = True) -> None:
         self.id = flow_id
@@ -142,6 +144,7 @@ class FlowClient:
         self._path = path
         self._name = name or secrets.token_hex(6)  # no process id: containers of one host may share theirs
         self._writer: asyncio.StreamWriter | None = None
+        self._off = False
         self._flows: dict[str, Flow] = {}
         self._numbers = itertools.count(1)
         self._keeper: asyncio.Task[None] | None = None
@@ -157,6 +160,11 @@ class FlowClient:
     @property
     def connected(self) -> bool:
         return self._writer is not None
+
+    @property
+    def off(self) -> bool:
+        """Whether the daemon said last that the flow policy is `off`: transfers then need not be submitted."""
+        return self._off
 
     def submit(
         self,
@@ -233,14 +241,18 @@ class FlowClient:
             self._heard(orjson.loads(line))
 
     def _heard(self, said: Any) -> None:
-        flow = self._flows.get(str(said.get("id", ""))) if isinstance(said, dict) else None
+        if not isinstance(said, dict):
+            return
+        if said.get("event") == "policy":
+            self._off = said.get("policy") == OFF
+        flow = self._flows.get(str(said.get("id", "")))
         if flow is None:
             return
         match said.get("event"):
             case "permit":
                 flow.permitted(bool(said["go"]), int(said["level"]), int(said["class"]))
-            case "expired":
-                flow.unscheduled("expired")
+            case "expired" | "off" as reason:
+                flow.unscheduled(reason)
             case "error":
                 log.warning("the transfer daemon refused %s: %s", flow.id, said.get("message"))
                 flow.unscheduled("refused")

@@ -10,6 +10,9 @@ Messages are JSON, one a line. A client submits each transfer once and then repo
 - `layer`: `unit`, `batch`, `layer`: the unit computes this layer of the batch now, from 0. KV transfers of the batch
   are promoted then, and after `computed` (`unit`, `batch`) at fixed intervals.
 
+First of all, and when the flow policy changes, it says `policy`. While that is `off`, a `submit` is answered with
+`off`: nothing is scheduled. Flows that go on then end by the policy with which they began.
+
 The daemon answers a `submit` with a `permit` or an `error`, and pushes further permits as things change: `id`, `go`
 (false: hold it), `level` (1 to 8), `class` (of its packets, 0 first). An `error` names the `field`. `expired`: `id` is
 no longer scheduled. `alive` comes every second, so that a client sees a daemon that hangs. A client that goes away ends
@@ -26,7 +29,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +37,15 @@ import orjson
 import uvloop
 
 from controller.core.errors import ConfigError, SlacklineError
+from controller.core.messages import HostFlows
 from controller.flow.flows import FlowStage, MsFlow
-from controller.flow.gate import Expired, Gate, GateAction, GateConfig, Go
+from controller.flow.gate import GATED, OFF, Expired, Gate, GateAction, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
 from workers.flowd.client import LINK, MEMORY
-from workers.flowd.settings import OFF, FlowSettings
+from workers.flowd.report import FlowHistory, exchange, first, keep_reporting, port_loads
+from workers.flowd.settings import FlowdSettings
+from workers.live import LiveState
 
 # The port of each resource that a transfer can take bandwidth of. Everything leaves this host through one link.
 EGRESS = {LINK: "out", MEMORY: "memory"}
@@ -69,14 +75,17 @@ class Refused(SlacklineError):
 
 
 class FlowDaemon:
-    """Serves clients on a Unix socket, with one gate over all of their transfers."""
+    """Serves clients on a Unix socket, with one gate over all of their transfers. While the policy changes there are
+    several: those of policies before, until their transfers have ended, and the one for new transfers."""
 
-    def __init__(self, settings: FlowSettings, config: GateConfig | None = None) -> None:
+    def __init__(self, settings: FlowdSettings, config: GateConfig | None = None) -> None:
         self._path = settings.socket
         self._policy = settings.policy
-        scheduler = FlowScheduler(FLOW_POLICIES[settings.policy](), FlowSchedulerConfig(PERIOD_S, lazy=True))
-        self._gate = Gate(scheduler, settings.bandwidth, config)
-        self._owners: dict[str, asyncio.StreamWriter] = {}
+        self._bandwidth, self._config = settings.bandwidth, config
+        self._gate = self._gate_of(settings.policy)  # of new flows; None: they are not scheduled
+        self._ending: list[Gate] = []  # of policies before, with flows
+        self._owners: dict[str, tuple[asyncio.StreamWriter, Gate]] = {}
+        self._history = FlowHistory()
         self._batches: dict[asyncio.StreamWriter, set[tuple[str, str]]] = {}  # that they compute
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
@@ -84,6 +93,34 @@ class FlowDaemon:
         self._pending = False  # a step is due
         self._stepped_at = self._pause_s = 0.0  # end of the last step, and least pause after it
         self._ticker: asyncio.Task[None] | None = None
+
+    def _gate_of(self, policy: str) -> Gate | None:
+        if policy == OFF:
+            return None
+        scheduler = FlowScheduler(FLOW_POLICIES[policy](), FlowSchedulerConfig(PERIOD_S, lazy=True))
+        return Gate(scheduler, self._bandwidth, self._config)
+
+    def follow(self, policy: str) -> None:
+        """Schedule new flows by this policy, or not at all (OFF). Those that go on end as they began: the gates of two
+        policies know nothing of each other, so for that long the link is shared between them."""
+        if policy == self._policy:
+            return
+        if policy not in (OFF, *GATED):
+            log.warning(
+                "the stored flow policy is %r, which this release does not know: %s stays", policy, self._policy
+            )
+            return
+        log.info("%s instead of %s", policy, self._policy)
+        if self._gate is not None and len(self._gate):
+            self._ending.append(self._gate)
+        self._policy, self._gate = policy, self._gate_of(policy)
+        for writer in list(self._clients):
+            self._say_policy(writer)
+
+    def _gates(self) -> Iterator[Gate]:
+        yield from self._ending
+        if self._gate is not None:
+            yield self._gate
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +151,7 @@ class FlowDaemon:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients[writer] = asyncio.current_task()
+        self._say_policy(writer)
         try:
             while line := await reader.readline():
                 self._heard(line, writer)
@@ -121,10 +159,10 @@ class FlowDaemon:
             log.warning("a client was disconnected: %s", error)
         finally:
             self._clients.pop(writer, None)
-            for unit, batch in self._batches.pop(writer, ()):
-                self._gate.computed(unit, batch)
-            for flow_id in [flow_id for flow_id, owner in self._owners.items() if owner is writer]:
-                self._forget(flow_id)
+            for named in self._batches.pop(writer, ()):
+                self._computed(*named)
+            for flow_id in [flow_id for flow_id, (owner, _) in self._owners.items() if owner is writer]:
+                self._forget(flow_id, "lost")
             writer.close()
             self._soon()
 
@@ -133,6 +171,9 @@ class FlowDaemon:
             await asyncio.sleep(ALIVE_S)
             for writer in list(self._clients):
                 _say(writer, {"event": "alive"})
+
+    def _say_policy(self, writer: asyncio.StreamWriter) -> None:
+        _say(writer, {"event": "policy", "policy": self._policy})
 
     # ---- what clients say -------------------------------------------------------------------------------------------
 
@@ -163,28 +204,35 @@ class FlowDaemon:
             return True
         flow_id = _text(said, "id")
         if op == "submit":
-            self._submit(said, writer)
-            return True
+            return self._submit(said, writer)
         if op not in ("progress", "urgent", "completion"):
             raise Refused("op", f"unknown op {op!r}; valid: {', '.join(OPS)}")
-        if self._owners.get(flow_id) is not writer:
+        owner, gate = self._owners.get(flow_id, (None, None))
+        if owner is not writer or gate is None:
             raise Refused("id", f"flow {flow_id!r} is not one of yours")
         if op == "progress":
-            return self._gate.progress(flow_id, _number(said, "left"), _flag(said, "waiting"), self._now())
+            return gate.progress(flow_id, _number(said, "left"), _flag(said, "waiting"), self._now())
         if op == "urgent":
-            self._gate.press(flow_id)
+            gate.press(flow_id)
         else:
-            self._forget(flow_id)
+            self._forget(flow_id, "ended")
         return True
 
-    def _submit(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+    def _submit(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> bool:
         now = self._now()
         flow = _flow(said, now)
-        if len(self._gate) >= MOST_FLOWS:
+        if self._gate is None:  # the client had not heard yet that the policy is off
+            _say(writer, {"event": "off", "id": flow.id})
+            return False
+        if len(self._owners) >= MOST_FLOWS:
             raise Refused("id", f"there are {MOST_FLOWS} flows already")
+        if flow.id in self._owners:
+            raise Refused("id", f"flow {flow.id!r} was submitted before")
         if (wrong := self._gate.submit(flow, now)) is not None:
             raise Refused(wrong.field, wrong.message)
-        self._owners[flow.id] = writer
+        self._owners[flow.id] = writer, self._gate
+        self._history.submitted(flow, now)
+        return True
 
     def _computes(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
         """A layer of a batch began, or all of them are computed. Raises Refused."""
@@ -192,17 +240,24 @@ class FlowDaemon:
         batches = self._batches.setdefault(writer, set())
         if said["op"] == "computed":
             batches.discard(named)
-            self._gate.computed(*named)
+            self._computed(*named)
             return
         if named not in batches and len(batches) >= MOST_BATCHES:
             raise Refused("batch", f"this client computes {MOST_BATCHES} batches already")
         layer = _whole(said, "layer")
         batches.add(named)
-        self._gate.layer_started(*named, layer, self._now())
+        for gate in self._gates():
+            gate.layer_started(*named, layer, self._now())
 
-    def _forget(self, flow_id: str) -> None:
-        self._owners.pop(flow_id, None)
-        self._gate.end(flow_id)
+    def _computed(self, unit: str, batch: str) -> None:
+        for gate in self._gates():
+            gate.computed(unit, batch)
+
+    def _forget(self, flow_id: str, end: str) -> None:
+        _, gate = self._owners.pop(flow_id, (None, None))
+        if gate is not None:
+            gate.end(flow_id)
+            self._history.over(flow_id, end, self._now())
 
     # ---- what they are told -----------------------------------------------------------------------------------------
 
@@ -218,9 +273,13 @@ class FlowDaemon:
         """Say what has changed, and come back when the gate asks for it."""
         now, self._pending = self._now(), False
         worked_from = time.thread_time()  # a busy machine makes a short step late, which is no reason for a pause
-        actions, wake_at = self._gate.step(now)
-        for action in actions:
-            self._tell(action)
+        wake_at = math.inf
+        for gate in list(self._gates()):
+            actions, next_at = gate.step(now)
+            wake_at = min(wake_at, next_at)
+            for action in actions:
+                self._tell(action)
+        self._ending = [gate for gate in self._ending if len(gate)]
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -231,11 +290,14 @@ class FlowDaemon:
         self._pause_s = _pause_after(time.thread_time() - worked_from)
 
     def _tell(self, action: GateAction) -> None:
-        writer = self._owners.get(action.flow_id)
-        if not isinstance(action, Go):
-            self._owners.pop(action.flow_id, None)
+        writer, _ = self._owners.get(action.flow_id, (None, None))
         if writer is None:
             return
+        if isinstance(action, Go):
+            self._history.told(action.flow_id, action.go, action.turn.wire_class + 1, self._now())
+        else:
+            self._owners.pop(action.flow_id, None)
+            self._history.over(action.flow_id, "expired", self._now())
         match action:
             case Go(flow_id, go, turn):
                 level = {"level": turn.wire_class + 1, "class": turn.wire_class}
@@ -247,8 +309,23 @@ class FlowDaemon:
 
     def status(self) -> dict[str, Any]:
         """All transfers, the first to send first."""
-        flows = self._gate.view(self._now())
-        return {"event": "status", "policy": self._policy, "bandwidth": self._gate.bandwidth, "flows": flows}
+        flows = [view for gate in self._gates() for view in gate.view(self._now())]
+        return {"event": "status", "policy": self._policy, "bandwidth": self._bandwidth, "flows": flows}
+
+    def report(self, host: str) -> HostFlows:
+        """What the console shows of this host."""
+        now = self._now()
+        views = [view for gate in self._gates() for view in gate.view(now)]
+        return {
+            "host": host,
+            "at": 0.0,  # set when it is published
+            "policy": self._policy,
+            "bandwidth": self._bandwidth,
+            "ports": port_loads(views, EGRESS.values()),
+            "open": len(views),
+            "ending": sum(map(len, self._ending)),
+            "flows": list(self._history.shown(first(views), now)),
+        }
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -351,10 +428,10 @@ def _flag(said: Mapping[str, Any], name: str) -> bool:
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 
-def run(settings: FlowSettings) -> int:
+def run(settings: FlowdSettings) -> int:
     """Serve until stopped. Returns the exit status."""
-    if settings.policy == OFF:
-        log.error("FLOW_POLICY is off: there is nothing to schedule")
+    if settings.policy == OFF and not settings.redis_url:
+        log.error("FLOW_POLICY is off, and without REDIS_URL no other policy can be set: there is nothing to schedule")
         return 1
     try:
         uvloop.run(_until_stopped(settings))
@@ -364,14 +441,22 @@ def run(settings: FlowSettings) -> int:
     return 0
 
 
-async def _until_stopped(settings: FlowSettings) -> None:
+async def _until_stopped(settings: FlowdSettings) -> None:
     daemon = FlowDaemon(settings)
+    live = LiveState(settings.redis_url) if settings.redis_url else None
+    # Before it serves, so that the first flow has the stored policy.
+    away = live is not None and not await exchange(daemon, live, settings.host)
     await daemon.start()
+    reporting = None
+    if live is not None:
+        reporting = asyncio.create_task(keep_reporting(daemon, live, settings.host, away=away))
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         await stopped.wait()
     finally:
+        if reporting is not None:
+            reporting.cancel()
         with contextlib.suppress(OSError):
             await daemon.close()

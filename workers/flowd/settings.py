@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
+from controller.flow.gate import GATED, OFF
 from workers.environment import read_variable
 
-OFF = "off"
-# Karuna is not among them: it gives flows a rate, and a daemon that only stops and starts senders cannot.
-POLICIES = ("mfs", "fair_sharing", "shortest_first", "earliest_deadline")
 DEFAULT_LINK_GBPS = 10.0
 LONGEST_PATH = 100  # bytes of a Unix socket's path; Linux allows 107
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSettings:
-    """`policy`: OFF, or one of POLICIES. `bandwidth`: bytes/s of the host's link. `socket`: path of the Unix socket."""
+class FlowdSettings:
+    """`policy`: OFF, or one of GATED, until the stored flow policy is known. `bandwidth`: bytes/s of the host's link.
+    `socket`: path of the Unix socket, "" if there can be no daemon. `redis_url`: "" without a console. `host`: its name
+    there."""
 
     policy: str
     bandwidth: float
     socket: str
+    redis_url: str = ""
+    host: str = ""
 
 
-def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowSettings:
+def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowdSettings:
     """`socket`: the default of FLOW_SOCKET. Raises ConfigError naming the variable."""
     policy = read_variable(environ, "FLOW_POLICY") or OFF
-    if policy not in (OFF, *POLICIES):
-        raise ConfigError(f"FLOW_POLICY is {policy!r}: use one of {', '.join((OFF, *POLICIES))}", "FLOW_POLICY")
+    if policy not in (OFF, *GATED):
+        raise ConfigError(f"FLOW_POLICY is {policy!r}: use one of {', '.join((OFF, *GATED))}", "FLOW_POLICY")
     raw = read_variable(environ, "FLOW_LINK_GBPS") or str(DEFAULT_LINK_GBPS)
     try:
         gbps = float(raw)
@@ -40,9 +43,12 @@ def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowSettings:
     path = read_variable(environ, "FLOW_SOCKET") or socket
     if policy != OFF and not path:
         raise ConfigError("FLOW_SOCKET is not set: the path of the transfer daemon's socket", "FLOW_SOCKET")
-    if policy != OFF and len(path.encode()) > LONGEST_PATH:
-        raise ConfigError(
-            f"FLOW_SOCKET is {path!r}: at most {LONGEST_PATH} bytes, which is what a Unix socket's path may have",
-            "FLOW_SOCKET",
-        )
-    return FlowSettings(policy, gbps * 1e9 / 8, path)
+    if len(path.encode()) > LONGEST_PATH:
+        if policy != OFF:
+            raise ConfigError(
+                f"FLOW_SOCKET is {path!r}: at most {LONGEST_PATH} bytes, which is what a Unix socket's path may have",
+                "FLOW_SOCKET",
+            )
+        path = ""
+    redis_url = read_variable(environ, "REDIS_URL")
+    return FlowdSettings(policy, gbps * 1e9 / 8, path, redis_url, platform.node())

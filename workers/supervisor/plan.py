@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workers.environment import read_variable
-from workers.flowd.settings import OFF
 from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
@@ -48,7 +47,7 @@ def known_environment(settings: Settings, secrets: Mapping[str, str], base: Mapp
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }
-    if settings.flows.policy != OFF:
+    if settings.flows.socket:
         ours["FLOW_SOCKET"] = settings.flows.socket  # engines ask the daemon there
     return _with_values(ours, base)
 
@@ -80,7 +79,7 @@ def settings_error(env: Mapping[str, str]) -> str:
 
 def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     """The processes, in the order in which they start."""
-    flowd = [_spec(settings, env, "flowd", ("workers.flowd",), 2.0)] if settings.flows.policy != OFF else []
+    flowd = [_spec(settings, env, "flowd", ("workers.flowd",), 2.0)] if settings.flows.socket else []
     return [
         *flowd,
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from controller.core.errors import ConfigError
 from workers.environment import read_variable
-from workers.flowd.settings import FlowSettings
+from workers.flowd.settings import FlowdSettings
 from workers.flowd.settings import settings_from as flow_settings_from
 from workers.supervisor.ports import HOST
 
@@ -41,7 +41,7 @@ class Settings:
     metrics_token: str = ""
     model: str = ""
     engine: str = "vllm"
-    flows: FlowSettings = field(default_factory=lambda: flow_settings_from({}))
+    flows: FlowdSettings = field(default_factory=lambda: flow_settings_from({}))
 
     @property
     def gateway_url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 SCALE = "scaling.tick"
 ACTIONS = "actions.work"
 LINKS = "links.look"
+FLOWS = "flows.publish"
 RECONCILE = "instances.reconcile"
 HEARTBEAT = "processes.heartbeat"
 PARTITIONS = "records.partitions"
@@ -16,6 +17,7 @@ TASK_MODULES = (
     "workers.tasks.reconcile",
     "workers.tasks.actions",
     "workers.tasks.links",
+    "workers.tasks.flows",
     "workers.tasks.heartbeat",
     "workers.tasks.records",
     "workers.tasks.experiments",

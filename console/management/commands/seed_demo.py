@@ -15,8 +15,10 @@ from django.core.management.base import BaseCommand
 from django.db import transaction
 
 from console.management import demo
+from controller.flow.gate import OFF
 from controller.models import (
     ApiKey,
+    FlowSettings,
     Host,
     Instance,
     LatencyProfile,
@@ -37,10 +39,12 @@ from controller.services.fleet.served_models import latency_profile_set, served_
 from controller.services.fleet.topology import device_create, host_create
 from controller.services.records.partitions import partitions_ensure
 from controller.services.slo.api_keys import api_key_create, api_key_revoke
+from controller.services.slo.flow_settings import flow_settings_create
 from controller.services.slo.priority_mappings import priority_mapping_create
 from controller.services.slo.slo_classes import slo_class_create
 from controller.services.slo.tenants import tenant_create
 from workers.engine.profiles import load_profile
+from workers.environment import read_variable
 
 
 class Command(BaseCommand):
@@ -70,6 +74,7 @@ class Command(BaseCommand):
             model = _model()
             _fleet(model, options["engines"])
             _trace()
+            _flows()
             _keys(credentials, fixed=options["demo"])
             _people(credentials)
         _write(path, credentials)
@@ -130,6 +135,12 @@ def _trace() -> None:
     """A trace for experiments: the sample that ships with the simulator."""
     if not Trace.objects.exists():
         trace_create(actor=SYSTEM, name=demo.TRACE_NAME, content=demo.TRACE.read_bytes())
+
+
+def _flows() -> None:
+    """FLOW_POLICY is the first value; from then on the stored one decides."""
+    if not FlowSettings.objects.exists():
+        flow_settings_create(actor=SYSTEM, flow_policy=read_variable(os.environ, "FLOW_POLICY") or OFF)
 
 
 def _keys(credentials: dict[str, Any], *, fixed: bool) -> None:

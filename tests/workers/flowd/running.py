@@ -11,7 +11,7 @@ from controller.flow.gate import GateConfig
 from tests.waiting import until_on_loop
 from workers.flowd.client import Flow, FlowClient
 from workers.flowd.daemon import FlowDaemon
-from workers.flowd.settings import FlowSettings
+from workers.flowd.settings import FlowdSettings
 
 MB = 1 << 20
 WAIT_S = 20.0
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 @asynccontextmanager
 async def serving(path: str, policy: str = "mfs", **config: Any) -> AsyncIterator[FlowDaemon]:
     """On a busy machine senders are slow, so by default none counts as unable to fill the link (`settle_s`)."""
-    daemon = FlowDaemon(FlowSettings(policy, 100 * MB, path), GateConfig(**{"settle_s": 60.0, **config}))
+    daemon = FlowDaemon(FlowdSettings(policy, 100 * MB, path), GateConfig(**{"settle_s": 60.0, **config}))
     await daemon.start()
     try:
         yield daemon

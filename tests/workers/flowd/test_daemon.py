@@ -19,7 +19,7 @@ from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending,
 from workers.flowd import client as flow_client
 from workers.flowd import daemon as flow_daemon
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
-from workers.flowd.settings import FlowSettings, settings_from
+from workers.flowd.settings import settings_from
 
 
 class Raw:
@@ -36,11 +36,11 @@ class Raw:
         self.writer.write(orjson.dumps(message) + b"\n")
 
     async def hear(self) -> dict[str, Any]:
-        """The next message, apart from signs of life."""
+        """The next message, apart from signs of life and the policy."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 said: dict[str, Any] = orjson.loads(await self.reader.readline())
-                if said["event"] != "alive":
+                if said["event"] not in ("alive", "policy"):
                     return said
 
     async def asked(self, **message: Any) -> dict[str, Any]:
@@ -423,4 +423,5 @@ def test_wrong_settings_name_their_variable(given, field):
 
 
 def test_scheduling_is_off_by_default():
-    assert settings_from({}) == FlowSettings("off", 1.25e9, "")
+    found = settings_from({})
+    assert (found.policy, found.bandwidth, found.socket, found.redis_url) == ("off", 1.25e9, "", "")

@@ -96,6 +96,25 @@ def test_requests_are_scheduled_and_their_records_say_so(system):
     system.until(lambda: status(system)["flows"] == [])
 
 
+def test_the_policy_is_changed_without_a_restart(system):
+    """FLOW_POLICY was stored as the first value; the stored one decides."""
+    session, daemon = system.sign_in(), system.pid("flowd")
+    address = f"{system.console}/api/v1/flow-settings"
+    assert session.get(address, timeout=10).json()["flow_policy"] == "mfs"
+    assert system.control(session, "flow-settings", {"flow_policy": "off"}, "PUT").status_code == 200
+    system.until(lambda: status(system)["policy"] == "off")
+    assert load(system, "off") == [200] * AT_ONCE
+    system.until(lambda: len(moved(system, "off")) == AT_ONCE)
+    assert not any(each.get("held_s") for each in moved(system, "off"))
+    assert {each.get("flow", "") for each in moved(system, "off")} <= {"", "off"}
+    assert system.control(session, "flow-settings", {"flow_policy": "mfs"}, "PUT").status_code == 200
+    system.until(lambda: status(system)["policy"] == "mfs")
+    assert load(system, "on again") == [200] * AT_ONCE
+    system.until(lambda: len(moved(system, "on again")) == AT_ONCE)
+    assert {each["flow"] for each in moved(system, "on again")} == {"scheduled"}
+    assert system.pid("flowd") == daemon
+
+
 def test_a_killed_daemon_loses_no_request_and_comes_back(system):
     before = system.pid("flowd")
     system.kill("flowd")

@@ -111,11 +111,20 @@ def test_secrets_stay_in_their_file_where_the_database_is_not_our_own(tmp_path, 
     assert ("--demo" in seed.argv) is shown, "the key that is printed in the documentation"
 
 
-def test_the_transfer_daemon_runs_only_with_a_policy(tmp_path):
-    off, on = (settings_from({"DATA_DIR": str(tmp_path), **more}) for more in ({}, {"FLOW_POLICY": "mfs"}))
-    assert "flowd" not in [spec.name for spec in plan.processes(off, {})]
-    assert "FLOW_SOCKET" not in plan.known_environment(off, {}, {})
-    first = plan.processes(on, {})[0]
+@pytest.mark.parametrize("policy", [{}, {"FLOW_POLICY": "mfs"}])
+def test_the_transfer_daemon_runs_whatever_the_policy_is_now(tmp_path, policy):
+    """It may be changed in the console later."""
+    settings = settings_from({"DATA_DIR": str(tmp_path), **policy})
+    first = plan.processes(settings, {})[0]
     assert (first.name, *first.argv[-1:]) == ("flowd", "workers.flowd")
     assert "flowd" in plan.STOP_ORDER[-1]
-    assert plan.known_environment(on, {}, {})["FLOW_SOCKET"] == str(tmp_path / "flowd.sock")
+    assert plan.known_environment(settings, {}, {})["FLOW_SOCKET"] == str(tmp_path / "flowd.sock")
+
+
+def test_where_its_socket_has_too_long_a_path_there_is_none(tmp_path):
+    long = {"DATA_DIR": str(tmp_path / ("x" * 120))}
+    settings = settings_from(long)
+    assert "flowd" not in [spec.name for spec in plan.processes(settings, {})]
+    assert "FLOW_SOCKET" not in plan.known_environment(settings, {}, {})
+    with pytest.raises(ConfigError, match="FLOW_SOCKET"):
+        settings_from({**long, "FLOW_POLICY": "mfs"})

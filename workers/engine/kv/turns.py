@@ -13,6 +13,7 @@ from typing import Any
 
 from controller.core.steps import Seq
 from controller.flow.flows import FlowStage
+from controller.flow.gate import OFF
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.wire import KvTransferError, as_class, drained, write_frame
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
@@ -63,7 +64,7 @@ class LayerStarts:
 
 @dataclass(slots=True)
 class TurnsConfig:
-    """`client`: None without flow scheduling. `pressed`: whether memory is short here. `renew`: keep the KV of the
+    """`client`: None without a transfer daemon. `pressed`: whether memory is short here. `renew`: keep the KV of the
     sequence longer, since its transfer is held. `layers`: reports which layer computes."""
 
     client: FlowClient | None = None
@@ -74,7 +75,7 @@ class TurnsConfig:
 
     def begin(self, seq: Seq, size: int, asked: dict[str, Any], writer: asyncio.StreamWriter) -> Turns:
         """`asked`: what the receiver said: `due_in_s` and `pressed`, which engines of older versions do not say."""
-        if self.client is None or size <= 0:
+        if self.client is None or self.client.off or size <= 0:
             return Turns(self, seq, None, writer)
         due = asked.get("due_in_s")
         due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
@@ -152,7 +153,7 @@ class Turns:
         flow.end()
         traffic.held_s += flow.held_s
         traffic.promotions += flow.promotions
-        traffic.unscheduled += flow.reason != SCHEDULED
+        traffic.unscheduled += flow.reason not in (SCHEDULED, OFF)
         if self._class is not None:
             self._class = None
             if not self._writer.is_closing():

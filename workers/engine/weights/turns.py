@@ -84,7 +84,7 @@ def load_turns(
 ) -> LoadTurns | None:
     """Of a load of `size` bytes; None without flow scheduling. Call it on the event loop. `over`: what it takes
     bandwidth of."""
-    if flows is None or size <= 0:
+    if flows is None or flows.off or size <= 0:
         return None
 
     def submit() -> Flow:

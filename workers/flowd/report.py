@@ -1,0 +1,156 @@
+"""What the transfer daemon tells the console, through Redis: the load of its ports and the history of its flows.
+
+Each second it publishes that and reads the stored flow policy in return. Without Redis it goes on by the last policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from controller.core.messages import HostFlow, HostFlows, LevelLoad, PortLoad
+from controller.flow.flows import MsFlow
+from controller.flow.gate import FlowView
+from workers.live import LiveState, LiveUnavailable
+
+PERIOD_S = 1.0
+OPEN_SHOWN, ENDED_SHOWN = 200, 200
+log = logging.getLogger(__name__)
+
+
+class _Seen:
+    """One flow. Times of the event loop, in seconds."""
+
+    __slots__ = ("began", "end", "ended", "flow", "go", "held_s", "levels", "since")
+
+    def __init__(self, flow: MsFlow, now: float) -> None:
+        self.flow, self.began, self.since = flow, now, now
+        self.go: bool | None = None
+        self.held_s = self.ended = 0.0
+        self.levels: list[tuple[float, int]] = []
+        self.end = ""
+
+    def hold(self, now: float) -> float:
+        """Seconds in which it might not send, until now."""
+        return self.held_s + (now - self.since if self.go is False else 0.0)
+
+
+class FlowHistory:
+    """The levels and holding times of flows: of all that go on, and of the newest that ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Seen] = {}
+        self._ended: deque[_Seen] = deque(maxlen=ENDED_SHOWN)
+
+    def submitted(self, flow: MsFlow, now: float) -> None:
+        self._open[flow.id] = _Seen(flow, now)
+
+    def told(self, flow_id: str, go: bool, level: int, now: float) -> None:
+        seen = self._open.get(flow_id)
+        if seen is None:
+            return
+        seen.held_s = seen.hold(now)
+        seen.go, seen.since = go, now
+        if not seen.levels or seen.levels[-1][1] != level:
+            seen.levels.append((round(now - seen.began, 3), level))
+
+    def over(self, flow_id: str, end: str, now: float) -> None:
+        """`end`: "ended" (sent or given up), "expired" or "lost"."""
+        seen = self._open.pop(flow_id, None)
+        if seen is not None:
+            seen.held_s = seen.hold(now)
+            seen.ended, seen.end = now, end
+            self._ended.append(seen)
+
+    def shown(self, views: Iterable[FlowView], now: float) -> Iterator[HostFlow]:
+        """Those of `views`, in their order, then the newest that ended."""
+        for view in views:
+            seen = self._open.get(view["id"])
+            if seen is not None:
+                yield _as_message(seen, now, view)
+        for seen in reversed(self._ended):
+            yield _as_message(seen, now)
+
+
+def _as_message(seen: _Seen, now: float, view: FlowView | None = None) -> HostFlow:
+    """`view`: None once it has ended."""
+    flow, until = seen.flow, seen.ended if view is None else now
+    return {
+        "id": flow.id,
+        "request": flow.requests[0] if flow.requests else "",
+        "stage": int(flow.stage),
+        "port": flow.egress,
+        "to": flow.ingress.removeprefix("in:"),
+        "size_bytes": flow.size_bytes,
+        "left_bytes": view["left_bytes"] if view else 0.0,
+        "due_in_s": None if flow.deadline is None else flow.deadline - until,
+        "go": bool(view and view["go"]),
+        "waiting": bool(view and view["waiting"]),
+        "rate": view["rate"] if view else 0.0,
+        "age_s": until - seen.began,
+        "held_s": seen.hold(now) if view else seen.held_s,
+        "levels": seen.levels,
+        "end": seen.end,
+        "ended_s": 0.0 if view else now - seen.ended,
+    }
+
+
+def port_loads(views: Iterable[FlowView], ports: Iterable[str]) -> list[PortLoad]:
+    """The load of each of these ports, and its queue by level, the most urgent first."""
+    levels: dict[str, dict[int, LevelLoad]] = {port: {} for port in ports}
+    rates = dict.fromkeys(levels, 0.0)
+    for view in views:
+        of_port = levels.setdefault(view["port"], {})
+        level = of_port.setdefault(view["level"], LevelLoad(level=view["level"], flows=0, held=0, left_bytes=0.0))
+        level["flows"] += 1
+        level["held"] += not view["go"]
+        level["left_bytes"] += view["left_bytes"]
+        rates[view["port"]] = rates.get(view["port"], 0.0) + view["rate"]
+    return [
+        PortLoad(
+            port=port,
+            flows=sum(each["flows"] for each in of_port.values()),
+            held=sum(each["held"] for each in of_port.values()),
+            rate=rates[port],
+            levels=[of_port[number] for number in sorted(of_port)],
+        )
+        for port, of_port in levels.items()
+    ]
+
+
+class Reports(Protocol):
+    def report(self, host: str) -> HostFlows: ...
+
+    def follow(self, policy: str) -> None: ...
+
+
+async def keep_reporting(daemon: Reports, live: LiveState, host: str, *, away: bool) -> None:
+    """Exchange each second until cancelled. `away`: whether Redis was when this was last tried."""
+    try:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            away = not await exchange(daemon, live, host, say=not away)
+    finally:
+        await live.close()
+
+
+async def exchange(daemon: Reports, live: LiveState, host: str, *, say: bool = True) -> bool:
+    """Publish once, and follow the stored policy. False if Redis is away, which is logged if `say`."""
+    try:
+        policy = await live.exchange_flows(daemon.report(host))
+    except LiveUnavailable as error:
+        if say:
+            log.warning("nothing is reported, and the policy stays as it is: %s", error)
+        return False
+    if policy is not None:
+        daemon.follow(policy)
+    return True
+
+
+def first(views: list[FlowView]) -> list[FlowView]:
+    """Those that a report shows."""
+    return list(islice(views, OPEN_SHOWN))
