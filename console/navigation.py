@@ -20,6 +20,7 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("service-accounts", "Service accounts", ("service-account", "service-account-new", "service-account-edit")),
     ("fleet", "Fleet", ("instance", "instance-new", "instance-start", "instance-role")),
     ("scaling", "Scaling", ("scaling-new", "scaling-edit", "scaling-history")),
+    ("flows", "Flows", ("flow-settings", "flow-settings-history")),
     ("experiments", "Experiments", ("experiment", "experiment-new", "traces")),
     ("audit", "Audit", ("decision",)),
 )

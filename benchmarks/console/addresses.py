@@ -175,6 +175,10 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "scaling, new": "/scaling/new/",
         "scaling, change": f"/scaling/{policy.pk}/",
         "scaling, history": f"/scaling/{policy.pk}/history/",
+        "flows": "/flows/",
+        "flows, part": "/flows/live/1/",
+        "flow settings": "/flows/settings/",
+        "flow settings, history": "/flows/settings/history/",
     }
 
 

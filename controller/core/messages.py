@@ -255,7 +255,7 @@ class LevelLoad(TypedDict):
 
 
 class PortLoad(TypedDict):
-    """A port of a host, through which flows leave. `rate`: bytes/s of the last 0.1 s."""
+    """A port of a host, through which flows leave. `rate`: bytes/s over the last second."""
 
     port: str
     flows: int
@@ -265,9 +265,12 @@ class PortLoad(TypedDict):
 
 
 class HostFlow(TypedDict):
-    """A flow in a transfer daemon. `request`: "" for a weight load. `due_in_s`: seconds until it is due, negative if it
-    is late; None without a deadline. `levels`: each level it has had, 1 the most urgent, with the seconds from its
-    submit to that. `end`: "" while it goes on, otherwise "ended", "expired" or "lost", `ended_s` seconds ago."""
+    """A flow in a transfer daemon. Times in seconds.
+
+    - `request`: "" for a weight load. `due_in_s`: until it should arrive, negative if late; None without a target.
+    - `levels`: each level that it has had, 1 the most urgent, and how long after its submit.
+    - `end`: "" while it goes on, otherwise "ended" (sent), "given up", "expired" or "lost", `ended_s` ago.
+    """
 
     id: str
     request: str
@@ -289,8 +292,8 @@ class HostFlow(TypedDict):
 
 class HostFlows(TypedDict):
     """What a transfer daemon schedules. `at`: epoch seconds on the clock that all share. `bandwidth`: bytes/s of each
-    port. `ending`: flows that still go by the policy before. `flows`: the most urgent of `open`, then the newest that
-    ended."""
+    port. `ending`: flows that still follow the previous policy. `flows`: the most urgent of `open`, then the newest
+    that ended."""
 
     host: str
     at: float

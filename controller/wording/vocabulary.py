@@ -297,8 +297,8 @@ VALUES: dict[str, dict[str, str]] = {
         "relax_to_zero": "none while no more urgent request is waiting",
     },
     "flow_policy": {
-        "off": "off, all send at once",
-        "mfs": "MFS, deferred and promoted",
+        "off": "off: all send at once",
+        "mfs": "MFS: promoted near the deadline",
         "earliest_deadline": "earliest deadline first",
         "shortest_first": "shortest first",
         "fair_sharing": "fair sharing",

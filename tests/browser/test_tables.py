@@ -15,8 +15,8 @@ from tests.browser.pages import ACTIONS, PAGES, SAVED
 
 # Answers to scripts and files; the pages that ask for them are tested with them.
 PARTS = {
-    "overview-history", "fleet-live", "instance-live", "scaling-live", "preview", "experiment-csv", "experiment-json",
-    "audit-export", "queue-command-ended",
+    "overview-history", "fleet-live", "instance-live", "scaling-live", "flows-live", "preview", "experiment-csv",
+    "experiment-json", "audit-export", "queue-command-ended",
 }  # fmt: skip
 # For machines: no person, no role; and for those who sign in.
 OPEN = ("console.views.site.health", "console.views.site.metrics", "console.views.accounts.sign_in")

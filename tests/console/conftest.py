@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from console.views import fleet, overview, scaling
+from console.views import fleet, flows, overview, scaling
 from console.warm_up import warm
 from tests import factories
 from workers import live
@@ -58,7 +58,7 @@ def warmed() -> None:
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test has its own figures: none of another test's."""
-    for kept in (overview.POLLED, fleet.POLLED, *scaling.POLLED.values()):
+    for kept in (overview.POLLED, fleet.POLLED, flows.POLLED, *scaling.POLLED.values()):
         monkeypatch.setattr(kept, "kept_s", 0.0)
 
 
@@ -68,6 +68,7 @@ class LiveStore:
     def __init__(self) -> None:
         self.fleets: list[Any] = []
         self.queues: list[Any] = []
+        self.host_flows: list[Any] = []
         self.answers: list[Any] = []
         self.asked = 0
         self.watched: list[str] = []
@@ -83,6 +84,10 @@ class LiveStore:
     def read_fleet(self) -> list[Any]:
         self.check()
         return list(self.fleets)
+
+    def read_host_flows(self) -> list[Any]:
+        self.check()
+        return list(self.host_flows)
 
     async def aread_fleet(self) -> list[Any]:
         return self.read_fleet()
@@ -119,7 +124,7 @@ class LiveStore:
 @pytest.fixture
 def live_store(monkeypatch: pytest.MonkeyPatch) -> LiveStore:
     store = LiveStore()
-    reads = ("read_fleet", "aread_fleet", "read_queue", "aread_queue", "ask_queue", "aask_queue")
+    reads = ("read_fleet", "aread_fleet", "read_queue", "aread_queue", "ask_queue", "aask_queue", "read_host_flows")
     for name in (*reads, "amark_watched", "send_command"):
         monkeypatch.setattr(live, name, getattr(store, name))
     return store

@@ -54,6 +54,11 @@ class Flow:
         self._reported_at = 0.0
 
     @property
+    def left(self) -> float:
+        """Bytes not sent yet."""
+        return self._left
+
+    @property
     def scheduled(self) -> bool:
         return self.reason == SCHEDULED
 
@@ -191,7 +196,7 @@ class FlowClient:
         if batch:
             about |= {"unit": self._name, "batch": batch}
         if not weights:
-            about["due_in_s"] = due
+            about |= {"due_in_s": due, "target_in_s": due_in_s}
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
         return flow
 
@@ -208,7 +213,7 @@ class FlowClient:
 
     def ended(self, flow: Flow) -> None:
         if self._flows.pop(flow.id, None) is not None:
-            self.say({"op": "completion", "id": flow.id})
+            self.say({"op": "completion", "id": flow.id, "left": flow.left})
 
     # ---- the connection ---------------------------------------------------------------------------------------------
 

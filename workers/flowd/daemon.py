@@ -4,9 +4,11 @@ Messages are JSON, one a line. A client submits each transfer once and then repo
 
 - `submit`: `id`, `stage` (1 to 4), `size_bytes`, `to` (where it goes), `due_in_s` (KV transfers: seconds until the last
   byte is due), and optionally `unit`, `batch`, `requests`, `layer`, `later_bytes`, and `over`: `link` (the default) or
-  `memory`, for what is read from a copy in this host's memory and takes nothing of its link.
+  `memory`, for what is read from a copy in this host's memory and takes nothing of its link. `target_in_s`: when it
+  was meant to arrive, negative if that is over, null if there is no target. It is shown only; without it, `due_in_s`.
 - `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
-- `urgent`: `id`: an end of it is short of memory. `completion`: `id`: it was sent or given up. `status`.
+- `urgent`: `id`: an end of it is short of memory. `completion`: `id`, and
+  `left` bytes if it was given up. `status`.
 - `layer`: `unit`, `batch`, `layer`: the unit computes this layer of the batch now, from 0. KV transfers of the batch
   are promoted then, and after `computed` (`unit`, `batch`) at fixed intervals.
 
@@ -211,16 +213,19 @@ class FlowDaemon:
         if owner is not writer or gate is None:
             raise Refused("id", f"flow {flow_id!r} is not one of yours")
         if op == "progress":
-            return gate.progress(flow_id, _number(said, "left"), _flag(said, "waiting"), self._now())
+            left = _number(said, "left")
+            self._history.moved(flow_id, left)
+            return gate.progress(flow_id, left, _flag(said, "waiting"), self._now())
         if op == "urgent":
             gate.press(flow_id)
         else:
+            self._history.moved(flow_id, _number(said, "left", 0.0))
             self._forget(flow_id, "ended")
         return True
 
     def _submit(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> bool:
         now = self._now()
-        flow = _flow(said, now)
+        flow, target_in_s = _flow(said, now), _target(said)
         if self._gate is None:  # the client had not heard yet that the policy is off
             _say(writer, {"event": "off", "id": flow.id})
             return False
@@ -231,7 +236,7 @@ class FlowDaemon:
         if (wrong := self._gate.submit(flow, now)) is not None:
             raise Refused(wrong.field, wrong.message)
         self._owners[flow.id] = writer, self._gate
-        self._history.submitted(flow, now)
+        self._history.submitted(flow, now, None if target_in_s is None else now + target_in_s)
         return True
 
     def _computes(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -321,7 +326,7 @@ class FlowDaemon:
             "at": 0.0,  # set when it is published
             "policy": self._policy,
             "bandwidth": self._bandwidth,
-            "ports": port_loads(views, EGRESS.values()),
+            "ports": port_loads(views, self._history.rates(EGRESS.values(), now)),
             "open": len(views),
             "ending": sum(map(len, self._ending)),
             "flows": list(self._history.shown(first(views), now)),
@@ -393,6 +398,12 @@ def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
         deadline=None if due_in_s is None else now + due_in_s,
         later_bytes=_number(said, "later_bytes", 0.0),
     )
+
+
+def _target(said: Mapping[str, Any]) -> float | None:
+    """Seconds until it should arrive, for people. Raises Refused."""
+    name = "target_in_s" if "target_in_s" in said else "due_in_s"
+    return None if said.get(name) is None else _number(said, name)
 
 
 def _text(said: Mapping[str, Any], name: str, default: str | None = None) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from controller.flow.gate import FlowView
 from workers.live import LiveState, LiveUnavailable
 
 PERIOD_S = 1.0
+SHORTEST_WINDOW_S = 0.5  # over which a rate is measured
 OPEN_SHOWN, ENDED_SHOWN = 200, 200
 log = logging.getLogger(__name__)
 
@@ -25,10 +27,11 @@ log = logging.getLogger(__name__)
 class _Seen:
     """One flow. Times of the event loop, in seconds."""
 
-    __slots__ = ("began", "end", "ended", "flow", "go", "held_s", "levels", "since")
+    __slots__ = ("began", "due_at", "end", "ended", "flow", "go", "held_s", "left", "levels", "since")
 
-    def __init__(self, flow: MsFlow, now: float) -> None:
-        self.flow, self.began, self.since = flow, now, now
+    def __init__(self, flow: MsFlow, now: float, due_at: float | None) -> None:
+        self.flow, self.began, self.since, self.due_at = flow, now, now, due_at
+        self.left = float(flow.size_bytes)
         self.go: bool | None = None
         self.held_s = self.ended = 0.0
         self.levels: list[tuple[float, int]] = []
@@ -40,14 +43,34 @@ class _Seen:
 
 
 class FlowHistory:
-    """The levels and holding times of flows: of all that go on, and of the newest that ended."""
+    """The levels and holding times of flows: of all that go on, and of the newest that ended. And the bytes that left
+    through each port."""
 
     def __init__(self) -> None:
+        self._moved: dict[str, float] = {}  # since `_rated_at`
+        self._rates: dict[str, float] = {}
+        self._rated_at = -math.inf
         self._open: dict[str, _Seen] = {}
         self._ended: deque[_Seen] = deque(maxlen=ENDED_SHOWN)
 
-    def submitted(self, flow: MsFlow, now: float) -> None:
-        self._open[flow.id] = _Seen(flow, now)
+    def submitted(self, flow: MsFlow, now: float, due_at: float | None) -> None:
+        """`due_at`: when it was meant to arrive; the deadline of the flow itself may be a later one."""
+        self._open[flow.id] = _Seen(flow, now, due_at)
+
+    def moved(self, flow_id: str, left: float) -> None:
+        """So many bytes of it are left."""
+        seen = self._open.get(flow_id)
+        if seen is not None and left < seen.left:
+            self._moved[seen.flow.egress] = self._moved.get(seen.flow.egress, 0.0) + seen.left - max(left, 0.0)
+            seen.left = max(left, 0.0)
+
+    def rates(self, ports: Iterable[str], now: float) -> dict[str, float]:
+        """Bytes/s through each port, since this was last measured."""
+        if now - self._rated_at >= SHORTEST_WINDOW_S:
+            passed, self._rated_at = now - self._rated_at, now
+            self._rates = {port: moved / passed for port, moved in self._moved.items()}
+            self._moved = {}
+        return {port: self._rates.get(port, 0.0) for port in ports}
 
     def told(self, flow_id: str, go: bool, level: int, now: float) -> None:
         seen = self._open.get(flow_id)
@@ -59,11 +82,11 @@ class FlowHistory:
             seen.levels.append((round(now - seen.began, 3), level))
 
     def over(self, flow_id: str, end: str, now: float) -> None:
-        """`end`: "ended" (sent or given up), "expired" or "lost"."""
+        """`end`: "ended" (its bytes were sent, or it was given up), "expired" or "lost"."""
         seen = self._open.pop(flow_id, None)
         if seen is not None:
             seen.held_s = seen.hold(now)
-            seen.ended, seen.end = now, end
+            seen.ended, seen.end = now, "given up" if end == "ended" and seen.left > 0 else end
             self._ended.append(seen)
 
     def shown(self, views: Iterable[FlowView], now: float) -> Iterator[HostFlow]:
@@ -86,8 +109,8 @@ def _as_message(seen: _Seen, now: float, view: FlowView | None = None) -> HostFl
         "port": flow.egress,
         "to": flow.ingress.removeprefix("in:"),
         "size_bytes": flow.size_bytes,
-        "left_bytes": view["left_bytes"] if view else 0.0,
-        "due_in_s": None if flow.deadline is None else flow.deadline - until,
+        "left_bytes": seen.left,
+        "due_in_s": None if seen.due_at is None else seen.due_at - until,
         "go": bool(view and view["go"]),
         "waiting": bool(view and view["waiting"]),
         "rate": view["rate"] if view else 0.0,
@@ -99,17 +122,15 @@ def _as_message(seen: _Seen, now: float, view: FlowView | None = None) -> HostFl
     }
 
 
-def port_loads(views: Iterable[FlowView], ports: Iterable[str]) -> list[PortLoad]:
-    """The load of each of these ports, and its queue by level, the most urgent first."""
-    levels: dict[str, dict[int, LevelLoad]] = {port: {} for port in ports}
-    rates = dict.fromkeys(levels, 0.0)
+def port_loads(views: Iterable[FlowView], rates: Mapping[str, float]) -> list[PortLoad]:
+    """The load of each of these ports (bytes/s), and its queue by level, the most urgent first."""
+    levels: dict[str, dict[int, LevelLoad]] = {port: {} for port in rates}
     for view in views:
-        of_port = levels.setdefault(view["port"], {})
+        of_port = levels[view["port"]]
         level = of_port.setdefault(view["level"], LevelLoad(level=view["level"], flows=0, held=0, left_bytes=0.0))
         level["flows"] += 1
         level["held"] += not view["go"]
         level["left_bytes"] += view["left_bytes"]
-        rates[view["port"]] = rates.get(view["port"], 0.0) + view["rate"]
     return [
         PortLoad(
             port=port,

@@ -1,4 +1,5 @@
-"""History of an SLO class, a priority mapping or a scaling policy: its changes, newest first, each with a revert."""
+"""History of an SLO class, a priority mapping, a scaling policy or the flow settings: the changes, newest first, each
+with a revert."""
 
 from __future__ import annotations
 
@@ -59,6 +60,20 @@ def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
     return history(request, row, rows, context)
 
 
+@require_GET
+@allows(UserRole.VIEWER)
+def flow_settings_history(request: HttpRequest) -> HttpResponse:
+    """Of the one row; empty until it is first saved."""
+    row = catalogue.flow_settings().first()
+    context = {
+        "back": "flows",
+        "back_name": "Flows",
+        "edit_url": reverse("flow-settings"),
+        "title": "the flow settings",
+    }
+    return history(request, row, decisions.search(subject_type="flow_settings"), context)
+
+
 def history_of_removed(request: HttpRequest, kind: str, pk: int, context: dict[str, Any]) -> HttpResponse:
     """History of a removed row. Raises Http404 if no removal of that id is recorded."""
     found = removal(kind, pk)
@@ -87,7 +102,7 @@ def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:
     """`row` None: it was removed; it can be created again if there is a form for it."""
     page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
-    edit = "" if row is None else reverse(context["edit"], args=[row.pk])
+    edit = context.get("edit_url") or ("" if row is None else reverse(context["edit"], args=[row.pk]))
     again = reverse(context["again"]) if row is None and "again" in context else ""
     changes = [
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -94,6 +95,22 @@ def test_requests_are_scheduled_and_their_records_say_so(system):
     said = status(system)
     assert (said["policy"], said["bandwidth"]) == ("mfs", 0.5e9 / 8)
     system.until(lambda: status(system)["flows"] == [])
+
+
+def test_the_page_shows_what_was_held_with_links_to_the_requests(system):
+    assert load(system, "shown") == [200] * AT_ONCE
+    asked = "SELECT id FROM request_record WHERE workflow = 'shown'"
+    system.until(lambda: len(system.query(asked)) == AT_ONCE)
+    session = system.sign_in()
+
+    def shown() -> bool:
+        html = session.get(f"{system.console}/flows/", timeout=10).text
+        return all(f'href="/requests/{name}/"' in html for (name,) in system.query(asked))
+
+    system.until(shown)
+    html = session.get(f"{system.console}/flows/", timeout=10).text
+    assert "scheduling" in html
+    assert max(float(each) for each in re.findall(r'data-label="Held">([\d.]+) (?:ms|s)<', html)) > 0.0
 
 
 def test_the_policy_is_changed_without_a_restart(system):

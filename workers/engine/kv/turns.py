@@ -14,6 +14,7 @@ from typing import Any
 from controller.core.steps import Seq
 from controller.flow.flows import FlowStage
 from controller.flow.gate import OFF
+from workers.engine.engine import names_of
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.wire import KvTransferError, as_class, drained, write_frame
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
@@ -81,7 +82,7 @@ class TurnsConfig:
         due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
         to = str(writer.get_extra_info("peername")[0])
         batch = self.layers.follow(seq) if self.layers is not None else ""
-        flow = self.client.submit(FlowStage.KV_TRANSFER, size, to, due_in_s, seq.id, batch)
+        flow = self.client.submit(FlowStage.KV_TRANSFER, size, to, due_in_s, names_of(seq)[1], batch)
         return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
 
 

@@ -1,0 +1,23 @@
+"""The form of the flow settings."""
+
+from __future__ import annotations
+
+from django import forms
+
+from console.forms.base import EditForm
+from controller.flow.gate import GATED, OFF
+from controller.wording.vocabulary import VALUES
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+class FlowSettingsForm(EditForm):
+    flow_policy = forms.ChoiceField(
+        label="Flow policy",
+        choices=[(name, _sentence(VALUES["flow_policy"][name])) for name in (OFF, *GATED)],
+        help_text="Which transfers may send first on a host's link. Transfers in flight end as they began.",
+    )
+
+    CHANGEABLE = ("flow_policy",)
