@@ -1,4 +1,4 @@
-"""The forms that register a running server and start an instance. Every error belongs to a field."""
+"""The forms that register a running server, start an instance and edit one. Every error belongs to a field."""
 
 from __future__ import annotations
 
@@ -21,25 +21,51 @@ FOR_GOOD = "Cannot be changed later."
 KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
 
 
+def device_kind_field() -> forms.CharField:
+    text = "Selects the latency profile, for example h100."
+    return forms.CharField(max_length=64, required=False, label="Device kind", help_text=text)
+
+
+def unit_cost_field() -> forms.FloatField:
+    text = "Cost of one second of this instance."
+    return forms.FloatField(min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text=text)
+
+
 class NewInstanceForm(EditForm):
     """What registering a server and starting an instance have in common."""
 
     model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
     role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
     host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
-    device_kind = forms.CharField(
-        max_length=64, required=False, label="Device kind", help_text="Selects the latency profile, for example h100."
-    )
+    device_kind = device_kind_field()
     tp = forms.IntegerField(min_value=1, max_value=TP_MAX, initial=1, label="Tensor parallel degree")
-    unit_cost = forms.FloatField(
-        min_value=0, max_value=COST_MAX, initial=1.0, label="Cost", help_text="Cost of one second of this instance."
-    )
+    unit_cost = unit_cost_field()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         del self.fields["version"]
         self.fields["model"].queryset = ServedModel.objects.order_by("name")  # type: ignore[attr-defined]
         self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
+
+
+def checked_key_name(name: str) -> str:
+    """Raises ValidationError if it cannot be the name of a key's file, or looks like the key itself."""
+    if name.startswith(KEY_LIKE):
+        raise forms.ValidationError("This looks like a key. Enter the name of the file that the key is in.")
+    if name and not KEY_NAME.fullmatch(name):
+        raise forms.ValidationError("Use letters, digits and . _ - and start with a letter or digit.")
+    return name
+
+
+def key_name_field() -> forms.CharField:
+    return forms.CharField(
+        max_length=64,
+        required=False,
+        label="Name of its API key",
+        help_text="Name of the file in ENGINE_KEYS_DIR on the machines of gateways and workers, not the key itself. "
+        "Leave empty if the server asks for no key.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
 
 
 class InstanceForm(NewInstanceForm):
@@ -58,13 +84,7 @@ class InstanceForm(NewInstanceForm):
         label="KV role",
         help_text="For vLLM with a KV connector: as it was started. With kv_both the scaler may change its role.",
     )
-    key_name = forms.CharField(
-        max_length=64,
-        required=False,
-        label="Name of its API key",
-        help_text="Name of the file in ENGINE_KEYS_DIR on the machines of gateways and workers, not the key itself. "
-        "Leave empty if the server asks for no key.",
-    )
+    key_name = key_name_field()
     max_num_seqs = forms.IntegerField(
         min_value=1,
         max_value=SEQS_MAX,
@@ -72,10 +92,6 @@ class InstanceForm(NewInstanceForm):
         label="Maximum running requests",
         help_text="Leave empty for what the server reports.",
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["key_name"].widget.attrs["autocomplete"] = "off"
 
     def clean_id(self) -> str:
         return unused(self.cleaned_data["id"])
@@ -90,12 +106,7 @@ class InstanceForm(NewInstanceForm):
         return url
 
     def clean_key_name(self) -> str:
-        name: str = self.cleaned_data["key_name"]
-        if name.startswith(KEY_LIKE):
-            raise forms.ValidationError("This looks like a key. Enter the name of the file that the key is in.")
-        if name and not KEY_NAME.fullmatch(name):
-            raise forms.ValidationError("Use letters, digits and . _ - and start with a letter or digit.")
-        return name
+        return checked_key_name(self.cleaned_data["key_name"])
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -154,6 +165,42 @@ class StartForm(NewInstanceForm):
         values = super().values()
         folder = values.pop("folder")
         return values | {"spec": {"folder": folder} if folder else {}}
+
+
+class InstanceEditForm(EditForm):
+    """What can change about an instance that exists. Only a registered server has the name of a key, and may report
+    itself how many requests it runs at once."""
+
+    key_name = key_name_field()
+    configured_seqs = forms.IntegerField(
+        min_value=1,
+        max_value=SEQS_MAX,
+        label="Maximum running requests",
+        help_text="The most requests that are sent to it at once.",
+    )
+    host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
+    device_kind = device_kind_field()
+    unit_cost = unit_cost_field()
+
+    CHANGEABLE: tuple[str, ...] = ("key_name", "configured_seqs", "host", "device_kind", "unit_cost")
+
+    def __init__(self, *args: Any, existing: Instance, **kwargs: Any) -> None:
+        super().__init__(*args, existing=existing, **kwargs)
+        self.fields["host"].queryset = Host.objects.order_by("name")  # type: ignore[attr-defined]
+        if existing.abilities.registers:
+            seqs = self.fields["configured_seqs"]
+            seqs.required, seqs.help_text = False, "Leave empty for what the server reports."
+        else:
+            del self.fields["key_name"]
+            self.CHANGEABLE = tuple(name for name in self.CHANGEABLE if name != "key_name")
+
+    def clean_key_name(self) -> str:
+        return checked_key_name(self.cleaned_data["key_name"])
+
+    def values(self) -> dict[str, Any]:
+        """What `instance_update` takes."""
+        values = super().values()
+        return values | {"max_num_seqs": values.pop("configured_seqs")}
 
 
 def _with_state(template: LaunchTemplate) -> str:

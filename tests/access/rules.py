@@ -70,6 +70,7 @@ PAGES: dict[str, Rule] = {
     "fleet/instances/<path:instance_id>/": READ,
     "fleet/instances/<path:instance_id>/live/": READ,
     "fleet/instances/<path:instance_id>/role/": EDIT,
+    "fleet/instances/<path:instance_id>/edit/": EDIT,
     "scaling/": READ,
     "scaling/live/": READ,
     "scaling/new/": EDIT,

@@ -54,6 +54,7 @@ PAGES = (
     Listed("instance", "/fleet/instances/{instance}/"),
     Listed("instance-new", "/fleet/new/", "operator"),
     Listed("instance-start", "/fleet/start/", "operator"),
+    Listed("instance-change", "/fleet/instances/{instance}/edit/", "operator"),
     Listed("role", "/fleet/instances/{instance}/role/", "operator"),
     Listed("scaling", "/scaling/"),
     Listed("scaling-new", "/scaling/new/", "operator"),

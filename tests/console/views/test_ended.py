@@ -188,6 +188,7 @@ FORMS = [
     ("tenant-edit", ("tenant",), {"title": "t2"}, "title"),
     ("instance-new", (), {"id": "gpu-1"}, "id"),
     ("instance-start", (), {"folder": "/models/a"}, "folder"),
+    ("instance-edit", ("instance",), {"device_kind": "h200"}, "device_kind"),
     ("scaling-new", (), {"upper": "0.77"}, "upper"),
     ("scaling-edit", ("policy",), {"upper": "0.77"}, "upper"),
     ("experiment-new", (), {"name": "e1", "contenders-TOTAL_FORMS": "4", "contenders-INITIAL_FORMS": "4"}, "name"),
@@ -198,6 +199,7 @@ FORMS = [
 def test_every_form_keeps_what_was_typed(db, live_store, name, of, data, field):
     made = {
         "mapping": factories.priority_mapping, "tenant": factories.tenant, "policy": factories.scaling_policy,
+        "instance": factories.instance,
     }  # fmt: skip
     path = reverse(name, args=[made[each]().pk for each in of])
     client = Client()

@@ -31,6 +31,8 @@ def posts(row, key, policy, instance, mapping):
         reverse("instance-new"): {"id": "forged"},
         reverse("instance-start"): {"id": "forged"},
         reverse("scaling-new"): {"upper": "9"},
+        reverse("instance-edit", args=[instance.pk]): {"unit_cost": "9", "version": 1},
+        reverse("flow-settings"): {"flow_policy": "mfs"},
         reverse("instance-role", args=[instance.pk]): {"role": "decode", "version": 1},
         reverse("experiment-new"): {"name": "forged"},
         reverse("experiment-ask"): {"window": "hour", "change": "less"},
