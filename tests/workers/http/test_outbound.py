@@ -28,10 +28,11 @@ PATIENCE = Patience(2.0, 2.0, 2.0, 5.0)
 
 
 class Server:
-    """Answers all requests with `handle`; keeps their paths."""
+    """Answers all requests in the same way; keeps their paths, and counts connections, with or without a request."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
+        self.connections = 0
         self.status, self.headers, self.body = 200, {"Content-Length": "2"}, b"{}"
         self.endless = b""
         outer = self
@@ -54,7 +55,12 @@ class Server:
             def log_message(self, *arguments: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Counting(ThreadingHTTPServer):
+            def get_request(self) -> tuple[socket.socket, object]:
+                outer.connections += 1
+                return super().get_request()
+
+        self.server = Counting(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -105,14 +111,14 @@ async def _backend(url: str) -> list[object]:
 @pytest.mark.usefixtures("only_ten")
 def test_an_address_outside_is_never_called(server):
     errors = calls(server.url)
-    assert server.paths == []
+    assert (server.paths, server.connections) == ([], 0), "a connection alone tells which ports are open"
     assert not any("127.0.0.1" in str(error) and "refused" in str(error).lower() for error in errors)
 
 
 @pytest.mark.usefixtures("only_ten")
 def test_a_name_that_resolves_to_elsewhere_is_never_called(server):
     calls(f"http://localhost:{server.port}")
-    assert server.paths == []
+    assert (server.paths, server.connections) == ([], 0)
 
 
 @pytest.mark.usefixtures("only_ten")
@@ -181,6 +187,14 @@ def test_answers_are_bounded(server, monkeypatch):
     with pytest.raises(outbound.UnboundedAnswer, match="more than"):
         outbound.get(server.url, timeout=5)
     assert len(asyncio.run(_backend(server.url))) == 2
+
+
+async def test_an_answer_that_the_gateway_reads_is_bounded(server):
+    """Long before a time-out ends it."""
+    server.headers, server.body, server.endless = {}, b"", b"x" * 65536
+    async with aiohttp.ClientSession(connector=outbound.connector()) as session, session.get(server.url) as response:
+        with pytest.raises(aiohttp.ClientPayloadError, match="more than 1048576 bytes"):
+            await outbound.read_answer(response, 1 << 20)
 
 
 def test_an_answer_that_drips_ends(server, monkeypatch):
