@@ -1,0 +1,216 @@
+"""`make bench-analyzer`: bounds on the lengths of answers from a forest, on later parts of public traces.
+
+A trace is cut in two: the forest is trained on the first half of its requests (of `swebench_agent_sessions`: on half of
+the sessions) and asked about the others, with the features that a gateway would have
+(`controller.predict.length_bounds`; an answer is known once its tokens are out, SECONDS_A_TOKEN each). For each answer
+the bound at 0.9 is asked at its arrival and once 50, 100, 200 and 400 tokens are out, given that it still runs.
+
+Calls of one session (Mooncake's are inferred from shared prefixes) are a workflow, as if the client had named it.
+
+- `coverage`: share of the answers that the bound covered, by trace and tokens produced. `fixed`: always asked at 0.9;
+  `adaptive`: the level follows the answers before, one level for each number of tokens (95 % interval: of resampled
+  sessions, or answers where a trace has none); `kept`: the fixed bound of the arrival, never refined.
+- `pinball`: mean loss at 0.9 at the arrival, in tokens, and of the constant quantile of the training answers.
+- `bound_over_truth`: P5, P50, P95 of bound / length by tokens produced (Fig. 4.1(b)).
+- `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
+
+Without `--traces DIR` (a folder with the traces under their names) only the Azure trace that is shipped is read.
+QUICK=1: its first 3,000 requests. Last line: JSON. Goals: adaptive coverage within 0.02 of 0.9 or 0.9 in its interval,
+`pinball` less by 30 % on azure2023_conv and 5 % on mooncake_conversation, `predict_ms.p99` 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import heapq
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.trials import note
+from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel, LengthHistory
+from controller.predict.length_forest import LengthForest
+from workers.analysis.length_forest import train
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "benchmarks/data/azure2023_conv.csv.gz"
+TRACES = ("azure2023_conv", "mooncake_conversation", "swebench_agent_sessions")
+SESSIONS = ("mooncake_conversation", "swebench_agent_sessions")  # whose calls of one session are a workflow
+BY_SESSION = ("swebench_agent_sessions",)  # cut between sessions: its runs follow one another
+PRODUCED = (0, 50, 100, 200, 400)
+LEVELS = (0.1, 0.5, TARGET)
+SECONDS_A_TOKEN = 0.03
+QUICK_ROWS = 3_000
+RESAMPLED = 300
+SEED = 0
+
+
+class Answer(NamedTuple):
+    """One request of a trace. `features` as of its arrival."""
+
+    session: str
+    features: tuple[float, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutTrace:
+    name: str
+    training: list[Answer]
+    asked: list[Answer]
+
+
+def rows(path: Path, most: int | None) -> Iterator[tuple[float, int, int, str]]:
+    """(arrival, prompt tokens, answer tokens, session)."""
+    with gzip.open(path, "rt") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            if most is not None and number >= most:
+                return
+            yield float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]), row.get("session") or ""
+
+
+def answers(path: Path, most: int | None, *, sessions: bool) -> list[Answer]:
+    """`sessions`: calls of one session are a workflow. An answer is observed once its tokens are out."""
+    history, found = LengthHistory(), []
+    running: list[tuple[float, int, str, int, int]] = []
+    for number, (at, prompt, tokens, session) in enumerate(sorted(rows(path, most), key=lambda row: row[0])):
+        while running and running[0][0] <= at:
+            _, _, ended, its_prompt, its_tokens = heapq.heappop(running)
+            history.observe(("trace",), ended, its_prompt, its_tokens)
+        workflow = session if sessions else ""
+        found.append(Answer(session, history.features(("trace",), workflow, prompt, None), tokens))
+        heapq.heappush(running, (at + tokens * SECONDS_A_TOKEN, number, workflow, prompt, tokens))
+    return found
+
+
+def cut(name: str, path: Path, most: int | None) -> CutTrace:
+    by_session = name in BY_SESSION
+    found = answers(path, most, sessions=name in SESSIONS)
+    if not by_session:
+        return CutTrace(name, found[: len(found) // 2], found[len(found) // 2 :])
+    names = sorted({each.session for each in found})
+    trained = set(names[::2])
+    return CutTrace(
+        name,
+        [each for each in found if each.session in trained],
+        [each for each in found if each.session not in trained],
+    )
+
+
+def forest_of(training: Sequence[Answer]) -> LengthForest:
+    features = np.array([each.features for each in training])
+    lengths = np.array([each.tokens for each in training])
+    return train(FEATURES, features, lengths, np.ones(len(lengths), dtype=bool), seed=SEED)
+
+
+def pinball(truth: npt.NDArray[Any], bound: npt.NDArray[Any]) -> float:
+    short = truth - bound
+    return float(np.mean(np.maximum(TARGET * short, (TARGET - 1) * short)))
+
+
+def interval(hits: npt.NDArray[Any], sessions: Sequence[str]) -> list[float]:
+    """95 % of the coverages of resampled sessions; of single answers where a trace has none."""
+    rng = np.random.default_rng(SEED)
+    keys = np.unique(np.array(sessions) if any(sessions) else np.arange(len(hits)).astype(str), return_inverse=True)[1]
+    groups = [hits[keys == key] for key in range(keys.max() + 1)] if any(sessions) else None
+    found = []
+    for _ in range(RESAMPLED):
+        if groups is None:
+            found.append(float(rng.choice(hits, len(hits)).mean()))
+        else:
+            found.append(
+                float(np.concatenate([groups[key] for key in rng.integers(len(groups), size=len(groups))]).mean())
+            )
+    low, high = np.quantile(found, (0.025, 0.975))
+    return [round(float(low), 3), round(float(high), 3)]
+
+
+def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
+    """Coverage, loss and ratios of one trace, and the times of the predictions."""
+    coverage: dict[str, dict[str, Any]] = {}
+    ratios: dict[str, list[float]] = {}
+    times: list[float] = []
+    at_arrival: list[float] = []
+    first: npt.NDArray[Any] = np.array([])
+    truth = np.array([each.tokens for each in trace.asked])
+    for produced in PRODUCED:
+        level = AdaptiveLevel()
+        running = [each for each in trace.asked if each.tokens > produced]
+        bounds, adaptive = [], []
+        for each in running:
+            began = time.thread_time()
+            _, _, bound = forest.quantiles(each.features, LEVELS, produced)
+            times.append(time.thread_time() - began)
+            (followed,) = forest.quantiles(each.features, (level.level,), produced)
+            bounds.append(bound)
+            adaptive.append(each.tokens <= followed)
+            level.observe(adaptive[-1])
+        lengths = np.array([each.tokens for each in running])
+        hits = lengths <= np.array(bounds)
+        if produced == 0:
+            first, at_arrival = np.array(bounds), bounds
+        kept = truth[truth > produced] <= first[truth > produced]
+        coverage[str(produced)] = {
+            "answers": len(running),
+            "fixed": round(float(hits.mean()), 3),
+            "adaptive": round(float(np.mean(adaptive)), 3),
+            "adaptive_interval": interval(
+                np.array(adaptive), [each.session for each in running] if trace.name in SESSIONS else [""]
+            ),
+            "kept": round(float(kept.mean()), 3),
+        }
+        ratios[str(produced)] = [
+            round(float(each), 2) for each in np.quantile(np.array(bounds) / lengths, (0.05, 0.5, 0.95))
+        ]
+    constant = float(np.quantile([each.tokens for each in trace.training], TARGET))
+    loss, of_constant = pinball(truth, np.array(at_arrival)), pinball(truth, np.full(len(truth), constant))
+    return {
+        "coverage": coverage,
+        "pinball": {
+            "forest": round(loss, 2),
+            "constant": round(of_constant, 2),
+            "less": round(1 - loss / of_constant, 3),
+        },
+        "bound_over_truth": ratios,
+        "times": times,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, help="folder with the traces; default: only the one that is shipped")
+    args = parser.parse_args()
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
+    result: dict[str, Any] = {"coverage": {}, "pinball": {}, "bound_over_truth": {}, "train_s": {}, "seed": SEED}
+    times: list[float] = []
+    for name, path in paths.items():
+        trace = cut(name, path, QUICK_ROWS if quick else None)
+        began = time.perf_counter()
+        forest = forest_of(trace.training)
+        result["train_s"][name] = round(time.perf_counter() - began, 1)
+        note(f"{name}: {len(trace.training)} answers trained on, {len(trace.asked)} asked about")
+        found = judged(trace, forest)
+        times += found.pop("times")
+        for figure, value in found.items():
+            result[figure][name] = value
+        for produced, row in found["coverage"].items():
+            shares = ", ".join(f"{each} {row[each]:.3f}" for each in ("fixed", "adaptive", "kept"))
+            print(f"{name:24} {produced:>4} tokens out: {shares} of {row['answers']}")
+        print(f"{name:24} pinball {found['pinball']}")
+    p50, p99 = np.quantile(times, (0.5, 0.99)) * 1e3
+    result["predict_ms"] = {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

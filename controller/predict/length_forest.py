@@ -1,0 +1,172 @@
+"""Bounds on the length of an answer from a quantile forest (Concord 4.1; Meinshausen, "Quantile regression forests",
+Journal of Machine Learning Research 7, 2006).
+
+A forest is trained by `workers.analysis.lengths` on recorded requests and read here as plain arrays. A request goes
+down every tree to a leaf; the lengths of the training answers in these leaves, counted as often as they occur, are the
+distribution of its own. Refinement: once n tokens are out, only training answers that were longer than n count. The
+paper calls the forest again with more text; text is never kept here, and the condition does the same without it.
+
+Answers that were cut (by `max_tokens`, a deadline, a client that left) say only that they would have been longer. Such
+a censored answer passes its weight on to the longer answers (Efron, "The two sample problem with censored data", 1967),
+which is the estimate of Kaplan and Meier. The longest counts as whole, since nothing is known beyond it.
+
+Without censored answers all figures are those of the library `quantile-forest` with all samples of a leaf and linear
+interpolation. Cost: O(trees x depth + samples in the leaves), without a sort.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.core.errors import ConfigError
+
+MAGIC = b"slackline length forest 1\n"
+MOST_BYTES = 64 << 20
+MOST_FEATURES = 64
+_DIGEST = hashlib.sha256().digest_size
+_ARRAYS = ("feature", "threshold", "left", "right", "roots", "begin", "end", "members", "lengths", "ended")
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthForest:
+    """`names`: of the features, in order. `about`: what the forest was trained on, for people.
+
+    Nodes of all trees in a row: `feature` (-1 for a leaf), `threshold` (left if the feature is at most this), `left`,
+    `right`, the `roots`, and for leaves `begin` and `end` within `members`. Members are training answers by rank:
+    `lengths` (tokens, ascending) and `ended` (False: censored). At equal length those that ended come first.
+    """
+
+    names: tuple[str, ...]
+    feature: Integers
+    threshold: Floats
+    left: Integers
+    right: Integers
+    roots: Integers
+    begin: Integers
+    end: Integers
+    members: Integers
+    lengths: Integers
+    ended: npt.NDArray[np.bool_]
+    about: Mapping[str, Any]
+
+    def quantiles(self, features: Sequence[float], levels: Sequence[float], produced: int = 0) -> list[float]:
+        """Tokens of the whole answer at each level (0 to 1), given that more than `produced` tokens come. A request
+        beyond all training answers gets `produced` + 1. Raises ValueError for another number of features."""
+        counts = self._counts(features)
+        first = int(np.searchsorted(self.lengths, produced, side="right"))
+        weights, values = counts[first:], self.lengths[first:]
+        seen = np.flatnonzero(weights)
+        if not len(seen):
+            return [float(produced + 1)] * len(levels)
+        weights, values = weights[seen], values[seen]
+        ended = self.ended[first:][seen]
+        if not ended.all():
+            weights = _passed_on(weights, ended)
+            weights, values = weights[weights > 0], values[weights > 0]
+        return [_quantile(values, weights, level) for level in levels]
+
+    def _counts(self, features: Sequence[float]) -> Floats:
+        """How often each training answer is in the leaves of these features."""
+        if len(features) != len(self.names):
+            raise ValueError(f"{len(features)} features, and this forest has {len(self.names)}")
+        row = np.asarray(features, dtype=np.float32)  # as in training
+        nodes = self.roots.copy()
+        while True:
+            tested = self.feature[nodes]
+            inner = tested >= 0
+            if not inner.any():
+                break
+            goes_left = row[tested] <= self.threshold[nodes]
+            nodes = np.where(inner, np.where(goes_left, self.left[nodes], self.right[nodes]), nodes)
+        found = np.concatenate(
+            [self.members[a:b] for a, b in zip(self.begin[nodes].tolist(), self.end[nodes].tolist(), strict=True)]
+        )
+        return np.bincount(found, minlength=len(self.lengths)).astype(np.float64)
+
+    # ---- as a file --------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """A digest and plain arrays; no code."""
+        raw = io.BytesIO()
+        named = {name: getattr(self, name) for name in _ARRAYS}
+        told = json.dumps({"names": self.names, "about": dict(self.about)}, sort_keys=True)
+        np.savez_compressed(raw, allow_pickle=False, told=np.frombuffer(told.encode(), dtype=np.uint8), **named)
+        body = raw.getvalue()
+        return MAGIC + hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> LengthForest:
+        """Raises ConfigError for what is no forest of this version, damaged, too large or inconsistent."""
+        if not content.startswith(MAGIC):
+            raise ConfigError("this is no length forest of this version")
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"a length forest may have at most {MOST_BYTES} bytes")
+        digest, body = content[len(MAGIC) : len(MAGIC) + _DIGEST], content[len(MAGIC) + _DIGEST :]
+        if hashlib.sha256(body).digest() != digest:
+            raise ConfigError("the length forest is damaged: its digest is another one")
+        try:
+            with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+                told = json.loads(arrays["told"].tobytes())
+                forest = cls(tuple(told["names"]), **{name: arrays[name] for name in _ARRAYS}, about=told["about"])
+        except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"the length forest cannot be read: {error}") from error
+        forest._check()
+        return forest
+
+    def _check(self) -> None:
+        """Raises ConfigError where following the arrays would leave them."""
+        nodes, samples = len(self.feature), len(self.lengths)
+        inner = self.feature >= 0
+        one_row = all(getattr(self, name).ndim == 1 for name in _ARRAYS)
+        alike = all(len(getattr(self, name)) == nodes for name in ("threshold", "left", "right", "begin", "end"))
+        if not (one_row and alike and 1 <= len(self.names) <= MOST_FEATURES and len(self.ended) == samples > 0):
+            raise ConfigError("the length forest has arrays of wrong lengths")
+        here = np.arange(nodes)
+        within = (
+            (self.feature < len(self.names)).all()
+            and ((self.left > here) & (self.right > here) & (self.left < nodes) & (self.right < nodes))[inner].all()
+            and ((self.begin >= 0) & (self.begin < self.end) & (self.end <= len(self.members)))[~inner].all()
+            and len(self.roots) > 0
+            and ((self.roots >= 0) & (self.roots < nodes)).all()
+            and ((self.members >= 0) & (self.members < samples)).all()
+            and (np.diff(self.lengths) >= 0).all()
+        )
+        if not within:
+            raise ConfigError("the length forest points outside of itself")
+
+
+def _passed_on(weights: Floats, ended: npt.NDArray[np.bool_]) -> Floats:
+    """Weights after each censored answer gave its own to the longer ones, in proportion to theirs (Kaplan-Meier). Same
+    sum; the longest keeps what it gets."""
+    at_risk = np.cumsum(weights[::-1])[::-1]
+    died = np.where(ended, weights, 0.0)
+    died[-1] = weights[-1]
+    survived = np.cumprod(1.0 - died / at_risk)
+    before = np.concatenate(([1.0], survived[:-1]))
+    return np.asarray(before * died / at_risk * weights.sum(), dtype=np.float64)
+
+
+def _quantile(values: Integers, weights: Floats, level: float) -> float:
+    """Linear between ranks, as if each value occurred as often as its weight says: rank 1 + level (sum - 1)."""
+    upto = np.cumsum(weights)
+    rank = 1.0 + level * max(0.0, upto[-1] - 1.0)
+    place = int(np.searchsorted(upto, rank, side="left"))
+    place = min(place, len(values) - 1)
+    below = upto[place - 1] if place else 0.0
+    # Between the last occurrence of a value and the first of the next lies one rank.
+    share = min(1.0, rank - below)
+    if place == 0 or share >= 1.0:
+        return float(values[place])
+    return float(values[place - 1] + share * (values[place] - values[place - 1]))

@@ -1,0 +1,1 @@
+"""What is learned from recorded requests, in the worker of the queue `analysis`."""
