@@ -18,7 +18,11 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit", "mapping-history")),
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),
     ("service-accounts", "Service accounts", ("service-account", "service-account-new", "service-account-edit")),
-    ("fleet", "Fleet", ("instance", "instance-new", "instance-start", "instance-edit", "instance-role")),
+    (
+        "fleet",
+        "Fleet",
+        ("instance", "instance-new", "instance-start", "instance-edit", "instance-log", "instance-role"),
+    ),
     ("scaling", "Scaling", ("scaling-new", "scaling-edit", "scaling-history")),
     ("flows", "Flows", ("flow-settings", "flow-settings-history")),
     ("experiments", "Experiments", ("experiment", "experiment-new", "traces")),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
 
+from django.conf import settings
 from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -197,6 +199,14 @@ class InstanceOutput(VersionedOutput):
         read_only_fields = fields
 
 
+class InstanceLogOutput(serializers.Serializer):
+    """The end of what the engine of an instance printed, at most 64 KiB."""
+
+    text = serializers.CharField(help_text="Empty if nothing of it is kept on the machine of the console.")
+    truncated = serializers.BooleanField(help_text="Whether there are earlier lines.")
+    written_at = serializers.DateTimeField(allow_null=True, help_text="When the last line was written; null: no log.")
+
+
 class WeightSourceSerializer(serializers.Serializer):
     """One source of weights."""
 
@@ -289,6 +299,23 @@ class InstanceDetail(ControlView):
     def delete(self, request: Request, pk: str) -> Response:
         instance_remove(actor=self.actor, instance_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class InstanceLog(ControlView):
+    """What the engine of an instance printed. Only of engines that Slackline started on the machine of the console."""
+
+    access: ClassVar = {"GET": IsOperator}
+
+    @operation("instance_log", "Read the log of an instance", answer=InstanceLogOutput, errors=FOUND)
+    def get(self, request: Request, pk: str) -> Response:
+        from workers.provisioners.logs import log_of  # what starts engines is large, and other calls do not need it
+
+        row = self.found(instances(), pk)
+        log = log_of(row.provisioner, row.pk, settings.DATA_DIR)
+        if log is None:
+            return Response({"text": "", "truncated": False, "written_at": None})
+        written_at = datetime.fromtimestamp(log.written_at, UTC)
+        return Response(InstanceLogOutput({"text": log.text, "truncated": log.cut, "written_at": written_at}).data)
 
 
 class _InstanceActionView(ControlView):

@@ -71,6 +71,7 @@ urlpatterns = [
     path("launch-templates/by-name/<anything:name>", launch_templates.LaunchTemplateByName.as_view()),
     path("instances", instances.InstanceList.as_view()),
     path("instances/<str:pk>", instances.InstanceDetail.as_view()),
+    path("instances/<str:pk>/log", instances.InstanceLog.as_view()),
     path("instances/<str:pk>/drain", instances.InstanceDrain.as_view()),
     path("instances/<str:pk>/stop", instances.InstanceStop.as_view()),
     path("instances/<str:pk>/set-role", instances.InstanceSetRole.as_view()),

@@ -167,6 +167,7 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "instance": f"/fleet/instances/{instance.pk}/",
         "instance, role": f"/fleet/instances/{instance.pk}/role/",
         "instance, edit": f"/fleet/instances/{instance.pk}/edit/",
+        "instance, log": f"/fleet/instances/{instance.pk}/log/",
         "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
         "scaling": "/scaling/",
         "scaling, at a moment": f"/scaling/?at={about.missed.arrived_at:%Y-%m-%dT%H:%M:%S}",

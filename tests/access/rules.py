@@ -71,6 +71,8 @@ PAGES: dict[str, Rule] = {
     "fleet/instances/<path:instance_id>/live/": READ,
     "fleet/instances/<path:instance_id>/role/": EDIT,
     "fleet/instances/<path:instance_id>/edit/": EDIT,
+    "fleet/instances/<path:instance_id>/log/": Rule(OPERATOR),
+    "fleet/instances/<path:instance_id>/log/live/": Rule(OPERATOR),
     "scaling/": READ,
     "scaling/live/": READ,
     "scaling/new/": EDIT,

@@ -55,6 +55,7 @@ PAGES = (
     Listed("instance-new", "/fleet/new/", "operator"),
     Listed("instance-start", "/fleet/start/", "operator"),
     Listed("instance-change", "/fleet/instances/{instance}/edit/", "operator"),
+    Listed("instance-log", "/fleet/instances/{instance}/log/", "operator"),
     Listed("role", "/fleet/instances/{instance}/role/", "operator"),
     Listed("scaling", "/scaling/"),
     Listed("scaling-new", "/scaling/new/", "operator"),

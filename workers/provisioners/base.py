@@ -41,6 +41,16 @@ class Observed:
     steps: Mapping[str, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of what an engine printed, without colours and other control characters. `cut`: there is more before it.
+    `written_at`: epoch seconds of the last line."""
+
+    text: str
+    cut: bool
+    written_at: float
+
+
 class Provisioner(Protocol):
     """What it can do is declared in `controller.scale.provisioning`, under the name that it registers."""
 
@@ -63,6 +73,11 @@ class Provisioner(Protocol):
 
     def stop(self, id: str, grace_s: float) -> None:
         """Stop an engine; its running requests get `grace_s` seconds. An unknown id is ignored."""
+        ...
+
+    def log(self, id: str) -> LogTail | None:
+        """What the engine printed, also after its end. None: nothing of it is kept here. Asked only with the ability
+        `logs`. Raises OSError if it cannot be read."""
         ...
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.scale.provisioning import PROCESS
-from workers.provisioners.base import PROVISIONERS, Observed, checked_id
+from workers.provisioners.base import PROVISIONERS, LogTail, Observed, checked_id
+from workers.provisioners.logs import tail_of
 from workers.supervisor.engine_processes import DESIRED, STATE, STOP
 from workers.supervisor.ports import write_json
 
@@ -55,6 +56,10 @@ class ProcessProvisioner:
         if desired.exists():  # the grace first, since the supervisor acts as soon as the desired engine's file is gone
             write_json(self.folder / f"{id}{STOP}", {"grace_s": grace_s})
             desired.unlink(missing_ok=True)
+
+    def log(self, id: str) -> LogTail | None:
+        """The supervisor writes it without the secrets that it gave to the engine."""
+        return tail_of(self.folder.parent / "logs" / f"engine-{checked_id(id)}.log")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -108,6 +108,9 @@ class StaticProvisioner:
         """Remove it from the list. Its server is not ours to stop, and its drain has ended already."""
         self.endpoints.pop(id, None)
 
+    def log(self, id: str) -> None:
+        """It is where the endpoint runs."""
+
 
 def registered_endpoints() -> dict[str, Endpoint]:
     """The registered endpoints. Their role is compared with the engine's only when they join, since it may be switching

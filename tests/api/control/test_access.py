@@ -84,6 +84,7 @@ RULES = {
     ("get", "/instances" + NO_SUCH): PEOPLE,
     ("patch", "/instances" + NO_SUCH): OPERATORS,
     ("delete", "/instances" + NO_SUCH): OPERATORS,
+    ("get", "/instances" + NO_SUCH + "/log"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/drain"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/stop"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/desired-state"): OPERATORS,
