@@ -23,7 +23,7 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Fleet",
         ("instance", "instance-new", "instance-start", "instance-edit", "instance-log", "instance-role"),
     ),
-    ("scaling", "Scaling", ("scaling-new", "scaling-edit", "scaling-history")),
+    ("scaling", "Scaling", ("scaling-new", "scaling-edit", "scaling-hold", "scaling-history")),
     ("flows", "Flows", ("flow-settings", "flow-settings-history")),
     ("experiments", "Experiments", ("experiment", "experiment-new", "traces")),
     ("audit", "Audit", ("decision",)),

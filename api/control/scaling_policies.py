@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import ClassVar
 
+from django.utils import timezone
 from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -12,14 +14,18 @@ from api.control.access.permissions import IsOperator, IsViewer
 from api.control.framework.base import ControlView, PageQuery, filtered
 from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
 from api.control.framework.fields import NumberField, VersionedOutput, VersionField, checked_name
-from api.control.framework.preconditions import claimed_version, expected, matched_version
+from api.control.framework.preconditions import claimed_version, expected, matched_version, stated_version
 from api.control.framework.references import model_named
 from controller.models import ScalingPolicy
 from controller.models.fleet import Role
 from controller.selectors.catalogue import scaling_policies
 from controller.services.fleet.scaling_policies import (
+    HELD_MAX,
+    LONGEST_HOLD,
     scaling_policy_create,
+    scaling_policy_hold,
     scaling_policy_put,
+    scaling_policy_release,
     scaling_policy_remove,
     scaling_policy_update,
 )
@@ -97,6 +103,17 @@ class ScalingPolicyPatch(_ScalingFields):
     version = VersionField()
 
 
+class ScalingPolicyHoldInput(serializers.Serializer):
+    """How many instances by hand, for how long and why."""
+
+    instances = serializers.IntegerField(min_value=1, max_value=HELD_MAX)
+    seconds = serializers.IntegerField(
+        min_value=60, max_value=int(LONGEST_HOLD.total_seconds()), help_text="After that it scales by load again."
+    )
+    reason = serializers.CharField(max_length=200)
+    version = VersionField()
+
+
 class ScalingPolicyOutput(VersionedOutput):
     """A scaling policy. Seconds."""
 
@@ -106,7 +123,8 @@ class ScalingPolicyOutput(VersionedOutput):
         model = ScalingPolicy
         fields = (
             "id", "model", "role", "min_instances", "max_instances", "upper", "lower", "sustain_s",
-            "cooldown_s", "interval_s", "warm", "sleep_level", "enabled", "version", "created_at", "updated_at",
+            "cooldown_s", "interval_s", "warm", "sleep_level", "enabled", "held_instances",
+            "held_until", "held_for", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -165,6 +183,31 @@ class ScalingPolicyDetail(ControlView):
     def delete(self, request: Request, pk: int) -> Response:
         scaling_policy_remove(actor=self.actor, policy_id=pk, version=matched_version(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class ScalingPolicyHold(ControlView):
+    """Scaling by hand: exactly so many instances until a time, whatever the load is."""
+
+    access: ClassVar = {"POST": IsOperator, "DELETE": IsOperator}
+
+    @operation(
+        "scaling_policy_hold",
+        "Scale by hand",
+        body=ScalingPolicyHoldInput,
+        answer=ScalingPolicyOutput,
+        errors=MATCHED,
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        data = self.body(ScalingPolicyHoldInput)
+        version = stated_version(request, data)
+        until = timezone.now() + timedelta(seconds=data.pop("seconds"))
+        row = scaling_policy_hold(actor=self.actor, policy_id=pk, version=version, until=until, **data)
+        return self.one(row, ScalingPolicyOutput)
+
+    @operation("scaling_policy_release", "Scale by load again", answer=ScalingPolicyOutput, errors=MATCHED)
+    def delete(self, request: Request, pk: int) -> Response:
+        row = scaling_policy_release(actor=self.actor, policy_id=pk, version=matched_version(request))
+        return self.one(row, ScalingPolicyOutput)
 
 
 class ScalingPolicyByModel(ControlView):

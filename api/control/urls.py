@@ -83,6 +83,7 @@ urlpatterns = [
     path("actions/<int:pk>", actions.ActionDetail.as_view()),
     path("scaling-policies", scaling_policies.ScalingPolicyList.as_view()),
     path("scaling-policies/<int:pk>", scaling_policies.ScalingPolicyDetail.as_view()),
+    path("scaling-policies/<int:pk>/hold", scaling_policies.ScalingPolicyHold.as_view()),
     path("scaling-policies/by-model/<anything:model>", scaling_policies.ScalingPolicyByModel.as_view()),
     path("starts", starts.StartsView.as_view()),
     path("decisions", decisions.DecisionList.as_view()),

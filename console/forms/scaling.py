@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.utils import timezone
 
 from console.forms.base import EditForm, PercentField
 from controller.models import ScalingPolicy, ServedModel
 from controller.models.fleet import Role
+from controller.services.fleet.scaling_policies import HELD_MAX
 
 INSTANCES_MAX = 1000
 LOAD_MAX = 10_000  # percent
@@ -94,3 +97,34 @@ class ScalingForm(EditForm):
         """The database checks this too, but its error belongs to no field."""
         if ScalingPolicy.objects.filter(model=model, role=role).exists():
             self.add_error("role", f"{model.name} already has a policy for this role.")
+
+
+class HoldForm(EditForm):
+    """How many instances by hand, for how long and why."""
+
+    instances = forms.IntegerField(
+        min_value=1, max_value=HELD_MAX, help_text="The scaler keeps exactly so many, whatever the load is."
+    )
+    hours = forms.TypedChoiceField(
+        label="For",
+        coerce=float,
+        initial="1.0",
+        choices=[
+            ("0.25", "15 minutes"),
+            ("1.0", "1 hour"),
+            ("4.0", "4 hours"),
+            ("24.0", "24 hours"),
+            ("168.0", "7 days"),
+        ],
+        help_text="After that it scales by load again.",
+    )
+    reason = forms.CharField(max_length=200, help_text="Shown on the page Scaling and in the audit.")
+
+    def __init__(self, *args: Any, existing: ScalingPolicy, **kwargs: Any) -> None:
+        super().__init__(*args, existing=existing, **kwargs)
+        self.initial["instances"] = existing.held(timezone.now())
+
+    def values(self) -> dict[str, Any]:
+        """What `scaling_policy_hold` takes."""
+        values = super().values()
+        return values | {"until": timezone.now() + timedelta(hours=values.pop("hours"))}

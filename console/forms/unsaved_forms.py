@@ -24,7 +24,7 @@ LONGEST = 3_500  # browsers take cookies of 4 kB
 # Forms whose views call `data_of`.
 FORMS = (
     "class-new", "class-edit", "mapping-edit", "tenant-new", "tenant-edit", "key-new", "scaling-new", "scaling-edit",
-    "experiment-new", "service-account-new", "service-account-edit", "instance-new",
+    "scaling-hold", "experiment-new", "service-account-new", "service-account-edit", "instance-new",
     "instance-start", "instance-edit", "flow-settings",
 )  # fmt: skip
 POSTED_ONLY = ("key-new",)  # a form on another page

@@ -73,7 +73,7 @@ def _scalers(model: str, moment: datetime) -> list[ScalerThen]:
     samples = scaling.samples_at(at=moment, model=model) if policies else {}
     # No scaler evaluates a disabled policy: any sample near the moment is from before it was disabled.
     found = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
-    return [ScalerThen(policy, then, why(policy, then) if then else "") for policy, then in found]
+    return [ScalerThen(policy, then, why(policy, then, policy.held(then.at)) if then else "") for policy, then in found]
 
 
 def _class_of(row: RequestRecord) -> SLOClass | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from django.utils import timezone
+
 from console.panels.role_change import counted_instances
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role, Weights
@@ -162,8 +164,9 @@ def who_is_left(row: Instance, others: Mapping[Role, int], policy: ScalingPolicy
     counts = ", ".join(f"{count} {role.value}" for role, count in by_role.items())
     remaining = counted_instances(sum(by_role.values()))
     said = [warning, f"{remaining} of {row.model.name} would remain{f' ({counts})' if by_role else ''}."]
-    if policy is not None and others.get(Role(row.role), 0) < policy.min_instances:
-        least = f"The scaling policy for {row.role} requires at least {policy.min_instances}"
+    least_instances = 0 if policy is None else policy.bounds(timezone.now())[0]
+    if others.get(Role(row.role), 0) < least_instances:
+        least = f"The scaling policy for {row.role} requires at least {least_instances}"
         said.append(f"{least}, so the scaler wakes or starts one.")
     return " ".join(part for part in said if part)
 

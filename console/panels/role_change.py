@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from django.utils import timezone
+
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role
 from controller.services.fleet.instances import ONE_SIDED
@@ -104,15 +106,15 @@ def _scaling(row: Instance, role: Role, counts: Counter[Role], policies: Mapping
     """What the scaler will do: it counts the instances of each role separately."""
     said = []
     left, taken = policies.get(row.role), policies.get(role)
-    if left is not None and counts[Role(row.role)] < left.min_instances:
-        least = f"The scaling policy for {row.role} requires at least {left.min_instances}"
+    now = timezone.now()
+    least_instances = 0 if left is None else left.bounds(now)[0]
+    if counts[Role(row.role)] < least_instances:
+        least = f"The scaling policy for {row.role} requires at least {least_instances}"
         said.append(f"{least}, so the scaler starts or switches another.")
     if taken is None:
         said.append(f"{row.model.name} has no scaling policy for {role.value} instances.")
-    elif counts[role] + 1 > taken.max_instances:
-        said.append(
-            f"The scaling policy for {role.value} allows at most {taken.max_instances}, so the scaler drains one."
-        )
+    elif counts[role] + 1 > (most := taken.bounds(now)[1]):
+        said.append(f"The scaling policy for {role.value} allows at most {most}, so the scaler drains one.")
     return said
 
 

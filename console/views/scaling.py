@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.access import actor_of, allows
 from console.charts import base as charts
 from console.forms.base import TimeField
-from console.forms.scaling import ScalingForm
+from console.forms.scaling import HoldForm, ScalingForm
 from console.forms.unsaved_forms import data_of
 from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import Difference, created, form_page, say_updated, updated
+from console.views.editing import Difference, created, differences, form_page, say_updated, updated, written
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue
 from controller.selectors.fleet import scaling
 from controller.selectors.fleet.scaling import Counts, InstanceStart
 from controller.selectors.roles import UserRole, role_of
-from controller.services.fleet.scaling_policies import scaling_policy_create, scaling_policy_update
+from controller.services.change import VersionConflict
+from controller.services.fleet.scaling_policies import (
+    scaling_policy_create,
+    scaling_policy_hold,
+    scaling_policy_release,
+    scaling_policy_update,
+)
 from controller.services.fleet.scaling_stages import patterns
 from controller.wording.scaling import warm_in_words, why
 from controller.wording.sentences import figures_line, sentence
@@ -160,6 +168,7 @@ def card(
     return {
         "policy": policy,
         "name": f"policy-{policy.pk}",
+        "held": policy.held(at or timezone.now()),
         "subject": subject,
         "chart": charts.scaling_load(
             [(row.at.timestamp(), row.load) for row in seen],
@@ -179,7 +188,12 @@ def patience_s(policy: ScalingPolicy) -> float:
 
 
 def as_asked(policy: ScalingPolicy, then: ScalingSample | None) -> dict[str, Any]:
-    return {"then": then, "counts": then, "load": then and then.load, "why_then": why(policy, then) if then else ""}
+    return {
+        "then": then,
+        "counts": then,
+        "load": then and then.load,
+        "why_then": why(policy, then, policy.held(then.at)) if then else "",
+    }
 
 
 def as_now(
@@ -193,7 +207,7 @@ def as_now(
         "evaluated": evaluated,
         "counts": there.get((policy.model_id, policy.role), Counts()),
         "load": last.load if last is not None and evaluated else None,
-        "why": why(policy, last) if last is not None and evaluated else "",
+        "why": why(policy, last, policy.held(now)) if last is not None and evaluated else "",
     }
 
 
@@ -225,6 +239,48 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
         form.initial.update(restored(request, row))
     restoring = "restore" in request.GET
     return form_page(request, "console/scaling_form.html", form, conflict, row=row, restoring=restoring)
+
+
+@require_http_methods(["GET", "POST"])
+@allows(UserRole.OPERATOR)
+@says_if_removed("scaling_policy")
+def scaling_hold(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """Scale by hand: so many instances until a time, for a reason."""
+    row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
+    form = HoldForm(data_of(request), existing=row)
+    conflict: list[Difference] = []
+    if request.method == "POST" and form.is_valid():
+        write = partial(scaling_policy_hold, actor=actor_of(request), policy_id=row.pk)
+        stored, conflict = held(form, row, write)
+        if stored is not None:
+            messages.success(request, f"{row.model.name}, {row.role} is set to {stored.held_instances} by hand.")
+            return redirect("scaling")
+    now = timezone.now()
+    there = scaling.instances_now().get((row.model_id, row.role), Counts())
+    context = {"row": row, "held": row.held(now), "there": there, "back": reverse("scaling")}
+    return form_page(request, "console/scaling_hold.html", form, conflict, **context)
+
+
+def held(
+    form: HoldForm, row: ScalingPolicy, write: Callable[..., ScalingPolicy]
+) -> tuple[ScalingPolicy | None, list[Difference]]:
+    """The policy as it was stored, or None with what is different: somebody else changed it meanwhile."""
+    try:
+        return written(form, lambda: write(version=form.cleaned_data["version"], **form.values())), []
+    except VersionConflict:
+        row.refresh_from_db()
+        return None, differences(form, row, form.CHANGEABLE)
+
+
+@require_POST
+@allows(UserRole.OPERATOR)
+@says_if_removed("scaling_policy")
+def scaling_release(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """End a hold."""
+    row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
+    scaling_policy_release(actor=actor_of(request), policy_id=row.pk)
+    messages.success(request, f"{row.model.name}, {row.role} is scaled by load again.")
+    return redirect("scaling")
 
 
 def restored(request: HttpRequest, row: ScalingPolicy) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db import models
 from django.db.models import F, Q
 
@@ -24,6 +26,10 @@ class ScalingPolicy(Versioned):
     warm = models.PositiveIntegerField("warm instances kept beside", null=True, blank=True)  # null: as devices allow
     sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop instead
     enabled = models.BooleanField(default=True)
+    # By hand: exactly so many instances until then, whatever the load is, and why. Null and "": by load.
+    held_instances = models.PositiveIntegerField("instances by hand", null=True, blank=True)
+    held_until = models.DateTimeField("by hand until", null=True, blank=True)
+    held_for = models.CharField("reason", max_length=200, blank=True, default="", db_default="")
 
     class Meta:
         db_table = "scaling_policy"
@@ -41,10 +47,24 @@ class ScalingPolicy(Versioned):
                 name="scaling_policy_times",
             ),
             models.CheckConstraint(condition=Q(sleep_level__in=[0, 1, 2]), name="scaling_policy_sleep_level"),
+            models.CheckConstraint(
+                condition=Q(held_instances__isnull=True, held_until__isnull=True, held_for="")
+                | Q(held_instances__gte=1, held_until__isnull=False) & ~Q(held_for=""),
+                name="scaling_policy_held",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.model.name} {self.role}: {self.min_instances} to {self.max_instances}"
+
+    def held(self, now: datetime) -> int | None:
+        """How many instances an operator holds the fleet at; None: the scaler goes by load."""
+        return self.held_instances if self.held_until is not None and now < self.held_until else None
+
+    def bounds(self, now: datetime) -> tuple[int, int]:
+        """The least and the most instances now."""
+        held = self.held(now)
+        return (self.min_instances, self.max_instances) if held is None else (held, held)
 
 
 class ScalerState(models.Model):

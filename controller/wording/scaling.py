@@ -63,6 +63,8 @@ WANTED = {
     "at_max": "{load} is no longer above {upper:g} %; while it was, the maximum of {max} was reached",
     "settling": "{load} is between {lower:g} % and {upper:g} % again; before that, the last change had not settled",
 }
+# States of mind that come from the load, which does not count while the number is set by hand.
+BY_LOAD = ("", "steady", "at_max", "rest_would_exceed_upper")
 # Steps of a new instance until it serves, as the pages of a scale-out and of the instance name them.
 STEPS_TO_SERVICE = {
     "decision": "Decided",
@@ -110,10 +112,16 @@ def warm_in_words(policy: StoredPolicy, pool: PoolState | None) -> str:
     return f"{pool.ready} of {policy.warm}{starting}{held}"
 
 
-def why(policy: StoredPolicy, sample: StoredSample) -> str:
-    """Why nothing was (or something was) scaled at the moment of the sample."""
+def why(policy: StoredPolicy, sample: StoredSample, held: int | None = None) -> str:
+    """Why nothing was (or something was) scaled at the moment of the sample. `held`: the number of instances that an
+    operator had set by hand."""
     if not policy.enabled:
         return "the policy is disabled"
+    if held is not None and sample.mind in BY_LOAD:
+        load = UNBOUNDED if sample.load is None else f"load {sample.load * 100:.0f} %"
+        if sample.ready == held:
+            return f"{load}, but the number of instances is set to {held} by hand"
+        return f"{load}; the number of instances goes from {sample.ready} to {held}, as set by hand"
     known = {
         "load": UNBOUNDED if sample.load is None else f"load {sample.load * 100:.0f} %",
         "upper": policy.upper * 100,
@@ -123,8 +131,8 @@ def why(policy: StoredPolicy, sample: StoredSample) -> str:
         "starting": sample.starting,
         "draining": sample.draining,
     }
-    held = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
-    pattern = LAST_ONE if _kept_the_last(sample) else held.get(sample.mind)
+    words = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
+    pattern = LAST_ONE if _kept_the_last(sample) else words.get(sample.mind)
     said = pattern.format_map(known) if pattern else _steady(policy, sample)
     return said if sample.ready else f"no instance is up; {said}"
 

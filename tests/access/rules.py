@@ -78,6 +78,8 @@ PAGES: dict[str, Rule] = {
     "scaling/new/": EDIT,
     "scaling/<int:policy_id>/": EDIT,
     "scaling/<int:policy_id>/history/": READ,
+    "scaling/<int:policy_id>/hold/": EDIT,
+    "scaling/<int:policy_id>/release/": ACT,
     "flows/": READ,
     "flows/live/<int:page>/": READ,
     "flows/settings/": EDIT,

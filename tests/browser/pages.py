@@ -60,6 +60,7 @@ PAGES = (
     Listed("scaling", "/scaling/"),
     Listed("scaling-new", "/scaling/new/", "operator"),
     Listed("scaling-change", "/scaling/{policy}/", "operator"),
+    Listed("scaling-hold", "/scaling/{policy}/hold/", "operator"),
     Listed("scaling-history", "/scaling/{policy}/history/"),
     Listed("flows", "/flows/"),
     Listed("flow-settings", "/flows/settings/", "operator"),

@@ -122,7 +122,7 @@ def as_of(policies: Sequence[ScalingPolicy], at: datetime) -> list[ScalingPolicy
     found = {policy.pk: copy(policy) for policy in policies}
     for changed, values in since.order_by("-at", "-id").values_list("outcome__id", "inputs__before"):
         for name, value in values.items():  # the oldest change since then is applied last
-            setattr(found[changed], name, value)
+            setattr(found[changed], name, ScalingPolicy._meta.get_field(name).to_python(value))  # type: ignore[union-attr]
     return list(found.values())
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connection
+from django.utils import timezone
 
 from controller.core.errors import ConfigError
 from controller.models import ScalerState, ScalingPolicy, ServedModel
@@ -21,6 +23,9 @@ EDITABLE = (
     "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm",
     "sleep_level", "enabled",
 )  # fmt: skip
+HELD = ("held_instances", "held_until", "held_for")
+HELD_MAX = 1000  # instances
+LONGEST_HOLD = timedelta(days=7)
 
 
 def scaling_policy_create(
@@ -72,6 +77,49 @@ def scaling_policy_update(
     )
 
 
+def scaling_policy_hold(
+    *, actor: Actor, policy_id: int, version: int | None, instances: int, until: datetime, reason: str
+) -> ScalingPolicy:
+    """Keep exactly so many instances until then, whatever the load is. Another hold is replaced. Raises
+    ValidationError, also for a disabled policy, which the scaler does not look at."""
+
+    def check(row: ScalingPolicy) -> None:
+        if not row.enabled:
+            raise ValidationError("The policy is disabled, so the scaler would not act on it. Enable it first.")
+        if not 1 <= instances <= HELD_MAX:
+            raise ValidationError({"instances": f"Must be between 1 and {HELD_MAX}."})
+        if not timedelta(0) < until - timezone.now() <= LONGEST_HOLD:
+            raise ValidationError({"until": f"Must be in the future, at most {LONGEST_HOLD.days} days ahead."})
+        if not reason.strip():
+            raise ValidationError({"reason": "Say why: the audit and the page Scaling show it."})
+
+    return change.update(
+        ScalingPolicy,
+        policy_id,
+        actor=actor,
+        kind="scaling_policy",
+        version=version,
+        changes={"held_instances": instances, "held_until": until, "held_for": reason.strip()},
+        editable=HELD,
+        check=check,
+        gateways=False,
+    )
+
+
+def scaling_policy_release(*, actor: Actor, policy_id: int, version: int | None = None) -> ScalingPolicy:
+    """Let the scaler go by load again. Without a hold nothing changes."""
+    return change.update(
+        ScalingPolicy,
+        policy_id,
+        actor=actor,
+        kind="scaling_policy",
+        version=version,
+        changes={"held_instances": None, "held_until": None, "held_for": ""},
+        editable=HELD,
+        gateways=False,
+    )
+
+
 def scaling_policy_put(
     *, actor: Actor, model: ServedModel, role: str, values: Mapping[str, Any], expected: ExpectedVersion
 ) -> tuple[ScalingPolicy, bool]:
@@ -98,12 +146,13 @@ def scaling_policy_remove(*, actor: Actor, policy_id: int, version: int | None =
 
 
 def scaling_config(row: ScalingPolicy) -> ScalingConfig:
-    """The settings that the scaler decides by. Raises ConfigError naming the field."""
+    """The settings that the scaler decides by now. Raises ConfigError naming the field."""
+    least, most = row.bounds(timezone.now())
     return ScalingConfig(
         model=row.model.name,
         role=row.role,
-        min_instances=row.min_instances,
-        max_instances=row.max_instances,
+        min_instances=least,
+        max_instances=most,
         upper=row.upper,
         lower=row.lower,
         sustain_s=row.sustain_s,
@@ -131,6 +180,8 @@ def _check(row: ScalingPolicy) -> None:
     if row.interval_s < SHORTEST_INTERVAL_S:
         message = f"Must be at least {SHORTEST_INTERVAL_S:g} s, the shortest interval at which policies are evaluated."
         raise ValidationError({"interval_s": message})
+    if row.max_instances < max(1, row.min_instances):  # a hold must not hide it
+        raise ValidationError({"max_instances": "Must be at least 1, and not below the minimum."})
     try:
         scaling_config(row)
     except ConfigError as error:

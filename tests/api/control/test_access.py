@@ -100,6 +100,8 @@ RULES = {
     ("get", "/scaling-policies" + NO_SUCH): PEOPLE,
     ("patch", "/scaling-policies" + NO_SUCH): OPERATORS,
     ("delete", "/scaling-policies" + NO_SUCH): OPERATORS,
+    ("post", "/scaling-policies" + NO_SUCH + "/hold"): OPERATORS,
+    ("delete", "/scaling-policies" + NO_SUCH + "/hold"): OPERATORS,
     ("get", "/decisions"): PEOPLE,
     ("get", "/decisions" + NO_SUCH): PEOPLE,
     ("get", "/requests"): EVERYBODY,

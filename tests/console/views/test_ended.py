@@ -191,6 +191,7 @@ FORMS = [
     ("instance-edit", ("instance",), {"device_kind": "h200"}, "device_kind"),
     ("scaling-new", (), {"upper": "0.77"}, "upper"),
     ("scaling-edit", ("policy",), {"upper": "0.77"}, "upper"),
+    ("scaling-hold", ("policy",), {"instances": "3"}, "instances"),
     ("experiment-new", (), {"name": "e1", "contenders-TOTAL_FORMS": "4", "contenders-INITIAL_FORMS": "4"}, "name"),
 ]
 

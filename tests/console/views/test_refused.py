@@ -32,7 +32,6 @@ def posts(row, key, policy, instance, mapping):
         reverse("instance-start"): {"id": "forged"},
         reverse("scaling-new"): {"upper": "9"},
         reverse("instance-edit", args=[instance.pk]): {"unit_cost": "9", "version": 1},
-        reverse("flow-settings"): {"flow_policy": "mfs"},
         reverse("instance-role", args=[instance.pk]): {"role": "decode", "version": 1},
         reverse("experiment-new"): {"name": "forged"},
         reverse("experiment-ask"): {"window": "hour", "change": "less"},
@@ -43,6 +42,7 @@ def posts(row, key, policy, instance, mapping):
         reverse("key-revoke", args=[key.pk]): {},
         reverse("key-rotate", args=[key.pk]): {"grace": "0"},
         reverse("scaling-edit", args=[policy.pk]): {"upper": "9"},
+        reverse("scaling-hold", args=[policy.pk]): {"instances": "9", "hours": "1.0", "reason": "x", "version": 1},
         reverse("instance-act"): {"instance": instance.pk, "action": "stop", "version": 1},
         reverse("queue-command"): {"kind": "cancel", "request": "req-1"},
     }
