@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
 HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
+JUDGED_FOR_S = 0.1  # how long a key counts as judged, unless the configuration changes or the gateway closes
 MODELS = "/v1/models"
 SERVED = (CHAT, COMPLETIONS, RESPONSES, MODELS)
 Handler = Callable[[Gateway, Scope, Receive, Send], Awaitable[None]]
@@ -143,7 +144,9 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
     """Completions, chat completions and responses, streamed and not. Returns when the request has ended."""
     path = scope["path"]
     key = header(scope, b"authorization")
-    held = Held(gateway.quotas, gateway.caller(key).tenant, gateway.clock())
+    keys, asked_at = gateway.keys, gateway.clock()
+    caller = gateway.caller(key)
+    held = Held(gateway.quotas, caller.tenant, asked_at)
     try:
         try:
             raw = await read_body(scope, receive, body_bytes, held.add)
@@ -157,7 +160,9 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
-        caller = gateway.caller(key)  # again: the key may have been revoked while the body came
+        changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
+        if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
+            caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS)
         del parsed
         while (await receive())["type"] != "http.disconnect":
