@@ -56,6 +56,8 @@ class PrefillSettings:
     - `order_s`: how long the coordinator's order is on its way; `orders_per_s`: how often it makes one at most.
     - `budget`: share of the requests in the system that may be pruned; 0 prunes nothing. `ordered`: batches are
       ordered at all.
+    - `copies`: KV that was fetched is from then on offered by the fetching instance too; else a prefix stays where it
+      was computed first, and all who reuse it fetch it from there.
     """
 
     shape: PrefillShape
@@ -67,6 +69,7 @@ class PrefillSettings:
     ordered: bool = True
     period_s: float = 0.005
     report_s: float = 0.005
+    copies: bool = True
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -188,7 +191,8 @@ class PrefillRun:
             source = min(holders, key=lambda holder: (holders[holder], holder))
             holders[source] += 1
             each.source, each.fetched, each.holder = f"p{source[0]}.{source[1]}.out", 0, source
-        holders.setdefault((instance, rank), 0)
+        if self.settings.copies or not holders:
+            holders.setdefault((instance, rank), 0)
         batch.requests.append(each)
         batch.tokens[rank] += each.new_tokens
         self._requests[request.id] = each

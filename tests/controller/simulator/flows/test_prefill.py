@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
+from controller.simulator.flows.run import FlowRun
 
 MIXTRAL = ModelShape("Mixtral 8x22B", 56, 6144, 8, 128, 39e9, 2)
 LLAMA = ModelShape("Llama 3 8B", 32, 4096, 8, 128, 8e9, 0)
@@ -114,3 +116,20 @@ def test_a_wrong_setting_names_its_field(changes, field):
     assert error.value.field == field
     with pytest.raises(ConfigError):
         replace(EXPERTS, groups=57)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_without_copies_a_prefix_stays_where_it_was_computed(copies, monkeypatch):
+    """Four instances that are busy one after the other reuse one prefix; only copies can be fetched from elsewhere."""
+    run = PrefillRun(PrefillSettings(SLOW, 4, copies=copies), FLOW_POLICIES["fair_sharing"])
+    sources = set()
+    submit = FlowRun.submit
+
+    def watched(self, flow, path=None):
+        if flow.stage is FlowStage.REUSE:
+            sources.add(flow.egress)
+        submit(self, flow, path)
+
+    monkeypatch.setattr(FlowRun, "submit", watched)
+    run.serve([PrefillRequest(f"q{number}", 0.01 * number, 4000, 1000, "x") for number in range(12)])
+    assert (len(sources) == 1) is not copies
