@@ -25,7 +25,7 @@ from benchmarks.reproduce.page import write
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
 DECIDERS = ("controller",)  # what decides in every run: their last commit is stored with the results
-PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
+PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "mfs", "combined")
 
 
 def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
@@ -96,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if not args.quick:
                     STORE.mkdir(parents=True, exist_ok=True)
                     if parts:
-                        kept = Section.from_json(json.loads((STORE / f"{name}.json").read_text()))
+                        file = STORE / f"{name}.json"
+                        kept = Section.from_json(json.loads(file.read_text())) if file.exists() else section
                         done[-1] = kept.updated(section, parts, order)
                     (STORE / f"{name}.json").write_text(json.dumps(done[-1].to_json(), indent=1) + "\n")
     if not args.quick:

@@ -14,7 +14,7 @@ from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table, V
 
 HEAD = """# Reproduction
 
-We measured figures of four papers again, each under the paper's own workload. *Combined* runs the policy set
+We measured figures of five papers again, each under the paper's own workload. *Combined* runs the policy set
 `slackline` in each of these settings. The figures compare policies; they say nothing about a machine.
 
 `make reproduce` writes these pages; do not edit them by hand. To run one paper, use
@@ -24,7 +24,8 @@ writes the pages from the stored results and runs nothing.
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
 (`benchmarks/reproduce/kairos/stages.py`), one prefill and one decode engine without a gateway; *Combined* simulates its
-setting whole, with `decode_by: longest`.
+setting whole, with `decode_by: longest`. MFS runs the flow schedulers of the transfer daemons over a simulated network
+(`controller/simulator/flows`).
 
 Each figure of a paper makes one or more claims. Verdicts of four kinds are counted apart:
 

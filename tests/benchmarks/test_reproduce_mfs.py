@@ -1,0 +1,104 @@
+"""MFS' loads are what they promise, the reproduction runs in a small form, and the stored results read back."""
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.reproduce.__main__ import STORE, stored
+from benchmarks.reproduce.mfs.section import GAINS, MOE, PARTS, largest_gain, rate_ratio, reproduce
+from benchmarks.reproduce.mfs.setting import (
+    AGENT,
+    BASELINES,
+    CONVERSATION,
+    FAIR,
+    FREE,
+    KARUNA,
+    LONG_AGENT,
+    LONG_CONVERSATION,
+    MFS,
+    PAPER,
+    SHAPES,
+    ClusterSize,
+    FlowFigures,
+    FlowSetting,
+    serve,
+)
+
+SMALL = ClusterSize(128, 8, 40, (1,))
+
+
+def share(attainment):
+    return [FlowFigures(attainment, 0.1, 0.1, 0.0, 0.0, 0)]
+
+
+def test_the_papers_cluster():
+    """256 servers, half of them for prefill, in instances of 32 GPUs (Llama 3: 16)."""
+    assert {model: PAPER.instances(SHAPES[model]) for model in MOE} == dict.fromkeys(MOE, 32)
+    assert PAPER.instances(SHAPES["llama"]) == 64
+    assert {shape.gpus for name, shape in SHAPES.items() if name in MOE} == {32}
+    assert SHAPES["dbrx"].port_bytes_per_s == 2 * 25e9
+
+
+@pytest.mark.parametrize("workload", [CONVERSATION, AGENT, LONG_CONVERSATION, LONG_AGENT])
+def test_prompts_and_reuse_have_the_published_means(workload):
+    requests = FlowSetting("llama", workload, PAPER).requests(0.5, 1)
+    prompts = [each.prompt_tokens for each in requests]
+    assert statistics.fmean(prompts) == pytest.approx(workload.mean, rel=0.03)
+    assert sum(each.reuse_tokens for each in requests) / sum(prompts) == pytest.approx(workload.reuse, abs=0.03)
+    assert max(prompts) <= workload.longest
+
+
+def test_agents_share_prefixes_more_than_conversations():
+    def of_the_first(workload):
+        requests = FlowSetting("dbrx", workload, PAPER).requests(0.5, 1)
+        return sum(each.prefix == "x0" for each in requests)
+
+    assert of_the_first(AGENT) > 3 * of_the_first(CONVERSATION)
+
+
+def test_a_load_changes_arrivals_and_nothing_else():
+    setting = FlowSetting("dbrx", CONVERSATION, SMALL)
+    slow, fast = setting.requests(0.1, 1), setting.requests(0.2, 1)
+    assert [each.at for each in slow] == pytest.approx([2 * each.at for each in fast])
+    assert [each._replace(at=0.0) for each in slow] == [each._replace(at=0.0) for each in fast]
+    assert setting.per_gpu(0.2) == pytest.approx(2 * setting.per_gpu(0.1))
+
+
+@pytest.mark.parametrize("contender", [*BASELINES, MFS], ids=lambda each: each.name)
+def test_nobody_is_late_on_an_idle_cluster(contender):
+    found = serve(FlowSetting("llama", LONG_CONVERSATION, replace(SMALL, warm_up=2, counted=8)), contender, 0.01, 1)
+    assert found.attainment == 1.0
+    assert found.late <= 1e-3
+
+
+def test_links_hold_first_tokens_up_past_saturation():
+    setting = FlowSetting("llama", LONG_AGENT, SMALL)
+    fair, free = (serve(setting, each, 1.4, 1) for each in (FAIR, FREE))
+    assert free.attainment > fair.attainment
+    assert free.cct_s < 0.01 * fair.cct_s
+
+
+def test_ratios_of_attainment_and_of_rate():
+    of = {
+        MFS.name: {0.1: share(0.9), 0.2: share(0.6), 0.3: share(0.2)},
+        FAIR.name: {0.1: share(0.9), 0.2: share(0.4), 0.3: share(0.05)},
+        KARUNA.name: {0.1: share(0.7), 0.2: share(0.3), 0.3: share(0.1)},
+    }
+    assert largest_gain(of, [FAIR.name, KARUNA.name]) == (pytest.approx(1.5), 0.2)
+    assert rate_ratio(of, KARUNA.name) == pytest.approx(0.225 / 0.15)
+    assert rate_ratio(of, KARUNA.name, level=0.95) is None
+
+
+def test_the_reproduction_runs_in_a_small_form():
+    section = reproduce(lambda _: None, True, ("fig11", "fig13"))
+    assert [claim.figure for claim in section.claims] == ["Fig. 11", "Fig. 11", "Fig. 13", "Fig. 13"]
+    assert section.claims[0].theirs == GAINS["fig11"]["dbrx"]
+    assert {row[0] for row in section.tables[0].rows} == {*(each.name for each in BASELINES), MFS.name, FREE.name}
+    assert "smaller than the paper's" in section.settings_text
+
+
+def test_the_stored_section_has_all_parts():
+    (section,) = [each for each in stored(STORE) if each.paper == "MFS"]
+    assert {table.part for table in section.tables} == set(PARTS)
+    assert all(claim.reached or claim.reason or claim.theirs is None for claim in section.claims)
