@@ -253,9 +253,11 @@ Paper: 256 servers with 8 A100 and 8 x 200 Gb/s, half for prefill, routing by ca
 the request's own TTFT on an idle cluster; 512 requests of warm-up, 1,024 counted. Here the flow schedulers that the
 transfer daemons run, one for each sending port, over a fluid network with exact events (`controller/simulator/flows`).
 
-| figures | size here |
+| figure | size that is run here |
 | --- | --- |
 {sizes}
+
+Figures without results below were not run yet.
 
 What the simulator takes as given: a 1:1 fat tree over which traffic is spread evenly has no bottleneck but the ports,
 so only ports are simulated; a rank's NICs are one port; traffic inside a server is free; layers are computed in 8
