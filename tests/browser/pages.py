@@ -111,6 +111,7 @@ def _command(kind: str, control: str) -> Action:
 ALL_WAITING = {"kind": "cancel", "until": "9999999999"}
 DECODE = {"role": "decode", "version": "1"}
 LESS = {"window": "hour", "change": "less"}
+HOLD = {"instances": "9", "hours": "1.0", "reason": "forged", "version": "1"}
 ACTIONS = (
     _command("pause", "Pause"),
     _command("resume", "Resume"),
@@ -136,6 +137,7 @@ ACTIONS = (
     Action("/fleet/new/", "operator", "fleet", ("link", "Register server"), {"id": "forged"}),
     Action("/fleet/start/", "operator", "fleet", ("link", "Start instance"), {"id": "forged"}),
     Action("/fleet/instances/{instance}/role/", "operator", "instance", ("link", "Change role"), DECODE),
+    Action("/fleet/instances/{instance}/edit/", "operator", "instance", ("link", "Edit"), {"unit_cost": "9"}),
     _act("sleep", ("button", "Sleep")),
     _act("sleep_2", ("button", "Sleep (level 2)")),
     _act("wake", None),
@@ -145,6 +147,8 @@ ACTIONS = (
     _act("stop", ("button", "Stop")),
     Action("/scaling/new/", "operator", "scaling", ("link", "New policy"), {"upper": "9"}),
     Action("/scaling/{policy}/", "operator", "scaling", ("link", "Edit demo/collocated"), {"upper": "9"}),
+    Action("/scaling/{policy}/hold/", "operator", "scaling", ("link", "Scale demo/collocated by hand"), HOLD),
+    Action("/scaling/{policy}/release/", "operator", "scaling", None),
     Action("/flows/settings/", "operator", "flows", ("link", "Edit flow settings"), {"flow_policy": "mfs"}),
     Action("/experiments/ask/", "operator", "experiments", ("button", re.compile("^The last hour with one")), LESS),
     Action("/experiments/new/", "operator", "experiments", ("link", "New experiment"), {"name": "forged"}),

@@ -15,7 +15,8 @@ from tests.browser.pages import ACTIONS, PAGES, SAVED
 
 # Answers to scripts and files; the pages that ask for them are tested with them.
 PARTS = {
-    "overview-history", "fleet-live", "instance-live", "scaling-live", "flows-live", "preview", "experiment-csv",
+    "overview-history", "fleet-live", "instance-live", "instance-log-live", "scaling-live", "flows-live",
+    "preview", "experiment-csv",
     "experiment-json", "audit-export", "queue-command-ended",
 }  # fmt: skip
 # For machines: no person, no role; and for those who sign in.

@@ -116,8 +116,7 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         decode = bed.backend("d", Script(cut_after=0, moved=MOVED), Script())
         decode.capabilities = replace(decode.capabilities, tells_landing=True)
         client = bed.send(completion())
-        await until_on_loop(lambda: gate.calls == 1)
-        (in_flight,) = bed.gateway.runtime.requests.values()
+        (in_flight,) = (await until_on_loop(lambda: bed.gateway.runtime.requests, every_s=0)).values()
         await until_on_loop(lambda: gate.calls == 2)  # its answer may be whole by then
         assert in_flight.request.attempts == 1
         assert not bed.gateway.scheduler.dispatcher.waiting(in_flight.request.id)
