@@ -70,6 +70,11 @@ async def moving(client: FlowClient | None, receiver: WeightMemory) -> AsyncIter
                 turns.end()
 
 
+def held(daemon) -> bool:
+    """Whether the weight load is submitted and may not send."""
+    return any(each["stage"] == 4 and not each["go"] for each in daemon.status()["flows"])
+
+
 async def test_a_held_load_is_not_cut_and_its_floor_lets_it_go(path):
     """The other transfer never ends, and nobody waits for longer than 0.4 s without a word."""
     receiver = memory(present=False)
@@ -118,7 +123,7 @@ async def test_a_daemon_that_goes_away_lets_a_held_load_go(path):
         sending(other),
         moving(client, receiver) as move,
     ):
-        await asyncio.sleep(0.5)
+        await until_on_loop(lambda: held(daemon))
         assert not move.receiving.done()
         await daemon.close()
         await move.receiving
@@ -133,7 +138,7 @@ async def test_a_receiver_that_goes_away_ends_a_held_load(path):
         sending(other),
     ):
         async with moving(client, memory(present=False)) as move:
-            await asyncio.sleep(0.5)
+            await until_on_loop(lambda: held(daemon))
             assert not move.sending.done()
         with pytest.raises(WeightsError, match="disconnected"):
             move.sending.result()
