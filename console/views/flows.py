@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -28,10 +29,12 @@ from console.views.editing import Difference, form_page, saved, say_updated, upd
 from controller.core.messages import HostFlow, HostFlows
 from controller.flow.gate import OFF
 from controller.selectors import catalogue
+from controller.selectors.fleet.flow_replay import replay_last_hour
 from controller.selectors.roles import UserRole, role_of
 from controller.services.slo.flow_settings import flow_settings_create, flow_settings_update
 from controller.wording.flows import policy_in_words, port_in_words, stage_in_words, state_in_words
 from workers import live
+from workers.flowd.settings import DEFAULT_LINK_GBPS
 
 SILENT_S = 5.0  # a transfer daemon reports each second
 PAGE_ROWS = 50
@@ -138,6 +141,15 @@ def _row(host: HostFlows, flow: HostFlow) -> dict[str, Any]:
     }
 
 
+def _replayed() -> dict[str, Any]:
+    """The preview: the transfers of the last hour under each policy, over links as slow as the slowest reported one."""
+    reported = POLLED.get(_read)
+    known = [host["bandwidth"] for host in reported.hosts]
+    found = replay_last_hour(timezone.now(), min(known) if known else DEFAULT_LINK_GBPS * 1e9 / 8)
+    rows = [{"name": policy_in_words(each.policy), "each": each} for each in found.policies]
+    return {"found": found, "rows": rows, "reported": bool(known)}
+
+
 @require_http_methods(["GET", "POST"])
 @allows(UserRole.OPERATOR)
 def flow_settings_edit(request: HttpRequest) -> HttpResponse:
@@ -168,4 +180,5 @@ def flow_settings_edit(request: HttpRequest) -> HttpResponse:
         row=row,
         restoring="restore" in request.GET and row is not None,
         back=reverse("flows"),
+        replay=_replayed(),
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from console.views.flows import PAGE_ROWS
-from controller.models import Decision, FlowSettings
+from controller.core.types import RequestRecord
+from controller.models import Decision, FlowSettings, KvTransfer
 from controller.services.slo.flow_settings import flow_settings_create
+from tests import factories
 from tests.factories import ACTOR
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
@@ -152,6 +157,34 @@ def test_the_first_save_stores_the_policy_and_the_next_one_changes_it(operator, 
     restored = shown(operator, f"/flows/settings/?restore={decision.pk}")
     assert '<option value="mfs" selected>' in restored
     assert "before that change" in restored
+
+
+def recorded(number: int, size: float, ago_s: float, ttft_s: float) -> RequestRecord:
+    """A request with a transfer of so many bytes, which began `ago_s` before now, as soon as the request arrived."""
+    at = timezone.now() - timedelta(seconds=ago_s)
+    KvTransfer.objects.create(
+        started_at=at, request=f"req-{number}", attempt=1, model="llama", source="p1", target="d1", outcome="done",
+        state="committed", reason="", bytes=size, layers=32, tokens=100, cached=0, seconds=1.0, measured_by="engine",
+    )  # fmt: skip
+    return factories.record(id=f"req-{number}", arrived_at=at.timestamp(), target_ttft_s=ttft_s)
+
+
+def test_the_form_shows_the_last_hour_under_each_policy(operator, on):
+    """On a link of 100 MB/s: an urgent transfer behind a large one is late unless deadlines count."""
+    first, second = recorded(1, 1e9, 100.0, 60.0), recorded(2, 2e8, 99.0, 3.0)
+    factories.records_stored(first, second)
+    recorded(3, 1e9, 4_000.0, 1.0)
+    text = shown(operator, reverse("flow-settings"))
+    assert "2 KV transfers, simulated over links of 100 MB/s" in text
+    rows = re.findall(r'<th scope="row">([^<]+)</th> <td class="num" data-label="In time">(\d)</td>', text)
+    assert dict(rows) == {
+        "MFS: promoted near the deadline": "2", "Fair sharing": "1", "Shortest first": "2",
+        "Earliest deadline first": "2",
+    }  # fmt: skip
+
+
+def test_without_transfers_the_form_says_so(operator, live_store):
+    assert "No KV transfers in the last hour" in shown(operator, reverse("flow-settings"))
 
 
 def test_two_people_who_save_see_both_values(operator, live_store, announced):
