@@ -147,7 +147,7 @@ ACTIONS = (
     _act("stop", ("button", "Stop")),
     Action("/scaling/new/", "operator", "scaling", ("link", "New policy"), {"upper": "9"}),
     Action("/scaling/{policy}/", "operator", "scaling", ("link", "Edit demo/collocated"), {"upper": "9"}),
-    Action("/scaling/{policy}/hold/", "operator", "scaling", ("link", "Scale demo/collocated by hand"), HOLD),
+    Action("/scaling/{policy}/hold/", "operator", "scaling", ("link", "Scale by hand: demo/collocated"), HOLD),
     Action("/scaling/{policy}/release/", "operator", "scaling", None),
     Action("/flows/settings/", "operator", "flows", ("link", "Edit flow settings"), {"flow_policy": "mfs"}),
     Action("/experiments/ask/", "operator", "experiments", ("button", re.compile("^The last hour with one")), LESS),

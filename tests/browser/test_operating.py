@@ -89,14 +89,16 @@ def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit
 def test_the_number_of_instances_is_set_by_hand_and_then_goes_by_load_again(visit):
     page = visit("operator", "/scaling/")
     card = page.locator("section.section").filter(has_text="demo, collocated").first
-    page.get_by_role("link", name="Scale demo/collocated by hand").click()
+    page.get_by_role("link", name="Scale by hand: demo/collocated").click()
     page.get_by_label("Instances").fill("2")  # as many as there are: other tests use this fleet
     page.get_by_label("Reason").fill("a launch")
     page.get_by_role("button", name="Save").click()
     expect(card).to_contain_text("Set to 2 instances by hand until")
     expect(card).to_contain_text("a launch")
     expect(card.locator(".why-now")).to_contain_text("the number of instances is set to 2 by hand")
-    page.get_by_role("button", name="Scale demo/collocated by load again").click()
+    page.reload()  # the live part has replaced what was there at first
+    page.get_by_role("link", name="Change or end: demo/collocated").click()
+    page.get_by_role("button", name="Scale by load").click()
     page.get_by_role("dialog").get_by_role("button", name="Scale by load").click()
     expect(page.locator(".banner.done")).to_contain_text("is scaled by load again")
     expect(card).not_to_contain_text("by hand until")

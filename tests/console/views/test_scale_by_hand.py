@@ -89,7 +89,17 @@ def test_viewers_see_it_and_cannot_change_it(viewer, operator, policy):
     assert viewer.post(reverse("scaling-release", args=[policy.pk])).status_code == 403
     page = viewer.get(reverse("scaling")).content.decode()
     assert "Set to 3 instances by hand until" in page
-    assert reverse("scaling-release", args=[policy.pk]) not in page
+    assert reverse("scaling-hold", args=[policy.pk]) not in page
+
+
+def test_what_updates_by_itself_has_no_form_that_would_lack_its_token(operator, policy):
+    """The live part is rendered once for everybody."""
+    hold(operator, policy)
+    live = operator.get(reverse("scaling-live")).json()["html"]
+    assert "Set to 3 instances by hand until" in live
+    assert "<form" not in live
+    page = operator.get(reverse("scaling-hold", args=[policy.pk])).content.decode()
+    assert page.count("csrfmiddlewaretoken") >= 2
 
 
 def test_the_control_api_does_the_same(operator, policy):
