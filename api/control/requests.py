@@ -62,10 +62,14 @@ class RequestOutput(serializers.ModelSerializer):
 
     decisions = serializers.ListField(child=serializers.DictField())
     token_times = serializers.ListField(child=serializers.FloatField())
+    length_bounds = serializers.ListField(
+        child=serializers.IntegerField(),
+        help_text="Lower and upper bound of the answer's tokens, as predicted at its arrival; empty: there were none.",
+    )
 
     class Meta:
         model = RequestRecord
-        fields = (*SUMMARY, "decisions", "token_times")
+        fields = (*SUMMARY, "decisions", "token_times", "length_bounds", "length_version")
         read_only_fields = fields
 
 
@@ -83,7 +87,8 @@ class RequestList(_RequestsView):
     def get(self, request: Request) -> Response:
         query = self.query(RequestQuery)
         rows = self.narrowed(requests.search(**without_page(query)))
-        return self.page(rows.defer("decisions", "token_times"), requests.ORDER, RequestSummary, query)
+        short = rows.defer("decisions", "token_times", "length_features", "length_bounds")
+        return self.page(short, requests.ORDER, RequestSummary, query)
 
 
 class RequestDetail(_RequestsView):

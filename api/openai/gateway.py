@@ -41,7 +41,8 @@ from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
-from controller.predict.lengths import OutputLengthModel, PromptEstimates
+from controller.predict.answer_lengths import AnswerLengths, Foretold
+from controller.predict.lengths import PromptEstimates
 from controller.scale.traffic import ModelRates
 from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
 from workers.backends.base import Limits
@@ -94,7 +95,7 @@ class Gateway:
         self.ledger = Ledger(sink, self.refused, self.quotas, self.instruments, self._learn)
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
-        self.output_lengths = OutputLengthModel()
+        self.answer_lengths = AnswerLengths()
         self.fleet = GatewayFleet(session, options.limits, self.clock)
         self.shared = SharedClock(self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock, self.shared)
@@ -178,7 +179,7 @@ class Gateway:
         `caller`: as of now, not as of when its body began to come.
         """
         tenant = caller.tenant
-        request, applied = self._request(parsed, tenant, arrival)
+        request, applied, foretold = self._request(parsed, tenant, arrival)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
         translation = None
@@ -199,6 +200,7 @@ class Gateway:
             source=applied.source,
             translation=translation,
             context_tokens=parsed.model.context_tokens,
+            foretold=foretold,
         )
         in_flight.salt = self._salt(tenant.name)
         in_flight.key_id = caller.key_id
@@ -210,7 +212,7 @@ class Gateway:
         self.runtime.arrive(in_flight)
         return in_flight
 
-    def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
+    def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied, Foretold]:
         model = parsed.model
         try:
             check_fields(parsed.asked, tenant.entitled)
@@ -221,14 +223,15 @@ class Gateway:
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
         prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)
-        expected = self.output_lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
+        kind = (tenant.name, applied.slo_class, model.name)
+        foretold = self.answer_lengths.foretell(kind, parsed.workflow, prompt, parsed.max_tokens)
         request = Request(
             id=f"req-{self._ids.getrandbits(96):024x}",
             arrival=arrival,
             targets=applied.targets,
             # Estimates may exceed the context; the engine refuses what really does.
             prompt_tokens=max(1, min(prompt, model.context_tokens)),
-            output_tokens=max(1, min(expected, model.context_tokens)),
+            output_tokens=max(1, min(foretold.expected, model.context_tokens)),
             model=model.name,
             tenant=tenant.name,
             slo_class=applied.slo_class,
@@ -240,7 +243,7 @@ class Gateway:
             workflow=parsed.workflow,
             stage=parsed.stage,
         )
-        return request, applied
+        return request, applied, foretold
 
     def _salt(self, tenant: str) -> bytes:
         """A tenant's salt, which no other tenant can know. Without it, how fast a first token comes tells whether
@@ -266,7 +269,12 @@ class Gateway:
     def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
         """A request ended well: the next ones of its kind are predicted from it."""
         request = in_flight.request
-        self.output_lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
+        if in_flight.foretold is not None:
+            kind = (request.tenant, request.slo_class, request.model)
+            most = min(request.max_tokens or math.inf, in_flight.context_tokens - record.prompt_tokens)
+            ended = record.output_tokens < most
+            lengths = self.answer_lengths
+            lengths.observe(kind, request.workflow, in_flight.foretold, record.output_tokens, ended=ended)
         model = self.named_models.get(request.model)
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
             self.prompt_lengths.observe(model, in_flight.text, request.prompt_tokens, in_flight.usage.prompt_tokens)

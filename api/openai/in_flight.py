@@ -23,6 +23,7 @@ from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
+from controller.predict.answer_lengths import Foretold
 from controller.predict.lengths import NO_TEXT, PromptText
 from workers.backends.base import (
     MOST_TOLD_TOKENS,
@@ -55,6 +56,7 @@ class InFlightRequest:
         "context_tokens",
         "decisions",
         "error",
+        "foretold",
         "head",
         "instance",
         "keep_usage",
@@ -99,8 +101,10 @@ class InFlightRequest:
         source: str = "defaults",
         translation: Translation | None = None,
         context_tokens: int = MOST_TOLD_TOKENS,
+        foretold: Foretold | None = None,
     ) -> None:
         self.request = request
+        self.foretold = foretold  # of the length of its answer, at its arrival
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall

@@ -107,7 +107,6 @@ def _record(
         token_times=streamed_times,
     )
     queue_s = in_flight.sent_at - request.arrival if in_flight.sent_at is not None else None
-    targets = request.targets
     record = RequestRecord(
         id=request.id,
         arrived_at=in_flight.arrived_wall,
@@ -123,10 +122,10 @@ def _record(
         judged_by="tokens" if in_flight.streamed else "e2e",
         prompt_tokens=prompt_tokens,
         output_tokens=n,
-        target_ttft_s=targets.ttft_s,
-        target_tpot_s=targets.tpot_s,
-        target_deadline_s=targets.deadline_s,
-        waiting_time_s=targets.waiting_time_s,
+        target_ttft_s=request.targets.ttft_s,
+        target_tpot_s=request.targets.tpot_s,
+        target_deadline_s=request.targets.deadline_s,
+        waiting_time_s=request.targets.waiting_time_s,
         queue_s=queue_s,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -143,8 +142,21 @@ def _record(
         token_times=summary(times) if times else [],
         prefill_instance=in_flight.prefill_instance,
         may_defer=request.may_defer,
+        **_lengths(in_flight),
     )
     return record, _cause(in_flight, outcome, outlook, code, queue_s)
+
+
+def _lengths(in_flight: InFlightRequest) -> dict[str, Any]:
+    """What the length of its answer was predicted from. Nobody learns from a request that no engine was asked for."""
+    foretold = in_flight.foretold
+    if foretold is None or not in_flight.sends:
+        return {}
+    return {
+        "length_features": list(foretold.features),
+        "length_bounds": list(foretold.bounds or ()),
+        "length_version": foretold.version,
+    }
 
 
 def summary(times: list[float]) -> list[float]:

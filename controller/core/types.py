@@ -206,6 +206,11 @@ class RequestRecord:
     )
     last_arrived_at: float | None = None  # of those requests; `arrived_at` is of the first
     all_prompt_tokens: int | None = None  # of those requests; None: there is one
+    # What the length of its answer was predicted from (`predict.length_bounds.FEATURES`), the lower and the upper bound
+    # in tokens, and the version of the forest that these are from: empty and None without one.
+    length_features: list[float] = field(default_factory=list)
+    length_bounds: list[int] = field(default_factory=list)
+    length_version: int | None = None
 
     @property
     def counted_as(self) -> str:

@@ -56,6 +56,9 @@ class RequestRecord(models.Model):
     stands_for = models.IntegerField(default=1, db_default=1)
     last_arrived_at = models.DateTimeField(null=True)
     all_prompt_tokens = models.BigIntegerField(null=True)
+    length_features = models.JSONField(default=list, db_default=[])
+    length_bounds = models.JSONField(default=list, db_default=[])
+    length_version = models.IntegerField(null=True)
 
     class Meta:
         db_table = "request_record"

@@ -101,7 +101,7 @@ def _row(record: RequestRecord) -> list[Any]:
         values[name] = _text(values[name])[:length]
     if record.priority is not None:
         values["priority"] = max(-_INT_MAX, min(_INT_MAX, record.priority))
-    for name in ("decisions", "token_times"):
+    for name in ("decisions", "token_times", "length_features", "length_bounds"):
         values[name] = _json(values[name])
     return list(values.values())
 

@@ -1,0 +1,100 @@
+"""What a gateway expects of the length of an answer, and what it learns from each that ended.
+
+The expectation of a model without a forest in force is the recent mean of its kind of traffic (`OutputLengthModel`), as
+it was before forests. With one (Concord 4.1) it is the median of the forest, beside a lower and an upper bound. The
+level of the upper bound follows the answers (`AdaptiveLevel`), for each model on its own. An answer that was cut before
+its bound says nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from controller.predict.length_bounds import AdaptiveLevel, LengthHistory
+from controller.predict.length_forest import LengthForest
+from controller.predict.lengths import OutputLengthModel
+
+Kind = tuple[str, str, str]  # tenant, class, model
+LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
+
+
+class LengthsInForce(NamedTuple):
+    """A version of a model's forest."""
+
+    version: int
+    forest: LengthForest
+
+
+class Foretold(NamedTuple):
+    """Tokens. `features`: what it was told from (`length_bounds.FEATURES`). `bounds`: lower and upper, and `version`
+    of the forest that they are from; None of both without one."""
+
+    expected: int
+    features: tuple[float, ...]
+    bounds: tuple[int, int] | None = None
+    version: int | None = None
+
+
+class Hits(NamedTuple):
+    """Answers that could be told from, and how many of them their upper bound covered."""
+
+    answers: int
+    covered: int
+
+
+class AnswerLengths:
+    """Memory is bounded as that of its parts. `in_force`: by model, replaced as a whole by `take`."""
+
+    def __init__(self) -> None:
+        self.in_force: Mapping[str, LengthsInForce] = {}
+        self.hits: dict[str, Hits] = {}  # by model, since its version in force was taken
+        self._means = OutputLengthModel()
+        self._history = LengthHistory()
+        self._levels: dict[str, AdaptiveLevel] = {}
+
+    def take(self, in_force: Mapping[str, LengthsInForce]) -> None:
+        """From the next request on. A model whose version changed starts again at the level's target."""
+        for model in set(self.in_force) | set(in_force):
+            before, after = self.in_force.get(model), in_force.get(model)
+            if before is None or after is None or before.version != after.version:
+                self._levels.pop(model, None)
+                self.hits.pop(model, None)
+        self.in_force = dict(in_force)
+
+    def level(self, model: str) -> float:
+        """At which its upper bound is asked now, 0 to 1."""
+        known = self._levels.get(model)
+        return known.level if known is not None else AdaptiveLevel().level
+
+    def foretell(self, kind: Kind, workflow: str, prompt_tokens: int, max_tokens: int | None) -> Foretold:
+        """`kind`: tenant, class, model. Expected tokens are at least 1 and at most `max_tokens`; so are the bounds."""
+        features = self._history.features(kind, workflow, prompt_tokens, max_tokens)
+        found = self.in_force.get(kind[2])
+        if found is None:
+            return Foretold(self._means.predict(*kind, max_tokens), features)
+        lower, median, upper = found.forest.quantiles(features, (LOWER, MEDIAN, self.level(kind[2])))
+        most = max_tokens if max_tokens is not None and max_tokens > 0 else math.inf
+        low, expected, high = (int(max(1, min(each, most))) for each in (lower, round(median), math.ceil(upper)))
+        return Foretold(expected, features, (low, high), found.version)
+
+    def observe(self, kind: Kind, workflow: str, foretold: Foretold, answer_tokens: int, *, ended: bool) -> None:
+        """An answer came whole; `ended` False: it reached the most that it could have. The mean counts these too, since
+        that is what engines will produce again."""
+        self._judge(kind[2], foretold, answer_tokens, ended=ended)
+        self._means.observe(*kind, answer_tokens)
+        if ended:
+            self._history.observe(kind, workflow, int(foretold.features[0]), answer_tokens)
+
+    def _judge(self, model: str, foretold: Foretold, answer_tokens: int, *, ended: bool) -> None:
+        """A bound that `max_tokens` cut holds of any answer, so that it says nothing of the forest."""
+        found = self.in_force.get(model)
+        if foretold.bounds is None or found is None or foretold.version != found.version:
+            return
+        held = answer_tokens <= foretold.bounds[1]
+        if held and not ended:
+            return
+        before = self.hits.get(model, Hits(0, 0))
+        self.hits[model] = Hits(before.answers + 1, before.covered + held)
+        self._levels.setdefault(model, AdaptiveLevel()).observe(held)

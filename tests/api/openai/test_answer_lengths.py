@@ -1,0 +1,43 @@
+"""The gateway records what it predicted the length of an answer from, and believes a trained forest."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.predict.answer_lengths import LengthsInForce
+from controller.predict.length_bounds import FEATURES
+from tests.api.openai.gateways import TestBed, completion
+from tests.controller.predict.test_answer_lengths import forest
+
+
+async def asked(bed: TestBed, **changes):
+    answer = await bed.ask(completion(**changes))
+    assert answer.status == 200, answer.body
+    return bed.sink.records[-1]
+
+
+def test_a_record_says_what_its_length_was_predicted_from():
+    async def run():
+        async with TestBed() as bed:
+            first = await asked(bed, max_tokens=9, metadata={"workflow_id": "run"})
+            told = dict(zip(FEATURES, first.length_features, strict=True))
+            assert (told["prompt_tokens"], told["max_tokens"], told["workflow_calls"]) == (3, 9, 0)
+            assert (first.length_bounds, first.length_version) == ([], None)
+            second = await asked(bed, max_tokens=9, metadata={"workflow_id": "run"})
+            told = dict(zip(FEATURES, second.length_features, strict=True))
+            assert (told["workflow_calls"], told["workflow_answer"]) == (1, first.output_tokens)
+
+    asyncio.run(run())
+
+
+def test_with_a_forest_in_force_the_record_has_its_bounds_and_version():
+    async def run():
+        async with TestBed() as bed:
+            bed.gateway.answer_lengths.take({"demo": LengthsInForce(7, forest())})
+            record = await asked(bed, prompt=[1] * 200, max_tokens=300)
+            low, high = record.length_bounds
+            assert 1 <= low < high <= 300
+            assert record.length_version == 7
+            assert bed.gateway.answer_lengths.hits["demo"].answers == 1
+
+    asyncio.run(run())
