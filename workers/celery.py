@@ -25,6 +25,7 @@ from workers.tasks.names import (
     EXPERIMENTS_RETAIN,
     FLOWS,
     HEARTBEAT,
+    LENGTHS,
     LINKS,
     PARTITIONS,
     RECONCILE,
@@ -36,6 +37,7 @@ from workers.tasks.names import (
 TICK_S = 1.0
 HEARTBEAT_EVERY_S = 2.0
 FLOWS_EVERY_S = 5.0
+LENGTHS_EVERY_S = 60.0
 HOUR_S = 3600.0
 
 app = Celery("slackline")
@@ -52,6 +54,7 @@ app.conf.update(
         "links.*": {"queue": "actions"},
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
+        "lengths.*": {"queue": "analysis"},
     },
     task_ignore_result=True,  # results of tasks are in PostgreSQL
     task_acks_late=False,  # else Redis would deliver long tasks twice; the next tick does what a killed worker left
@@ -76,6 +79,7 @@ app.conf.update(
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "experiments-retain": {"task": EXPERIMENTS_RETAIN, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
+        "lengths": {"task": LENGTHS, "schedule": LENGTHS_EVERY_S, "options": {"expires": LENGTHS_EVERY_S}},
         "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
     },
 )

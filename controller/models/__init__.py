@@ -17,6 +17,7 @@ from controller.models.fleet import (
     ServedModel,
 )
 from controller.models.flows import FlowSettings
+from controller.models.length_versions import LengthVersion
 from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, RequestRecord
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
@@ -43,6 +44,7 @@ __all__ = [
     "KvTransfer",
     "LatencyProfile",
     "LaunchTemplate",
+    "LengthVersion",
     "Link",
     "PersonSession",
     "PriorityMapping",

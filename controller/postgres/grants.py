@@ -67,6 +67,7 @@ GRANTS: dict[str, dict[str, str]] = {
     "trace": _WORK,
     "experiment": _WORK,
     "experiment_run": _WORK,
+    "length_version": {GATEWAY: _READ, CONSOLE: _READ, WORKER: _ALL},
     # The audit: added by all, deleted by the retention alone, and a trigger refuses the rest.
     "decision": {GATEWAY: _ADD, CONSOLE: _ADD, WORKER: "SELECT, INSERT, DELETE"},
     "request_record": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},

@@ -20,6 +20,16 @@ Kind = tuple[str, str, str]  # tenant, class, model
 LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
 
 
+class PublishedVersion(NamedTuple):
+    """The newest published version of a model's forest. `trained_at`: epoch seconds; `digest`: SHA-256 of its content,
+    hex."""
+
+    model: str
+    version: int
+    trained_at: float
+    digest: str
+
+
 class LengthsInForce(NamedTuple):
     """A version of a model's forest."""
 

@@ -12,6 +12,7 @@ PARTITIONS = "records.partitions"
 RETENTION = "records.retention"
 EXPERIMENTS = "experiments.work"
 EXPERIMENTS_RETAIN = "experiments.retain"
+LENGTHS = "lengths.train"
 TASK_MODULES = (
     "workers.tasks.scaling",
     "workers.tasks.reconcile",
@@ -21,4 +22,5 @@ TASK_MODULES = (
     "workers.tasks.heartbeat",
     "workers.tasks.records",
     "workers.tasks.experiments",
+    "workers.tasks.lengths",
 )
