@@ -13,10 +13,12 @@ import aiohttp
 from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.publisher import Audit, Publisher
+from api.openai.state.length_forests import ForestStore, LengthForests
 from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
 from controller.core.types import RequestRecord
+from controller.predict.answer_lengths import Hits
 from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
@@ -29,7 +31,7 @@ END_S = 0.5  # for background tasks to end after a cancellation
 END_TRIES = 4
 
 
-class Store(ConfigStore, Audit, Protocol):
+class Store(ConfigStore, ForestStore, Audit, Protocol):
     """Blocking reads and writes: PostgreSQL, or a file for a gateway that runs alone."""
 
     def write(self, records: Sequence[RequestRecord]) -> int: ...
@@ -58,11 +60,13 @@ class GatewayService:
         file = SnapshotFile(self._data_dir / f"{self._options.name}.snapshot.json")
         self._config = SnapshotSource(self._store, file, gateway.configure)
         gateway.config_age_s = self._config.age_s
+        self._forests = LengthForests(self._store, gateway.answer_lengths.take)
         await self._config.start()
         await gateway.monitor.settle(FIRST_POLL_S)
         self._keep("recorder", self._recorder.run)
         self._keep("configuration", self._config.run)
         self._keep("telemetry", gateway.monitor.run)
+        self._keep("length forests", self._forests.run)
         if self._live is not None:
             await self._publish(gateway, self._live)
         return gateway
@@ -98,6 +102,7 @@ class GatewayService:
             self.gateway.refused.close()
         await self._recorder.close()
         self._config.close()
+        self._forests.close()
         if self._live is not None:
             self._publisher.close()
             try:
@@ -125,6 +130,7 @@ class GatewayService:
             ),
             ("records_written_total", "Records the database took.", {}, recorder.written),
             *self._redis(),
+            *self._lengths(),
             (
                 "config_age_seconds",
                 "Since the database confirmed the configuration.",
@@ -132,6 +138,24 @@ class GatewayService:
                 -1 if age_s is None else age_s,
             ),
         ]
+
+    def _lengths(self) -> list[status.Gauge]:
+        lengths = None if self.gateway is None else self.gateway.answer_lengths
+        if lengths is None:
+            return []
+        version, level = "Version of the length forest in force.", "At which its upper bound is asked."
+        judged = "Answers that judged the upper bound of the version in force, by whether it covered them."
+        gauges: list[status.Gauge] = []
+        for model, each in sorted(lengths.in_force.items()):
+            hits = lengths.hits.get(model, Hits(0, 0))
+            gauges += [
+                ("length_version", version, {"model": model}, each.version),
+                ("length_level", level, {"model": model}, lengths.level(model)),
+                ("length_bounds", judged, {"model": model, "covered": "yes"}, hits.covered),
+                ("length_bounds", judged, {"model": model, "covered": "no"}, hits.answers - hits.covered),
+            ]
+        refused = "1 while the newest length forest of a model is not used."
+        return gauges + [("length_version_refused", refused, {"model": model}, 1) for model in self._forests.refused]
 
     def _refusals_open(self) -> int:
         return 0 if self.gateway is None else self.gateway.refused.waiting

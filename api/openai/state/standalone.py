@@ -12,6 +12,7 @@ from controller.core.decisions import DecisionMessage
 from controller.core.errors import SlacklineError
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 from controller.core.types import RequestRecord
+from controller.predict.answer_lengths import PublishedVersion
 
 
 class NoDatabase(SlacklineError):
@@ -33,6 +34,12 @@ class FileStore:
 
     def write(self, records: Sequence[RequestRecord]) -> int:
         raise NoDatabase("a gateway that runs alone keeps its records in the spool")
+
+    def length_versions(self) -> Sequence[PublishedVersion]:
+        return ()  # nobody trains for a gateway that runs alone
+
+    def length_content(self, model: str, version: int) -> bytes | None:
+        return None
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         raise NoDatabase("a gateway that runs alone keeps no audit")

@@ -14,6 +14,7 @@ from api.openai.state.recorder import Unstorable
 from controller.core.decisions import DecisionMessage
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import RequestRecord
+from controller.predict.answer_lengths import PublishedVersion
 
 PATIENCE_S = 6.0  # less than the recorder's own limit, so that a hanging server ends as an error
 
@@ -51,6 +52,20 @@ class Database:
         from controller.selectors.snapshot import gateway_snapshot
 
         return gateway_snapshot()
+
+    def length_versions(self) -> Sequence[PublishedVersion]:
+        """The newest published length forest of each model."""
+        from django.db import close_old_connections
+
+        from controller.selectors.records.length_versions import published_versions
+
+        close_old_connections()
+        return published_versions()
+
+    def length_content(self, model: str, version: int) -> bytes | None:
+        from controller.selectors.records.length_versions import published_content
+
+        return published_content(model, version)
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         """Record a batch of refusals as one decision; returns its message for live pages."""

@@ -1,0 +1,123 @@
+"""A gateway takes over a new forest while it runs, and uses none that is damaged, too old or of another release."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from api.openai.state.length_forests import MOST_AGE_S, LengthForests
+from controller.predict.answer_lengths import PublishedVersion
+from tests.controller.predict.test_answer_lengths import forest
+
+NOW = 1_000_000.0
+
+
+class Store:
+    """`contents` by version, of one model."""
+
+    def __init__(self) -> None:
+        self.contents: dict[int, bytes] = {}
+        self.versions: list[PublishedVersion] = []
+        self.away = False
+
+    def publish(self, version: int, content: bytes, trained_at: float = NOW, digest: str = "") -> None:
+        self.contents[version] = content
+        own = hashlib.sha256(content).hexdigest()
+        self.versions = [PublishedVersion("demo", version, trained_at, digest or own)]
+
+    def length_versions(self) -> list[PublishedVersion]:
+        if self.away:
+            raise ConnectionError("away")
+        return self.versions
+
+    def length_content(self, model: str, version: int) -> bytes | None:
+        return self.contents.get(version)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return forest()
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+class Taken:
+    """The forests of a store, and what a gateway was given of them. `now`: epoch seconds."""
+
+    def __init__(self, store: Store) -> None:
+        self.now = NOW
+        self.in_force: list[dict[str, int]] = []
+        self.forests = LengthForests(
+            store, lambda found: self.in_force.append({m: each.version for m, each in found.items()}), lambda: self.now
+        )
+
+
+async def test_each_new_version_is_taken_over_once(store, trained):
+    taken = Taken(store)
+    await taken.forests.poll()
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    await taken.forests.poll()
+    store.publish(2, trained.to_bytes())
+    await taken.forests.poll()
+    assert taken.in_force == [{"demo": 1}, {"demo": 2}]
+
+
+async def test_a_damaged_version_leaves_the_model_to_its_mean(store, trained, caplog):
+    taken = Taken(store)
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    store.publish(2, trained.to_bytes()[:-1] + b"x", digest=hashlib.sha256(trained.to_bytes()).hexdigest())
+    await taken.forests.poll()
+    assert taken.in_force == [{"demo": 1}, {}]
+    assert "damaged" in taken.forests.refused["demo"]
+    assert "the length forest of demo is not used: it is damaged" in caplog.text
+    store.publish(3, trained.to_bytes())
+    await taken.forests.poll()
+    assert taken.in_force[-1] == {"demo": 3}
+    assert not taken.forests.refused
+
+
+@pytest.mark.parametrize("content", [b"", b"slackline length forest 9\nrest"])
+async def test_what_is_no_forest_of_this_release_is_refused(store, content):
+    taken = Taken(store)
+    store.publish(1, content)
+    await taken.forests.poll()
+    assert taken.in_force == []
+    assert "no length forest of this version" in taken.forests.refused["demo"]
+
+
+async def test_a_forest_that_asks_for_other_features_is_refused(store, trained):
+    taken = Taken(store)
+    names = ("something", *trained.names[1:])
+    store.publish(1, replace(trained, names=names).to_bytes())
+    await taken.forests.poll()
+    assert taken.in_force == []
+    assert "another release" in taken.forests.refused["demo"]
+
+
+async def test_one_that_became_too_old_is_used_no_more(store, trained):
+    taken = Taken(store)
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    taken.now += MOST_AGE_S + 1
+    store.away = True  # it is known without the database
+    await taken.forests.poll()
+    assert taken.in_force == [{"demo": 1}, {}]
+    assert "7 days" in taken.forests.refused["demo"]
+
+
+async def test_while_the_database_is_away_the_last_one_stays(store, trained, caplog):
+    taken = Taken(store)
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    store.away = True
+    await taken.forests.poll()
+    await taken.forests.poll()
+    assert taken.in_force == [{"demo": 1}]
+    assert caplog.text.count("the last ones stay") == 1
