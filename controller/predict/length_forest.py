@@ -11,7 +11,7 @@ a censored answer passes its weight on to the longer answers (Efron, "The two sa
 which is the estimate of Kaplan and Meier. The longest counts as whole, since nothing is known beyond it.
 
 Without censored answers all figures are those of the library `quantile-forest` with all samples of a leaf and linear
-interpolation. Cost: O(trees x depth + samples in the leaves), without a sort.
+interpolation. Cost: O(trees x depth + m log m) with m samples in the leaves.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LengthForest:
     """`names`: of the features, in order. `about`: what the forest was trained on, for people.
 
@@ -61,39 +62,57 @@ class LengthForest:
     ended: npt.NDArray[np.bool_]
     about: Mapping[str, Any]
 
+    @cached_property
+    def _nodes(self) -> tuple[list[int], list[float], list[int], list[int], list[int], dict[int, Integers]]:
+        """As lists, whose items cost a tenth of those of arrays: feature, threshold, left, right, roots, and for each
+        leaf its members."""
+        spans = zip(
+            np.flatnonzero(self.feature < 0).tolist(),
+            self.begin[self.feature < 0].tolist(),
+            self.end[self.feature < 0].tolist(),
+            strict=True,
+        )
+        leaves = {node: self.members[begin:end] for node, begin, end in spans}
+        lists = (each.tolist() for each in (self.feature, self.threshold, self.left, self.right, self.roots))
+        return (*lists, leaves)
+
+    def prepare(self) -> None:
+        """Make the lists that it is read from now (tens of milliseconds), and not for the first request."""
+        self._nodes  # noqa: B018
+
     def quantiles(self, features: Sequence[float], levels: Sequence[float], produced: int = 0) -> list[float]:
         """Tokens of the whole answer at each level (0 to 1), given that more than `produced` tokens come. A request
         beyond all training answers gets `produced` + 1. Raises ValueError for another number of features."""
-        counts = self._counts(features)
-        first = int(np.searchsorted(self.lengths, produced, side="right"))
-        weights, values = counts[first:], self.lengths[first:]
-        seen = np.flatnonzero(weights)
-        if not len(seen):
+        ranks = self._ranks(features)
+        values = self.lengths[ranks]
+        if produced:
+            first = int(values.searchsorted(produced, side="right"))
+            ranks, values = ranks[first:], values[first:]
+        count = len(values)
+        if not count:
             return [float(produced + 1)] * len(levels)
-        weights, values = weights[seen], values[seen]
-        ended = self.ended[first:][seen]
-        if not ended.all():
-            weights = _passed_on(weights, ended)
-            weights, values = weights[weights > 0], values[weights > 0]
-        return [_quantile(values, weights, level) for level in levels]
+        ended = self.ended[ranks]
+        if ended.all():
+            return [_between(values, 1.0 + level * (count - 1)) for level in levels]
+        weights = _passed_on(ended)
+        seen = weights > 0
+        return _weighted(values[seen], weights[seen], levels)
 
-    def _counts(self, features: Sequence[float]) -> Floats:
-        """How often each training answer is in the leaves of these features."""
+    def _ranks(self, features: Sequence[float]) -> Integers:
+        """The training answers in the leaves of these features, ascending, each as often as it is in one."""
         if len(features) != len(self.names):
             raise ValueError(f"{len(features)} features, and this forest has {len(self.names)}")
-        row = np.asarray(features, dtype=np.float32)  # as in training
-        nodes = self.roots.copy()
-        while True:
-            tested = self.feature[nodes]
-            inner = tested >= 0
-            if not inner.any():
-                break
-            goes_left = row[tested] <= self.threshold[nodes]
-            nodes = np.where(inner, np.where(goes_left, self.left[nodes], self.right[nodes]), nodes)
-        found = np.concatenate(
-            [self.members[a:b] for a, b in zip(self.begin[nodes].tolist(), self.end[nodes].tolist(), strict=True)]
-        )
-        return np.bincount(found, minlength=len(self.lengths)).astype(np.float64)
+        row = np.asarray(features, dtype=np.float32).tolist()  # as in training
+        feature, threshold, left, right, roots, leaves = self._nodes
+        found = []
+        for root in roots:
+            node = root
+            while (tested := feature[node]) >= 0:
+                node = left[node] if row[tested] <= threshold[node] else right[node]
+            found.append(leaves[node])
+        ranks = np.concatenate(found)
+        ranks.sort()
+        return ranks
 
     # ---- as a file --------------------------------------------------------------------------------------------------
 
@@ -147,26 +166,36 @@ class LengthForest:
             raise ConfigError("the length forest points outside of itself")
 
 
-def _passed_on(weights: Floats, ended: npt.NDArray[np.bool_]) -> Floats:
-    """Weights after each censored answer gave its own to the longer ones, in proportion to theirs (Kaplan-Meier). Same
-    sum; the longest keeps what it gets."""
-    at_risk = np.cumsum(weights[::-1])[::-1]
-    died = np.where(ended, weights, 0.0)
-    died[-1] = weights[-1]
-    survived = np.cumprod(1.0 - died / at_risk)
-    before = np.concatenate(([1.0], survived[:-1]))
-    return np.asarray(before * died / at_risk * weights.sum(), dtype=np.float64)
+def _passed_on(ended: npt.NDArray[np.bool_]) -> Floats:
+    """Weights, 1 each at first, after each censored answer gave its own to the longer ones, in proportion to theirs
+    (Kaplan-Meier). Same sum; the longest keeps what it gets."""
+    count = len(ended)
+    died = ended / np.arange(count, 0, -1.0)
+    died[-1] = 1.0
+    survived = np.empty(count)
+    survived[0] = 1.0
+    np.cumprod(1.0 - died[:-1], out=survived[1:])
+    return np.asarray(survived * died * count, dtype=np.float64)
 
 
-def _quantile(values: Integers, weights: Floats, level: float) -> float:
-    """Linear between ranks, as if each value occurred as often as its weight says: rank 1 + level (sum - 1)."""
-    upto = np.cumsum(weights)
-    rank = 1.0 + level * max(0.0, upto[-1] - 1.0)
-    place = int(np.searchsorted(upto, rank, side="left"))
-    place = min(place, len(values) - 1)
-    below = upto[place - 1] if place else 0.0
-    # Between the last occurrence of a value and the first of the next lies one rank.
-    share = min(1.0, rank - below)
-    if place == 0 or share >= 1.0:
-        return float(values[place])
-    return float(values[place - 1] + share * (values[place] - values[place - 1]))
+def _between(values: Integers, rank: float) -> float:
+    """Linear between ranks, of which the first is 1."""
+    whole = int(rank)
+    below = float(values[whole - 1])
+    return below if rank == whole else below + (rank - whole) * (float(values[whole]) - below)
+
+
+def _weighted(values: Integers, weights: Floats, levels: Sequence[float]) -> list[float]:
+    """The same, as if each value occurred as often as its weight says: rank 1 + level (sum - 1)."""
+    upto = weights.cumsum()
+    last = len(values) - 1
+    total = float(upto[last])
+    found = []
+    for level in levels:
+        rank = 1.0 + level * max(0.0, total - 1.0)
+        place = min(int(upto.searchsorted(rank)), last)
+        # Between the last occurrence of a value and the first of the next lies one rank.
+        share = 1.0 if place == 0 else min(1.0, rank - float(upto[place - 1]))
+        here = float(values[place])
+        found.append(here if share >= 1.0 else float(values[place - 1]) * (1.0 - share) + share * here)
+    return found

@@ -91,6 +91,7 @@ class LengthForests:
             return str(error)
         if forest.names != FEATURES:
             return "it is of another release: it asks for other features"
+        forest.prepare()
         return forest
 
     def _settle(self) -> None:
