@@ -24,6 +24,24 @@ def test_the_overview_moves_and_draws(visit):
     expect(page.locator("[data-instance]").first).to_contain_text("running")
 
 
+def test_what_a_person_presses_stays_while_the_overview_updates(visit):
+    """A line of the summary and a decision that are replaced under the pointer would lose the click and the focus."""
+    page = visit("viewer")
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    expect(page.locator("[data-decisions] li").first).to_be_visible()
+    finished = page.locator('[data-total="finished"]')
+
+    def next_frame():
+        expect(finished).not_to_have_text(finished.inner_text(), timeout=30_000)
+
+    next_frame()  # the first frame may replace what the page came with
+    line = page.locator("[data-summary-lines] li").first.element_handle()
+    decision = page.locator("[data-decisions] li").first.element_handle()
+    next_frame()
+    assert line.evaluate("(element) => element.isConnected")
+    assert decision.evaluate("(element) => element.isConnected")
+
+
 def test_a_row_leads_to_the_requests_behind_it(visit):
     page = visit("viewer")
     row = page.locator("[data-classes] tr").first

@@ -3,6 +3,7 @@
 import { SERIES, draw, extend } from "../charts.js";
 import { count, money, ms, percent, rate, timeElement, tokensPerSecond } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
+import { morph } from "../morph.js";
 
 const HISTORY_MS = 15000;
 const DECISIONS_KEPT = 60;
@@ -35,18 +36,23 @@ function showSummary(summary) {
   const box = find("#summary");
   Object.assign(box.dataset, { status: summary.status, is: summary.headline, was: summary.was ?? summary.headline });
   showCurrency();
+  // Morphed rather than replaced: a link that is replaced while it is pressed loses the click, and with it the focus.
   const list = find("[data-summary-lines]");
-  list.replaceChildren(
-    ...summary.lines.map((line) => {
-      const item = document.createElement("li");
-      const label = document.createElement("span");
-      badge(label, line.status, line.label);
-      const name = document.createElement("strong");
-      name.textContent = line.name;
-      item.append(label, " ", line.key ? toMisses(line.key, name) : name, ` ${line.text}`);
-      return item;
-    }),
-  );
+  const fresh = list.cloneNode();
+  fresh.append(...summary.lines.map(summaryLine));
+  morph(list, fresh);
+}
+
+function summaryLine(line) {
+  const item = document.createElement("li");
+  const label = document.createElement("span");
+  badge(label, line.status, line.label);
+  const name = document.createElement("strong");
+  name.textContent = line.name;
+  if (line.key) item.dataset.key = line.key;
+  label.dataset.key = "status";
+  item.append(label, " ", line.key ? toMisses(line.key, name) : name, ` ${line.text}`);
+  return item;
 }
 
 const ofClass = (tenant, sloClass) => new URLSearchParams({ tenant, slo_class: sloClass || "(none)" });
@@ -55,6 +61,7 @@ const decisionsOf = (tenant, sloClass) => `${page.auditUrl}?${ofClass(tenant, sl
 
 function toMisses(key, name) {
   const link = document.createElement("a");
+  link.dataset.key = "misses";
   link.href = missesOf(key.slice(0, key.indexOf("/")), key.slice(key.indexOf("/") + 1));
   link.append(name);
   return link;
@@ -284,8 +291,11 @@ function decisionItem(decision) {
 
 function showDecisions(data, frame) {
   const list = find("[data-decisions]");
-  if (frame.type === "snapshot") list.replaceChildren();
+  const told = new Set(data.decisions.map((decision) => String(decision.id)));
+  if (frame.type === "snapshot") for (const item of [...list.children]) if (!told.has(item.dataset.decision)) item.remove();
+  const shown = new Set([...list.children].map((item) => item.dataset.decision));
   for (const decision of data.decisions) {
+    if (shown.has(String(decision.id))) continue; // what stays is left alone: it may be pressed or have the focus
     // Most are newer than all in the list; one that was lost on the way and recovered is inserted in order.
     const older = [...list.children].find((item) => Number(item.dataset.at) <= decision.at);
     list.insertBefore(decisionItem(decision), older || null);
