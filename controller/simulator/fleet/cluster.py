@@ -119,6 +119,10 @@ class Cluster:
         """The role of an instance that starts, sleeps or is up."""
         return Role(self._kinds[name].role)
 
+    def model_of(self, name: str) -> str:
+        """The model that it serves, or will."""
+        return self._kinds[name].model
+
     def bring_up(self, name: str) -> SimulatedInstance | None:
         """The instance, now up; None if it is no longer wanted."""
         wanted = self.starting.pop(name, None)

@@ -235,6 +235,7 @@ class Elastic:
                     self._removed.add(step.instance_id)
                 case Drain() if step.instance_id in cluster.starting:
                     cluster.give_up(step.instance_id, now)
+                    self._run.joins.came(step.instance_id)
                     self._asked.pop(step.instance_id, None)
                 case PutToSleep():
                     self._falling_asleep[step.instance_id] = step.sleep_level
@@ -252,7 +253,14 @@ class Elastic:
 
     def _coming(self, instance: ScaledOut) -> None:
         self._asked[instance.id] = instance
-        self._run.bring_up_later(instance.id, instance.up_at)
+        self._bring_up_later(instance.id, instance.up_at)
+
+    def _bring_up_later(self, name: str, at: float) -> None:
+        """It serves at `at`. Gateways know so from its order: without an instance, requests wait for it."""
+        cluster = self._run.cluster
+        if cluster.role_of(name) is not Role.DECODE:
+            self._run.joins.awaited(name, cluster.model_of(name), at)
+        self._run.bring_up_later(name, at)
 
     def _load_s(self) -> float:
         source = self.settings.source
@@ -281,7 +289,7 @@ class Elastic:
             role = self._switching.pop(name, None)
             if role is not None and name not in self._removed:
                 again = self._run.cluster.ask_for_one_more(now, Role(role))
-                self._run.bring_up_later(again, now + self.settings.switch_s)
+                self._bring_up_later(again, now + self.settings.switch_s)
             self._removed.discard(name)
 
     def _refill_pool(self, now: float) -> None:

@@ -22,7 +22,8 @@ class Joins:
         self._changed()
 
     def came(self, key: int | str) -> None:
-        """It is up, and the scheduler was told so before: requests must not be refused in between."""
+        """It is up, and the scheduler was told so before: requests must not be refused in between. Or its order was
+        cancelled."""
         if self._joins.pop(key, None) is not None:
             self._changed()
 
