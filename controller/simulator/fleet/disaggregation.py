@@ -25,7 +25,6 @@ from controller.core.steps import (
     Seq,
     SeqState,
 )
-from controller.dispatch.scheduler import SHORTEST_WAKE_S
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.driver import Driver
 from controller.simulator.fleet.instance import SimulatedInstance
@@ -125,6 +124,9 @@ class SimulatedTransfers:
         self._ending.pop(seq.id, None)
         in_flight.seq = None
         self._run.tell(ev.PrefillDone(in_flight.request, instance.id, seq.prompt_tokens))
+        move = self._moves.get(seq.id)
+        if move is not None and move.landed:
+            self._run.heap.push(self._run.heap.now, EventKind.DELIVERY, partial(self._landed, seq.id, move))
 
     def forget(self, request_id: str) -> None:
         """The request has ended; drop whatever it was doing."""
@@ -239,9 +241,8 @@ class SimulatedTransfers:
         in_flight, instance = self._run.in_flight(name), self._run.cluster.get(move.target)
         if self._moves.get(name) is not move or in_flight is None or instance is None:
             return  # rolled back meanwhile
-        if name in self._ending:  # its first token is not reported yet
-            soon = self._run.heap.now + max(self._run.settings.network_s, SHORTEST_WAKE_S)
-            self._run.heap.push(soon, EventKind.DELIVERY, partial(self._landed, name, move))
+        if name in self._ending:  # its first token is not reported yet: `prefilled` goes on
+            move.landed = True
             return
         del self._moves[name]
         tokens = move.seq.prompt_tokens - move.seq.cached

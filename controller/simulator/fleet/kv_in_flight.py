@@ -23,10 +23,11 @@ class Move:
     and the others have moved.
     """
 
-    __slots__ = ("began", "moved", "rest", "seq", "size", "source", "target", "waits_since")
+    __slots__ = ("began", "landed", "moved", "rest", "seq", "size", "source", "target", "waits_since")
 
     def __init__(self, seq: Seq, source: str, target: str, began: float) -> None:
         self.seq, self.source, self.target, self.began = seq, source, target, began
         self.size = self.rest = 0.0  # bytes
         self.waits_since: float | None = None  # waiting for its prefill
+        self.landed = False  # before its first token was reported
         self.moved: KvMoved | None = None  # its figures, once it landed
