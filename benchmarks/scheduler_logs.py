@@ -1,12 +1,14 @@
-"""Records the events and actions of a live gateway's scheduler, in three runs against reference engines.
+"""Records the events and actions of a live gateway's scheduler, in five runs against reference engines.
 
     python -m benchmarks.scheduler_logs tests/controller/simulator/logs
 
 `collocated`: two instances, and more requests than they can take at once. `disaggregated`: two prefill and two decode
 instances; some answers are streamed. `failures`: the same fleet and a collocated instance; clients hang up in every
 state, some requests may hardly wait, one instance of each kind is killed while it works, and their requests are retried
-elsewhere or fail. Each becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` must answer
-identically. All on 127.0.0.1, about half a minute, without PostgreSQL and Redis.
+elsewhere or fail. `operated`: requests that wait are paused, resumed, given another priority and cancelled by commands
+from Redis, an instance is drained and comes back, and a model has no instance until one is announced. `stranded`: a
+prefill instance that keeps KV stands still, and the only decode instance ends. Each becomes FOLDER/NAME.jsonl.gz, which
+`python -m controller.simulator replay` must answer identically. All on 127.0.0.1, about a minute, without PostgreSQL.
 """
 
 from __future__ import annotations
@@ -17,26 +19,32 @@ import contextlib
 import gzip
 import hashlib
 import json
+import os
 import random
 import secrets
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from benchmarks.engines import RunningEngine, running, spawn
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from workers.supervisor.embedded import EmbeddedRedis
 from workers.supervisor.ports import free_port
 
 KEY = "sk-scheduler-log"
 MODEL = "demo"
+ABSENT = "absent"  # a model without an instance
 STEP = ("--profile", "constant:15ms", "--model", MODEL, "--max-model-len", "512", "--max-num-seqs", "6")
 KV = ("--kv-blocks", "64", "--kv-layers", "4", "--kv-token-bytes", "256", "--no-enable-prefix-caching")
 BELIEVED = LatencyCoefficients(0.015, 1e-6, 0.0, 0.015, 0.0, 1e-5)
+SLOWER = ("--profile", "constant:250ms")
 SLOW = ("--profile", "constant:120ms")  # if an option is given twice, the engine uses the last one
 
 Fleet = Mapping[str, tuple[Role, Sequence[str]]]
@@ -56,9 +64,12 @@ RUNS: Mapping[str, Fleet] = {
         "d1": (Role.DECODE, KV),
         "c0": (Role.COLLOCATED, KV),
     },
+    "operated": {"c0": (Role.COLLOCATED, SLOWER), "c1": (Role.COLLOCATED, SLOWER)},
+    "stranded": {"p0": (Role.PREFILL, KV), "p1": (Role.PREFILL, KV), "d0": (Role.DECODE, KV)},
 }
 REQUESTS = 60
-RATES = {"collocated": 80.0, "disaggregated": 25.0, "failures": 25.0}  # requests/s
+RATES = {"collocated": 80.0, "disaggregated": 25.0, "failures": 25.0, "operated": 15.0, "stranded": 12.0}  # requests/s
+SETTLE_S = {"stranded": 12.0}  # the releases of KV that nobody confirms are repeated and then given up
 SEED = 1
 
 
@@ -86,18 +97,23 @@ def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
             ClassConfig("patient", None, 5.0, 0.2, None, 10.0, 0.95, 1.0),
             ClassConfig("hurried", None, 5.0, 0.2, None, 0.05, 0.95, 1.0),  # expires in the queue
         ),
-        models=(ModelConfig(MODEL, (), context_tokens=512),),
+        models=(ModelConfig(MODEL, (), context_tokens=512), ModelConfig(ABSENT, (), context_tokens=512)),
         instances=specs,
         telemetry_period_s=0.5,
     )
 
 
 async def ask(
-    session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool, classes: Sequence[str], longest: int
+    session: aiohttp.ClientSession,
+    rng: random.Random,
+    hangs_up: bool,
+    classes: Sequence[str],
+    longest: int,
+    model: str = MODEL,
 ) -> None:
     """Send one request, whatever its answer."""
     body = {
-        "model": MODEL,
+        "model": model,
         "prompt": [rng.randrange(1, 100) for _ in range(rng.randrange(4, 300))],
         "max_tokens": rng.choice((1, 4, 12, longest)),
         "ignore_eos": True,
@@ -110,9 +126,73 @@ async def ask(
             await answer.read()
 
 
-async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, failing: bool) -> None:
-    """The requests of a run; with `failing`, an engine of each kind is killed in the middle of it."""
-    rng = random.Random(SEED)
+class Disturbance:
+    """What happens in a run beside its requests: by the index of the request before which it happens."""
+
+    def __init__(self, name: str, engines: Sequence[RunningEngine], log: Path, config: Path) -> None:
+        self._engines = {each.id: each for each in engines}
+        self._log, self._config = log, config
+        runs: dict[str, dict[int, Callable[[], None]]] = {
+            "failures": {
+                20: lambda: self._kill("p0"),
+                35: lambda: self._kill("d0"),
+                50: lambda: self._kill("c0"),
+            },
+            "operated": {
+                8: lambda: self._configure(coming=[{"id": "soon", "model": ABSENT, "not_before": 0.0}]),
+                20: lambda: self._command("pause", 4),
+                24: lambda: self._command("reprioritise", 3, priority=5),
+                28: lambda: self._command("cancel", 2),
+                30: lambda: self._configure(draining=["c1"], coming=[]),
+                50: lambda: self._command("resume", 20),
+                52: lambda: self._configure(draining=[]),
+            },
+            "stranded": {25: lambda: self._stop("p1"), 45: lambda: self._kill("d0")},
+        }
+        self._planned = runs.get(name, {})
+
+    async def before(self, index: int) -> None:
+        if index in self._planned:
+            await asyncio.to_thread(self._planned[index])
+
+    def over(self) -> None:
+        """Let engines that stand still go on, or nobody could end them."""
+        for each in self._engines.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGCONT)
+
+    def _kill(self, name: str) -> None:
+        self._engines[name].kill()
+
+    def _stop(self, name: str) -> None:
+        os.kill(self._engines[name].pid, signal.SIGSTOP)
+
+    def _configure(self, **changes: Any) -> None:
+        """The gateway reads its file again."""
+        self._config.write_text(json.dumps(json.loads(self._config.read_text()) | changes))
+
+    def _command(self, kind: str, count: int, priority: int | None = None) -> None:
+        """For the first requests that wait, as the log tells. What was sent meanwhile is answered as `too_late`."""
+        from workers.live import send_command
+
+        send_command("recorder", kind, self._waiting()[:count], priority)
+
+    def _waiting(self) -> list[str]:
+        waiting: dict[str, None] = {}
+        for line in self._log.read_text().splitlines()[1:]:
+            batch = json.loads(line)
+            for kind, *fields in batch["events"]:
+                if kind == "Arrived":
+                    waiting[fields[0]["request"]["id"]] = None
+            for kind, *fields in batch["actions"]:
+                if kind in ("Send", "Refuse", "Drop"):
+                    waiting.pop(fields[0]["request"], None)
+        return list(waiting)
+
+
+async def load(name: str, url: str, disturbance: Disturbance) -> None:
+    """The requests of a run."""
+    rng, failing = random.Random(SEED), name in ("failures", "stranded")
     headers = {"authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
         asked = []
@@ -120,13 +200,13 @@ async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, faili
         classes = ("tight", "patient", "patient", "hurried") if failing else ("tight", "patient", "patient")
         for index in range(REQUESTS):
             hangs_up = failing and rng.random() < 0.3
-            asked.append(asyncio.create_task(ask(session, random.Random(rng.random()), hangs_up, classes, longest)))
-            for at, name in ((20, "p0"), (35, "d0"), (50, "c0")):
-                if failing and index == at:
-                    next(each for each in engines if each.id == name).kill()
-            await asyncio.sleep(rng.expovariate(rate))
+            model = ABSENT if name == "operated" and index % 6 == 5 else MODEL
+            one = ask(session, random.Random(rng.random()), hangs_up, classes, longest, model)
+            asked.append(asyncio.create_task(one))
+            await disturbance.before(index)
+            await asyncio.sleep(rng.expovariate(RATES[name]))
         await asyncio.gather(*asked)
-        await asyncio.sleep(3.0)  # for late releases, and repeated ones
+        await asyncio.sleep(SETTLE_S.get(name, 3.0))  # for late releases, and repeated ones
 
 
 async def serving(url: str, count: int) -> None:
@@ -149,13 +229,23 @@ def record(name: str, fleet: Fleet, folder: Path) -> Path:
         "LOG_LEVEL": "WARNING",
     }
     log, config, port = folder / f"{name}.jsonl", folder / "snapshot.json", free_port()
-    with running(engine(each, *wanted, folder / "logs", environment) for each, wanted in fleet.items()) as engines:
-        config.write_text(json.dumps(asdict(snapshot(engines, fleet))))
-        command = [sys.executable, "-m", "api.openai", "--port", str(port), "--snapshot", str(config)]
-        started = spawn("gateway", [*command, "--scheduler-log", str(log)], port, folder / "logs", environment)
-        with running([started], "/healthz"):
-            asyncio.run(serving(started.url, len(engines)))
-            asyncio.run(load(started.url, engines, RATES[name], failing=name == "failures"))
+    redis = EmbeddedRedis(folder)
+    redis.start()
+    os.environ |= {**environment, "REDIS_URL": redis.url}  # for the commands that this process sends
+    try:
+        with running(engine(each, *wanted, folder / "logs", environment) for each, wanted in fleet.items()) as engines:
+            config.write_text(json.dumps(asdict(snapshot(engines, fleet))))
+            command = [sys.executable, "-m", "benchmarks.logged_gateway", str(port), str(config), str(log)]
+            started = spawn("gateway", command, port, folder / "logs", {**environment, "REDIS_URL": redis.url})
+            disturbance = Disturbance(name, engines, log, config)
+            try:
+                with running([started], "/healthz"):
+                    asyncio.run(serving(started.url, len(engines)))
+                    asyncio.run(load(name, started.url, disturbance))
+            finally:
+                disturbance.over()
+    finally:
+        redis.stop()
     return log
 
 

@@ -20,7 +20,12 @@ LOGS = Path(__file__).parent / "logs"
 RUNS = {
     "collocated": {"Send"},
     "disaggregated": {"Send", "Place"},
-    "failures": {"Send", "Place", "Abort", "PrefillAgain", "FreeKv", "Retry", "Drop", "Fail"},
+    "failures": {"Send", "Place", "Abort", "FreeKv", "Retry", "Drop", "Fail"},
+    "operated": {"Send", "Refuse", "Drop"},
+    "stranded": {"Send", "Place", "PrefillAgain", "FreeKv", "GiveUp", "LeftToLease"},
+}
+TOLD = {
+    "operated": {'"pause"', '"resume"', '"reprioritise"', '"cancel"', '"InstanceDraining"', '"Expected"'},
 }
 
 
@@ -34,6 +39,12 @@ def test_the_log_of_a_live_run_is_answered_alike(name: str) -> None:
     assert list(replay.differences()) == []
     assert replay.batches == len(lines(name)) - 1 > 50
     assert RUNS[name] <= replay.kinds.keys()
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_log_has_what_operators_do(name: str) -> None:
+    text = "".join(lines(name))
+    assert {each for each in TOLD[name] if each not in text} == set()
 
 
 def test_the_failures_of_a_live_run_were_retried() -> None:
