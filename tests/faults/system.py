@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import requests
 
+from tests.waiting import until
 from tests.workers.supervisor.small_system import processes_of
 from workers.http.details import KEPT_S
 from workers.supervisor.plan import ROOT
@@ -68,14 +69,16 @@ class System:
         return self.output.read_text().count("is ready") if self.output.exists() else 0
 
     def until(self, condition: Callable[[], Any], within_s: float = 30.0) -> float:
-        """Seconds waited."""
+        """Seconds waited. Fails at once if the system ended by itself."""
+
+        def met() -> bool:
+            if condition():
+                return True
+            assert self.process is None or self.process.poll() is None, f"it ended by itself:\n{self.report()}"
+            return False
+
         began = time.monotonic()
-        while not condition():
-            ended = self.process is not None and self.process.poll() is not None
-            late = time.monotonic() - began > within_s
-            if ended or late:
-                raise AssertionError(f"not within {within_s:g} s:\n{self.report()}")
-            time.sleep(0.1)
+        until(met, within_s, every_s=0.1, what=self.report)
         return time.monotonic() - began
 
     def report(self) -> str:

@@ -21,6 +21,7 @@ from controller.selectors.fleet.links import kv_transfers
 from controller.services.records.requests import records_write
 from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
+from tests.waiting import until_on_loop
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from workers.actions.instance_links import update_links
@@ -93,9 +94,7 @@ class Fleet(TestBed):
     async def answered(self, more: int) -> None:
         """Return after so many more answers."""
         enough = len(self.answers) + more
-        async with asyncio.timeout(LONGEST_S):
-            while len(self.answers) < enough:
-                await asyncio.sleep(0.02)
+        await until_on_loop(lambda: len(self.answers) >= enough, LONGEST_S, every_s=0.02)
 
     async def store(self) -> None:
         records, self.sink.records = self.sink.records, []
@@ -165,9 +164,7 @@ def told(kind: str) -> set[str]:
 async def until(condition: Any, what: str, within_s: float = 40.0) -> float:
     """Seconds waited for something in the database."""
     began = time.monotonic()
-    while not await in_database(condition):
-        assert time.monotonic() - began < within_s, what
-        await asyncio.sleep(0.1)
+    await until_on_loop(lambda: in_database(condition), within_s, every_s=0.1, what=what)
     return time.monotonic() - began
 
 
@@ -181,10 +178,7 @@ async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
         async with bed.load(rate=8):
             await bed.answered(8)
             wire.cut(after=WHOLE // 2)
-            give_up_at = time.monotonic() + 20
-            while not wire.cuts:
-                assert time.monotonic() < give_up_at, "nothing went over the wire"
-                await asyncio.sleep(0.05)
+            await until_on_loop(lambda: wire.cuts, what="nothing went over the wire")
             await bed.answered(8)
         assert bed.ends() == {(200, True)}
         await bed.store()
