@@ -12,6 +12,7 @@ Calls of one session (Mooncake's are inferred from shared prefixes) are a workfl
   sessions, or answers where a trace has none); `kept`: the fixed bound of the arrival, never refined.
 - `pinball`: mean loss at 0.9 at the arrival, in tokens, and of the constant quantile of the training answers.
 - `bound_over_truth`: P5, P50, P95 of bound / length by tokens produced (Fig. 4.1(b)).
+- `live` (with `--live`): see `benchmarks.length_live`.
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
 Without `--traces DIR` (a folder with the traces under their names) only the Azure trace that is shipped is read.
@@ -36,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.length_live import live
 from benchmarks.trials import note
 from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel, LengthHistory
 from controller.predict.length_forest import LengthForest
@@ -188,6 +190,7 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder with the traces; default: only the one that is shipped")
+    parser.add_argument("--live", action="store_true", help="also `live`: a gateway learns from its own requests")
     args = parser.parse_args()
     quick = os.environ.get("QUICK", "") not in ("", "0")
     paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
@@ -209,6 +212,11 @@ def main() -> None:
         print(f"{name:24} pinball {found['pinball']}")
     p50, p99 = np.quantile(times, (0.5, 0.99)) * 1e3
     result["predict_ms"] = {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+    if args.live:
+        result["live"] = live(
+            [(prompt, tokens) for _, prompt, tokens, _ in rows(SHIPPED, None)], quick=quick, seed=SEED
+        )
+        print(f"{'live':24} {result['live']}")
     print(json.dumps(result))
 
 
