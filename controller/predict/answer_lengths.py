@@ -17,6 +17,8 @@ from controller.predict.length_forest import LengthForest
 from controller.predict.lengths import OutputLengthModel
 
 Kind = tuple[str, str, str]  # tenant, class, model
+LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
+MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
 LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from controller.models import LengthVersion, RequestRecord, ServedModel
+from controller.predict.answer_lengths import LEAST_ANSWERS
 from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel
 from controller.predict.length_forest import LengthForest
 from controller.services.records.length_versions import JudgedForest, length_version_store
@@ -24,8 +26,8 @@ from workers.analysis.length_forest import train
 log = logging.getLogger(__name__)
 
 MOST_ANSWERS = 12_000  # the newest
-LEAST_ANSWERS = 500
 NEW_ANSWERS = 1_000  # since the last version, before another one is trained
+GAP_S = 600.0  # between two versions of a model: the level of the bound has to settle
 JUDGED_SHARE = 0.2
 TOLERATED = 0.02  # of coverage below TARGET, where fewer answers do not allow for more
 
@@ -45,6 +47,8 @@ def train_models() -> list[LengthVersion]:
     stored = []
     for model, context_tokens in ServedModel.objects.order_by("name").values_list("name", "context_tokens"):
         last = LengthVersion.objects.filter(model=model).order_by("-version").first()
+        if last is not None and timezone.now() - last.trained_at < timedelta(seconds=GAP_S):
+            continue
         if last is not None and _newer(model, last.last_at) < NEW_ANSWERS + last.judged:
             continue
         answers = recorded_answers(model, context_tokens)

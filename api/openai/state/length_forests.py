@@ -16,7 +16,7 @@ from typing import Protocol
 
 from api.openai.state.offloop import OffLoop
 from controller.core.errors import ConfigError
-from controller.predict.answer_lengths import LengthsInForce, PublishedVersion
+from controller.predict.answer_lengths import MOST_AGE_S, LengthsInForce, PublishedVersion
 from controller.predict.length_bounds import FEATURES
 from controller.predict.length_forest import LengthForest
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 READ_S = 8.0  # then PostgreSQL counts as away
-MOST_AGE_S = 7 * 86_400.0  # traffic of a week ago says little of today's
 
 Key = tuple[str, int]  # model and version
 

@@ -65,7 +65,12 @@ def test_the_task_trains_nothing_before_enough_is_new(model, monkeypatch):
     task()
     assert LengthVersion.objects.count() == 1, "nothing is new"
     monkeypatch.setattr(module, "NEW_ANSWERS", 100)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
     stored(model, 100, seed=2, later=6_000)
+    monkeypatch.setattr(module, "GAP_S", 60.0)
+    task()
+    assert LengthVersion.objects.count() == 1, "the last one is a moment old"
+    monkeypatch.setattr(module, "GAP_S", 0.0)
     task()
     assert [row.version for row in LengthVersion.objects.order_by("version")] == [1, 2]
 
@@ -73,6 +78,7 @@ def test_the_task_trains_nothing_before_enough_is_new(model, monkeypatch):
 @pytest.mark.django_db
 def test_a_forest_that_knows_no_more_than_its_class_is_refused_and_the_last_one_stays(model, monkeypatch):
     monkeypatch.setattr(module, "NEW_ANSWERS", 100)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
     stored(model, 600)
     train_models()
     monkeypatch.setattr(module, "MOST_ANSWERS", 900)
@@ -87,6 +93,7 @@ def test_a_forest_that_knows_no_more_than_its_class_is_refused_and_the_last_one_
 @pytest.mark.django_db
 def test_a_trainer_that_fails_leaves_the_last_version_in_force(model, monkeypatch):
     monkeypatch.setattr(module, "NEW_ANSWERS", 100)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
     stored(model, 600)
     train_models()
     stored(model, 300, seed=1, later=1_000)
@@ -103,6 +110,7 @@ def test_a_trainer_that_fails_leaves_the_last_version_in_force(model, monkeypatc
 @pytest.mark.django_db
 def test_forests_of_old_versions_are_dropped(model, monkeypatch):
     monkeypatch.setattr(module, "NEW_ANSWERS", 1)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
     for number in range(CONTENTS_KEPT + 1):
         stored(model, 600 if not number else 200, seed=number, later=1_000.0 * number)
         train_models()

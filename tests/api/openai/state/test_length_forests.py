@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.openai.state.length_forests import MOST_AGE_S, LengthForests
-from controller.predict.answer_lengths import PublishedVersion
+from api.openai.state.length_forests import LengthForests
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
 from tests.controller.predict.test_answer_lengths import forest
 
 NOW = 1_000_000.0
