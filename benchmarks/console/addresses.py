@@ -179,6 +179,7 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "scaling, change": f"/scaling/{policy.pk}/",
         "scaling, by hand": f"/scaling/{policy.pk}/hold/",
         "scaling, history": f"/scaling/{policy.pk}/history/",
+        "lengths": "/lengths/",
         "flows": "/flows/",
         "flows, part": "/flows/live/1/",
         "flow settings": "/flows/settings/",

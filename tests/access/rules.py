@@ -80,6 +80,7 @@ PAGES: dict[str, Rule] = {
     "scaling/<int:policy_id>/history/": READ,
     "scaling/<int:policy_id>/hold/": EDIT,
     "scaling/<int:policy_id>/release/": ACT,
+    "lengths/": READ,
     "flows/": READ,
     "flows/live/<int:page>/": READ,
     "flows/settings/": EDIT,

@@ -34,6 +34,7 @@ PAGES = (
     Listed("requests", "/requests/"),
     Listed("request", "/requests/{missed}/"),
     Listed("compare", "/requests/compare/?id={missed}&id={request}"),
+    Listed("lengths", "/lengths/"),
     Listed("classes", "/classes/"),
     Listed("class-new", "/classes/new/", "operator"),
     Listed("class-change", "/classes/{class}/", "operator"),

@@ -1,0 +1,83 @@
+"""The page Answer lengths: versions of each model, with what their tests and the newest requests say."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controller.models import LengthVersion
+from controller.predict.answer_lengths import MOST_AGE_S
+from tests import factories
+
+pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
+
+
+def version(number, model="demo", *, age_s=60.0, **fields):
+    at = timezone.now() - timedelta(seconds=age_s)
+    passed = {"digest": "0" * 64, "content": b"forest"} if not fields.get("refused") else {}
+    given = {
+        "model": model, "version": number, "trained_at": at, "first_at": at - timedelta(hours=2), "last_at": at,
+        "answers": 9_600, "cut_answers": 120, "judged": 2_400, "coverage": 0.903, "class_coverage": 0.871,
+        "pinball": 13.2, "class_pinball": 28.3, **passed, **fields,
+    }  # fmt: skip
+    return LengthVersion.objects.create(**given)
+
+
+def shown(client):
+    answer = client.get("/lengths/")
+    assert answer.status_code == 200
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
+
+
+def test_without_models_it_says_so(viewer):
+    assert "No models yet" in shown(viewer)
+
+
+def test_a_model_without_a_version_says_when_there_will_be_one(viewer):
+    factories.served_model(name="demo")
+    text = shown(viewer)
+    assert "no version in use" in text
+    assert "Training starts after 500 recorded answers" in text
+
+
+def test_the_newest_version_that_passed_is_in_use(viewer):
+    factories.served_model(name="demo")
+    version(1, age_s=3_600)
+    version(2)
+    version(3, refused="its loss is 30.8 tokens, that of the classes' constant quantiles 28.5", age_s=10)
+    text = shown(viewer)
+    assert "version 2 in use" in text
+    assert text.index("failed") < text.index("its loss is 30.8 tokens") < text.rindex("passed")
+    assert all(each in text for each in ("90.3 %", "87.1 %", "13.2", "28.3", "9,600", "2,400"))
+    assert "None of the 2,000 newest requests used this version" in text
+
+
+def test_coverage_of_the_newest_requests_leaves_out_those_that_were_cut(viewer):
+    factories.served_model(name="demo")
+    version(2)
+    told = {"model": "demo", "length_version": 2, "length_bounds": [5, 20], "length_features": [9.0, 40.0, 0, 0, 0, 0]}
+    factories.records_stored(
+        *(factories.record(**told, output_tokens=tokens) for tokens in (10, 20, 21, 5)),
+        factories.record(**told, output_tokens=40),  # the most that it could have
+        factories.record(**told, output_tokens=3, outcome="cancelled"),
+        factories.record(**{**told, "length_version": 1}, output_tokens=39),
+    )
+    assert "4 used this version and ended by themselves; the upper bound covered 75 % of them" in shown(viewer)
+
+
+def test_a_version_that_is_too_old_is_not_in_use(viewer):
+    factories.served_model(name="demo")
+    version(1, age_s=MOST_AGE_S + 60)
+    text = shown(viewer)
+    assert "too old" in text
+    assert "more than 7 days old and is not used" in text
+    assert "in use since" not in text
+
+
+def test_no_version_has_passed(viewer):
+    factories.served_model(name="demo")
+    version(1, refused="it covers 0.612 of later answers, the classes' constant quantiles 0.900")
+    assert "No version has passed its test" in shown(viewer)
