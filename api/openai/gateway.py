@@ -225,13 +225,17 @@ class Gateway:
         prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)
         kind = (tenant.name, applied.slo_class, model.name)
         foretold = self.answer_lengths.foretell(kind, parsed.workflow, prompt, parsed.max_tokens)
+        # Estimates may exceed the context; the engine refuses what really does.
+        least, most = foretold.bounds or (foretold.expected, foretold.expected)
+        context = model.context_tokens
         request = Request(
             id=f"req-{self._ids.getrandbits(96):024x}",
             arrival=arrival,
             targets=applied.targets,
-            # Estimates may exceed the context; the engine refuses what really does.
-            prompt_tokens=max(1, min(prompt, model.context_tokens)),
-            output_tokens=max(1, min(foretold.expected, model.context_tokens)),
+            prompt_tokens=max(1, min(prompt, context)),
+            output_tokens=max(1, min(foretold.expected, context)),
+            least_tokens=min(least, context) if foretold.bounds else None,
+            most_tokens=min(most, context) if foretold.bounds else None,
             model=model.name,
             tenant=tenant.name,
             slo_class=applied.slo_class,

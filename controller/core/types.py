@@ -80,6 +80,19 @@ class Request:
     avoid: frozenset[str] = frozenset()  # prefill instances whose KV no decode instance could use
     ended: tuple[str, ...] = ()  # instances that died while it was there without a token: it is a suspect
     fingerprint: str = ""  # the same for the same request of the same tenant; "": not known
+    least_tokens: int | None = None  # lower and upper bound of the answer (Concord 4.1); None: not known
+    most_tokens: int | None = None
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Of KV for its answer: the upper bound, so that an answer seldom outgrows its room."""
+        return self.output_tokens if self.most_tokens is None else self.most_tokens
+
+    @property
+    def surest_tokens(self) -> int:
+        """Of its answer, where it may be given up because they take too long: the lower bound, since a request must not
+        end for tokens that it may never have (decision 41)."""
+        return self.output_tokens if self.least_tokens is None else self.least_tokens
 
     @property
     def due(self) -> float:

@@ -374,15 +374,15 @@ def _delay(instance: ShadowInstance) -> float:
 
 
 def _alone_s(request: Request, cost: Cost) -> float:
-    """Seconds of the whole answer on an idle instance."""
-    return cost.prefill_s + max(0, request.output_tokens - 1) * cost.decode_step_s
+    """Seconds of the whole answer on an idle instance, at least."""
+    return cost.prefill_s + max(0, request.surest_tokens - 1) * cost.decode_step_s
 
 
 def _infeasible(
     request: Request, cost: Cost, margin: float, prefill_doubt: float, decode_doubt: float
 ) -> dict[str, Figure] | None:
     targets = request.targets
-    if request.output_tokens > 1 and TPOT_MARGIN * decode_doubt * targets.tpot_s < cost.decode_step_s:
+    if request.surest_tokens > 1 and TPOT_MARGIN * decode_doubt * targets.tpot_s < cost.decode_step_s:
         return {"field": "target_tbt", "decode_step_s": cost.decode_step_s, "tpot_s": targets.tpot_s}
     least = cost.prefill_s / prefill_doubt + (_alone_s(request, cost) - cost.prefill_s) / decode_doubt
     if targets.deadline_s is not None and least > margin * targets.deadline_s:

@@ -208,8 +208,8 @@ class ShadowInstance:
         return self.spec.role is not Role.PREFILL
 
     def kv_need(self, request: Request) -> int:
-        """Tokens of KV the request will hold here at its end."""
-        return request.prompt_tokens + (request.output_tokens if self.decodes else 0)
+        """Tokens of KV the request will hold here at its end, at most as far as its bound holds."""
+        return request.prompt_tokens + (request.reserved_tokens if self.decodes else 0)
 
     def context_need(self, request: Request) -> int:
         """Tokens of its prompt and of the longest answer it may get here; the same at all instances of one role."""

@@ -81,7 +81,7 @@ class Prefilled(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
-        return self.request.prompt_tokens + self.request.output_tokens
+        return self.request.prompt_tokens + self.request.reserved_tokens
 
 
 class Choice(NamedTuple):

@@ -70,6 +70,6 @@ class TtftProbability(Stateless):
         first_s = cost.prefill_s + cost.first_byte_s
         at = request.due - first_s
         if request.targets.deadline_s is not None:
-            alone = first_s + max(0, request.output_tokens - 1) * cost.decode_step_s
+            alone = first_s + max(0, request.surest_tokens - 1) * cost.decode_step_s
             at = min(at, request.arrival + request.targets.deadline_s - alone)
         return at
