@@ -52,7 +52,7 @@ def test_the_newest_version_that_passed_is_in_use(viewer):
     assert "version 2 in use" in text
     assert text.index("failed") < text.index("its loss is 30.8 tokens") < text.rindex("passed")
     assert all(each in text for each in ("90.3 %", "87.1 %", "13.2", "28.3", "9,600", "2,400"))
-    assert "None of the 2,000 newest requests used this version" in text
+    assert "None of the 2,000 newest requests has used this version" in text
 
 
 def test_coverage_of_the_newest_requests_leaves_out_those_that_were_cut(viewer):
@@ -81,3 +81,12 @@ def test_no_version_has_passed(viewer):
     factories.served_model(name="demo")
     version(1, refused="it covers 0.612 of later answers, the classes' constant quantiles 0.900")
     assert "No version has passed its test" in shown(viewer)
+
+
+def test_a_request_shows_what_was_predicted_and_which_version_said_so(viewer):
+    record = factories.record(length_version=2, length_bounds=[5, 1_200], output_tokens=30)
+    factories.records_stored(record, other := factories.record())
+    page = viewer.get(f"/requests/{record.id}/").content.decode()
+    assert "5 to 1,200" in page
+    assert 'href="/lengths/">version 2</a>' in page
+    assert "Predicted tokens out" not in viewer.get(f"/requests/{other.id}/").content.decode()
