@@ -9,13 +9,13 @@ import os
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
 from workers.http.details import bearer
+from workers.supervisor.own_calls import opened
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
 
@@ -83,7 +83,7 @@ def fetch(
 ) -> tuple[int, dict[str, Any]]:
     """Status and JSON object of a GET request; (0, {}) without a response."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
+        with opened(url, headers, timeout_s) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, _json(error.read())

@@ -14,8 +14,6 @@ import os
 import re
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from workers.engine.weights.host_copy import sweep
 from workers.http.fleet_proof import KEY_VARIABLE, made_key
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.launching import Launch, launch_from
+from workers.supervisor.own_calls import opened
 from workers.supervisor.ports import HOST, free_port, write_json
 
 DESIRED, STOP, STATE = ".desired.json", ".stop.json", ".state.json"
@@ -269,8 +268,7 @@ def last_error(log: Path) -> str:
 
 def _healthy(url: str, headers: Mapping[str, str]) -> bool:
     try:
-        asked = urllib.request.Request(url, headers=dict(headers))
-        with urllib.request.urlopen(asked, timeout=HEALTH_TIMEOUT_S) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        with opened(url, headers, HEALTH_TIMEOUT_S) as answer:
+            return answer.status == 200
+    except (OSError, http.client.HTTPException):
         return False
