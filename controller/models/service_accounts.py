@@ -20,9 +20,9 @@ class ServiceAccount(Versioned):
 
     class Scope(models.TextChoices):
         READ = "read", "Read everything that the role may see"
-        CONFIGURATION = "configuration", "SLO classes, priority mappings and scaling policies"
+        CONFIGURATION = "configuration", "SLO classes, priority mappings, scaling policies and flow settings"
         TENANTS = "tenants", "Tenants and their API keys"
-        FLEET = "fleet", "Instances, models, hosts, devices and links"
+        FLEET = "fleet", "Instances, launch templates, models, hosts, devices and links"
         QUEUE = "queue", "Commands to the queue"
         EXPERIMENTS = "experiments", "Experiments and traces"
 

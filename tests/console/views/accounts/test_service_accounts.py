@@ -35,7 +35,7 @@ def test_an_admin_makes_an_account_and_a_token_that_is_shown_once(admin, account
     page = admin.get(reverse("service-account", args=[account.pk])).content.decode()
     assert token.prefix in page
     assert secret not in page
-    assert "Instances, models, hosts, devices and links" in page
+    assert "Instances, launch templates, models, hosts, devices and links" in page
     assert b"deployer" in admin.get(reverse("service-accounts")).content
 
 
