@@ -40,6 +40,7 @@ from workers.engine.text.pseudo_text import natural_length, seed_of
 
 RATE = 100.0  # requests/s while answers are recorded
 COST_RATE = 200
+TURNS = 6  # of short blocks: what else the machine does changes within a minute
 RECORDED, LATER = 5_000, 1_500
 QUICK_RECORDED, QUICK_LATER = 800, 300
 MAX_TOKENS = 512
@@ -148,13 +149,13 @@ def costs(
 ) -> dict[str, Any]:
     """Added latency and processor time, off and on in turn."""
     found: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
-    for turn in range(1 if quick else 3):
+    for turn in range(1 if quick else TURNS):
         for mode in ("on", "off") if turn % 2 == 0 else ("off", "on"):
             content = records.withdraw() if mode == "off" else b""
             wait_for(gateway.url, 0 if mode == "off" else 1)
             note(f"{COST_RATE} requests/s, {mode}")
-            pairs, seconds = (1, 3.0) if quick else (2, 8.0)
-            found[mode].append(overhead.compare(engine.url, gateway, api_key, COST_RATE, pairs, seconds))
+            seconds = 3.0 if quick else 6.0
+            found[mode].append(overhead.compare(engine.url, gateway, api_key, COST_RATE, 1, seconds))
             if content:
                 records.restore(content)
     names = {"added_p50_ms": "added_p50_ms", "cpu_ms_per_request": "gateway_cpu_ms"}

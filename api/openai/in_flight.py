@@ -11,6 +11,7 @@ early can run elsewhere. After it, a failure ends the stream with one error even
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from contextlib import aclosing
 from dataclasses import replace
@@ -39,6 +40,9 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MOST_HELD_BYTES = 1 << 20  # of events before the first token, which wait for it
 RESPONSES = "/v1/responses"  # served as a chat completion
+
+
+REFINE_TOKENS = 50  # of output between two predictions of its bound (Concord 4.1)
 
 
 class InFlightRequest:
@@ -70,6 +74,7 @@ class InFlightRequest:
         "prefill",
         "prefill_instance",
         "quota",
+        "refine_at",
         "request",
         "salt",
         "send",
@@ -105,6 +110,8 @@ class InFlightRequest:
     ) -> None:
         self.request = request
         self.foretold = foretold  # of the length of its answer, at its arrival
+        # Output tokens at which its bound is predicted again.
+        self.refine_at = REFINE_TOKENS if foretold is not None and foretold.bounds is not None else math.inf
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall

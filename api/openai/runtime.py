@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.in_flight import InFlightRequest, end_with_error, relay
+from api.openai.in_flight import REFINE_TOKENS, InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, fault_of, migrator_reason
 from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down
 from api.openai.protocol.translation import UnreadableAnswer
@@ -72,6 +72,7 @@ class Runtime:
         self.scheduler = scheduler
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
+        self.to_refine: list[InFlightRequest] = []  # whose bound is to be predicted again, since it was last emptied
         self.clock = clock
         self.rates = StageRates()
         self.transfers = KvTransfers(self, backends)
@@ -237,6 +238,9 @@ class Runtime:
         for request_id in self._progress:
             if in_flight := self.requests.get(request_id):
                 events.append(ev.Progress(request_id, in_flight.output_tokens))
+                if in_flight.output_tokens >= in_flight.refine_at:
+                    in_flight.refine_at = in_flight.output_tokens + REFINE_TOKENS
+                    self.to_refine.append(in_flight)
         self._progress.clear()
         return events or [ev.Woke()]
 

@@ -14,6 +14,7 @@ from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.publisher import Audit, Publisher
 from api.openai.state.length_forests import ForestStore, LengthForests
+from api.openai.state.length_refinements import LengthRefinements
 from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
@@ -61,12 +62,14 @@ class GatewayService:
         self._config = SnapshotSource(self._store, file, gateway.configure)
         gateway.config_age_s = self._config.age_s
         self._forests = LengthForests(self._store, gateway.answer_lengths.take)
+        self._refinements = LengthRefinements(gateway.answer_lengths, gateway.runtime)
         await self._config.start()
         await gateway.monitor.settle(FIRST_POLL_S)
         self._keep("recorder", self._recorder.run)
         self._keep("configuration", self._config.run)
         self._keep("telemetry", gateway.monitor.run)
         self._keep("length forests", self._forests.run)
+        self._keep("length refinements", self._refinements.run)
         if self._live is not None:
             await self._publish(gateway, self._live)
         return gateway
@@ -103,6 +106,7 @@ class GatewayService:
         await self._recorder.close()
         self._config.close()
         self._forests.close()
+        self._refinements.close()
         if self._live is not None:
             self._publisher.close()
             try:

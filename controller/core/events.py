@@ -59,6 +59,14 @@ class Progress(NamedTuple):
     tokens: int
 
 
+class AnswerBounded(NamedTuple):
+    """The upper bound of an answer that still runs, predicted again from what it has produced: tokens of the whole
+    answer."""
+
+    request_id: str
+    most_tokens: int
+
+
 class Finished(NamedTuple):
     request_id: str
     output_tokens: int
@@ -288,6 +296,7 @@ Event = (
     | Accepted
     | FirstToken
     | Progress
+    | AnswerBounded
     | Finished
     | EngineFailed
     | Failed

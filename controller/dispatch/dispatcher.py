@@ -24,7 +24,7 @@ from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 
 # These start no pass: they free no room, and most come often.
-QUIET = frozenset({ev.Progress, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay})
+QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay})
 RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 ENGINE_RANKS = ("none", "class", "deadline")
@@ -185,6 +185,7 @@ class StageDispatcher:
             ev.FirstToken: self._first_token,
             ev.PrefillDone: self._prefill_done,
             ev.Progress: self._progress,
+            ev.AnswerBounded: self._bounded,
             ev.Finished: self._finished,
             ev.Failed: self._failed,
             ev.InstanceUp: self._up,
@@ -298,6 +299,11 @@ class StageDispatcher:
         instance = self._sent.get(event.request_id)
         if instance is not None:
             instance.progress(event.request_id, event.tokens, now)
+
+    def _bounded(self, event: ev.AnswerBounded, now: float, actions: list[ev.Action]) -> None:
+        instance = self._sent.get(event.request_id)
+        if instance is not None:
+            instance.bounded(event.request_id, event.most_tokens)
 
     def _finished(self, event: ev.Finished, now: float, actions: list[ev.Action]) -> None:
         instance = self._sent.get(event.request_id)

@@ -397,6 +397,14 @@ class ShadowInstance:
                 self._learn(sent.mark, tokens, now)
             sent.mark = (now, tokens, *self._prefilled, *self._decoding())
 
+    def bounded(self, request_id: str, most_tokens: int) -> None:
+        """Keep room for that many tokens of a running answer in all, and no more for its first bound."""
+        sent = self.running.get(request_id)
+        if sent is not None:
+            to_come = max(0, most_tokens - sent.produced)
+            self.expected_tokens += to_come - sent.to_come
+            sent.to_come = to_come
+
     def remove(self, request_id: str) -> Sent | None:
         """The request is over here, however it ended."""
         sent = self.waiting.pop(request_id, None)

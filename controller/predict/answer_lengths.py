@@ -12,13 +12,14 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from controller.predict.length_bounds import AdaptiveLevel, LengthHistory
+from controller.predict.length_bounds import FEATURES, AdaptiveLevel, LengthHistory
 from controller.predict.length_forest import LengthForest
 from controller.predict.lengths import OutputLengthModel
 
 Kind = tuple[str, str, str]  # tenant, class, model
 LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
 MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
+MAX_TOKENS = FEATURES.index("max_tokens")
 LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
 
 
@@ -90,6 +91,16 @@ class AnswerLengths:
         most = max_tokens if max_tokens is not None and max_tokens > 0 else math.inf
         low, expected, high = (int(max(1, min(each, most))) for each in (lower, round(median), math.ceil(upper)))
         return Foretold(expected, features, (low, high), found.version)
+
+    def bound_again(self, model: str, foretold: Foretold, produced: int) -> int | None:
+        """The upper bound of an answer of which `produced` tokens are out and which still runs; None without a forest.
+        Reads only, so that it may run in another thread."""
+        found = self.in_force.get(model)
+        if found is None:
+            return None
+        (upper,) = found.forest.quantiles(foretold.features, (self.level(model),), produced)
+        most = foretold.features[MAX_TOKENS] or math.inf
+        return int(max(produced, min(math.ceil(upper), most)))
 
     def observe(self, kind: Kind, workflow: str, foretold: Foretold, answer_tokens: int, *, ended: bool) -> None:
         """An answer came whole; `ended` False: it reached the most that it could have. The mean counts these too, since

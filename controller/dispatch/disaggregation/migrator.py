@@ -75,6 +75,7 @@ class Migrator:
             ev.KvReleased: self._released,
             ev.LinkSeen: self._link_seen,
             ev.Progress: self._progress,
+            ev.AnswerBounded: self._bounded,
             ev.Finished: self._over,
             ev.Failed: self._over,
             ev.Cancelled: self._cancelled,
@@ -257,6 +258,12 @@ class Migrator:
         instance = self._roster.instances.get(transfer.target) if transfer is not None else None
         if instance is not None:
             instance.progress(event.request_id, event.tokens, now)
+
+    def _bounded(self, event: ev.AnswerBounded, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._queue.get(event.request_id)
+        instance = self._roster.instances.get(transfer.target) if transfer is not None else None
+        if instance is not None:
+            instance.bounded(event.request_id, event.most_tokens)
 
     def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
         if isinstance(event, ev.Finished):

@@ -38,3 +38,22 @@ def test_only_the_lower_bound_refuses_a_deadline():
     assert (kinds(reply, ev.Refuse), sends(reply)) == ([], [("b", "w")])
     surely = request("c", **hard, least_tokens=5_000, most_tokens=9_000)
     assert kinds(dispatcher.handle([ev.Arrived(surely)], 0.0), ev.Refuse) == ["c"]
+
+
+def test_a_refined_bound_frees_the_room_that_was_kept_or_takes_more():
+    dispatcher = build_dispatcher("slackline")
+    first = request("a", ttft=30.0, prompt=300, output=50, least_tokens=10, most_tokens=600)
+    dispatcher.handle([up(kv_capacity_tokens=1_000), ev.Arrived(first)], 0.0)
+    dispatcher.handle([ev.FirstToken("a"), ev.Progress("a", 50)], 0.1)
+    (instance,) = dispatcher._fleet.instances.values()
+    assert instance.expected_tokens == 550
+    assert sends(dispatcher.handle([ev.Arrived(request("b", 0.2, ttft=30.0, prompt=200, output=50))], 0.2)) == []
+    dispatcher.handle([ev.AnswerBounded("a", 80)], 0.3)
+    assert instance.expected_tokens == 30
+    dispatcher.handle([ev.AnswerBounded("a", 20)], 0.3)
+    assert instance.expected_tokens == 0, "more is out already"
+    dispatcher.handle([ev.AnswerBounded("a", 90), ev.AnswerBounded("unknown", 90)], 0.3)
+    assert instance.expected_tokens == 40
+    assert [name for name, _ in sends(dispatcher.handle([ev.Woke()], 0.4))] == ["b"]
+    dispatcher.handle([ev.Finished("a", 70), ev.Finished("b", 50)], 0.5)
+    assert instance.expected_tokens == 0

@@ -81,3 +81,13 @@ def test_an_answer_that_was_cut_below_its_bound_says_nothing(trained):
     lengths.observe(KIND, "", told, 20, ended=False)
     assert not lengths.hits
     assert lengths.foretell(KIND, "", 1_800, None).features[2] == 0, "nor is it one of the mean of whole answers"
+
+
+def test_a_running_answer_is_bounded_again_by_what_it_has_produced(trained):
+    lengths = AnswerLengths()
+    told = lengths.foretell(KIND, "", 500, None)
+    assert lengths.bound_again("llama", told, 50) is None, "without a forest"
+    lengths.take({"llama": LengthsInForce(1, trained)})
+    told = lengths.foretell(KIND, "", 500, 120)
+    assert told.bounds[1] <= lengths.bound_again("llama", told, 60) <= 120
+    assert lengths.bound_again("llama", told, 5_000) == 5_000, "beyond its cap there is nothing to come"

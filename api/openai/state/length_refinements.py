@@ -1,0 +1,62 @@
+"""Bounds of answers that still run, predicted again every 50 tokens: in batches, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from api.openai.runtime import Runtime
+from api.openai.state.offloop import Busy, OffLoop
+from controller.core import events as ev
+from controller.predict.answer_lengths import AnswerLengths, Foretold
+
+PERIOD_S = 0.25
+BATCH_S = 5.0  # a batch takes milliseconds
+
+
+class RunningAnswer(NamedTuple):
+    """An answer that still runs, and how many of its tokens are out."""
+
+    request_id: str
+    model: str
+    foretold: Foretold
+    produced: int
+
+
+class LengthRefinements:
+    """Takes what the runtime lists, and tells its scheduler the new bounds, with the next events that come anyway."""
+
+    def __init__(self, lengths: AnswerLengths, runtime: Runtime) -> None:
+        self._lengths = lengths
+        self._runtime = runtime
+        self._thread = OffLoop("length refinements")
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.refine()
+
+    async def refine(self) -> None:
+        """One batch. What ended meanwhile is not told."""
+        listed, self._runtime.to_refine = self._runtime.to_refine, []
+        batch = [
+            RunningAnswer(each.request.id, each.request.model, each.foretold, each.output_tokens)
+            for each in listed
+            if each.foretold is not None and not each.over
+        ]
+        if not batch:
+            return
+        try:
+            bounds = await self._thread.call(lambda: self._bounds(batch), BATCH_S)
+        except (Busy, TimeoutError):  # the bounds that they have stay; the next ones are due 50 tokens later
+            return
+        for each, most in zip(batch, bounds, strict=True):
+            if most is not None and each.request_id in self._runtime.requests:
+                self._runtime.tell(ev.AnswerBounded(each.request_id, most))
+
+    def _bounds(self, batch: Sequence[RunningAnswer]) -> list[int | None]:
+        return [self._lengths.bound_again(each.model, each.foretold, each.produced) for each in batch]
+
+    def close(self) -> None:
+        self._thread.close()
