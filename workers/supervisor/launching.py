@@ -6,11 +6,12 @@ engine prints goes through a filter process, so that a secret is in no log eithe
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from workers.supervisor.ports import HOST
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS_DIR, PATH_VARIABLE = "ENGINE_SECRETS_DIR", "ENGINE_PATH"
 LARGEST_SECRET = 16_384  # bytes
+LINE_HIDDEN = 8  # characters of a line of a secret; shorter ones say nothing, and are in many logs
 # Of the supervisor's own environment: everything else is Slackline's, and no engine's business.
 INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|CUDA_.*|NVIDIA_.*|ROCR_.*|HIP_.*|NCCL_.*"
@@ -64,9 +66,20 @@ def launch_from(
         where = "" if "/" in template.command[0] else f" in PATH or {PATH_VARIABLE}"
         raise ConfigError(f"the program {template.command[0]} was not found{where}", "command")
     argv = (program, *template.command[1:])
-    hidden = tuple(value for value in (*secrets.values(), *keyed.values()) if value)
+    fleets = read_variable(inherited, "FLEET_TOKEN")  # of a reference engine, which operators read the log of
+    hidden = tuple(
+        dict.fromkeys(form for value in (*secrets.values(), *keyed.values(), fleets) for form in forms(value))
+    )
     headers = {"Authorization": f"Bearer {key}"} if keyed else {}
     return Launch(argv, made, hidden, template.health_path, backend, headers)
+
+
+def forms(value: str) -> Iterator[str]:
+    """What a log must not contain of a secret: all of it, each longer line of it, and both as JSON and Python write
+    them in a text. Nothing for ""."""
+    lines = [line for line in value.splitlines() if len(line) >= LINE_HIDDEN]
+    for text in filter(None, (value, *lines)):
+        yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
 
 
 def search_path(environ: Mapping[str, str]) -> str:

@@ -155,6 +155,32 @@ def test_secrets_are_in_the_environment_and_in_no_file(folder, tmp_path):
             assert made_key("the fleet's", "v1") not in text, path
 
 
+def test_no_part_of_a_secret_of_several_lines_is_in_the_log(folder, tmp_path):
+    """As in a private key: an engine prints it line by line, or escaped in an error."""
+    first, second, whole = "MIIEvQIBADANBgkqhkiG", "9w0BAQEFAASCBKcwggSj", '{"key": "C:\\made"}'
+    (tmp_path / "engine-secrets" / "pem").write_text(f"{first}\n{second}\n{whole}\n")
+    prints = (
+        "import os, json, time\n"
+        "for line in os.environ['PEM'].splitlines():\n"
+        "    print(line, flush=True); time.sleep(0.1)\n"
+        "print('as JSON', json.dumps(os.environ['PEM']), 'as Python', [os.environ['PEM']], '${port} end', flush=True)"
+    )
+    start(folder, "v1", "", command=["${python}", "-c", prints], secrets={"PEM": "pem"})
+    settle(folder, lambda: state(folder, "v1") == "exited")
+    told = until(lambda: (text := (folder.logs / "engine-v1.log").read_text()).endswith(" end\n") and text)
+    assert "as JSON" in told
+    for part in (first, second, "made"):
+        assert part not in told
+
+
+def test_the_fleets_token_is_in_no_log_of_a_reference_engine(folder):
+    prints = "import os; print('token:', os.environ['FLEET_TOKEN'], '${port}', flush=True)"
+    start(folder, "v1", "", command=["${python}", "-c", prints], backend="reference")
+    settle(folder, lambda: state(folder, "v1") == "exited")
+    told = until((folder.logs / "engine-v1.log").read_text)
+    assert told.startswith("token: [secret] ")
+
+
 def test_a_secret_that_is_missing_is_named(folder):
     start(folder, "v1", "secret", secrets={"HF_TOKEN": "other"})
     folder.sync()
