@@ -16,6 +16,7 @@ from api.control.access.permissions import IsOperator, IsViewer
 from api.control.actions import ActionOutput
 from api.control.framework.base import ControlView, PageQuery, filtered
 from api.control.framework.documented import CREATED, FOUND, MATCHED, PATCHED, PUT, operation, page_of
+from api.control.framework.errors import LogUnavailable
 from api.control.framework.fields import BaseUrlField, JsonObjectField, NumberField, VersionedOutput, VersionField
 from api.control.framework.preconditions import claimed_version, expected, matched_version, stated_version
 from api.control.framework.references import host_named, model_named, template_named
@@ -311,7 +312,10 @@ class InstanceLog(ControlView):
         from workers.provisioners.logs import log_of  # what starts engines is large, and other calls do not need it
 
         row = self.found(instances(), pk)
-        log = log_of(row.provisioner, row.pk, settings.DATA_DIR)
+        try:
+            log = log_of(row.provisioner, row.pk, settings.DATA_DIR)
+        except OSError as error:
+            raise LogUnavailable(f"The log cannot be read: {error.strerror or error}.") from error
         if log is None:
             return Response({"text": "", "truncated": False, "written_at": None})
         written_at = datetime.fromtimestamp(log.written_at, UTC)

@@ -14,7 +14,7 @@ is empty if no single field is at fault. The data path uses OpenAI's format inst
 | 412 | `version_conflict`, `precondition_failed`, with the stored object and the differences (`preconditions.py`) |
 | 428 | `precondition_required` |
 | 429 | `rate_limit_exceeded`, with `Retry-After` |
-| 503 | `database_unavailable`, `live_data_unavailable`, with `Retry-After` |
+| 503 | `database_unavailable`, `live_data_unavailable`, `log_unavailable`, with `Retry-After` |
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ class LiveDataUnavailable(ControlApiError):
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_code = "live_data_unavailable"
     default_detail = "No gateway is responding. Try again shortly."
+
+
+class LogUnavailable(ControlApiError):
+    """The log of an engine is there and cannot be read."""
+
+    status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    default_code = "log_unavailable"
 
 
 TAKEN = ("unique", "unique_together")  # Django's codes for values that must be unique and exist already

@@ -63,6 +63,10 @@ def test_an_empty_or_unreadable_log_is_told(operator, data):
     log.unlink()
     log.mkdir()
     assert "The log cannot be read: Is a directory." in page(operator, row).content.decode()
+    answer = operator.get("/api/v1/instances/gpu-1/log")
+    assert (answer.status_code, answer["retry-after"]) == (503, "2")
+    assert answer.json()["error"]["code"] == "log_unavailable"
+    assert answer.json()["error"]["message"] == "The log cannot be read: Is a directory."
 
 
 def test_viewers_do_not_see_it(viewer, data):
