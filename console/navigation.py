@@ -21,7 +21,11 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "fleet",
         "Fleet",
-        ("instance", "instance-new", "instance-start", "instance-edit", "instance-log", "instance-role"),
+        (
+            *("instance", "instance-new", "instance-start", "instance-edit", "instance-log", "instance-role"),
+            *("launch-templates", "launch-template-new", "launch-template-edit", "launch-template-remove"),
+            "launch-template-history",
+        ),
     ),
     ("scaling", "Scaling", ("scaling-new", "scaling-edit", "scaling-hold", "scaling-history")),
     ("flows", "Flows", ("flow-settings", "flow-settings-history")),

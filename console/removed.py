@@ -17,13 +17,14 @@ from django.urls import reverse
 
 from console.access import View
 from console.forms.base import LevelForm, MappingForm, SLOClassForm
+from console.forms.launch_templates import LaunchTemplateForm
 from console.forms.scaling import ScalingForm
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from controller.models import PriorityMapping
 from controller.selectors.records.removals import Removal, removal
 
 GONE = 410
-UNTYPED = ("csrfmiddlewaretoken", "version", "simulate")
+UNTYPED = ("csrfmiddlewaretoken", "version", "simulate", "check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ KINDS = {
     ),
     "tenant": RemovedKind("Tenant", "tenants", "Tenants and keys", TenantForm, "", "tenant-new", ("name",)),
     "api_key": RemovedKind("Key", "tenants", "Tenants and keys", _key_form),
+    "launch_template": RemovedKind(
+        *("Launch template", "launch-templates", "Launch templates", LaunchTemplateForm),
+        *("launch-template-history", "launch-template-new", LaunchTemplateForm.FIXED),
+    ),
     "scaling_policy": RemovedKind(
         "Scaling policy", "scaling", "Scaling", ScalingForm, "scaling-history", "scaling-new", ("model", "role")
     ),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Decision,
         Experiment,
         Instance,
+        LaunchTemplate,
         PriorityMapping,
         RequestRecord,
         ScalingPolicy,
@@ -43,6 +44,7 @@ def prepare() -> None:
     from controller.services.actors import Actor
     from controller.services.experiments.commands import experiment_create
     from controller.services.experiments.traces import trace_create
+    from controller.services.fleet.launch_templates import shipped_templates_store
     from workers.experiments.runner import next_experiment
     from workers.experiments.shipped_profiles import shipped_profile
 
@@ -54,6 +56,7 @@ def prepare() -> None:
         "rates": [10.0, 20.0],
         "policies": ["slackline", "round_robin"],
     }
+    shipped_templates_store()
     service_account_create(actor=actor, name="benchmark", role="viewer", scopes=["read"])
     experiment_create(actor=actor, name=EXPERIMENT, spec=spec, read_profile=shipped_profile)
     while next_experiment():
@@ -79,6 +82,7 @@ class Subjects(NamedTuple):
     mapping: PriorityMapping
     instance: Instance
     policy: ScalingPolicy
+    template: LaunchTemplate
     experiment: Experiment
     account: ServiceAccount
 
@@ -100,6 +104,7 @@ def subjects() -> Subjects:
         Decision,
         Experiment,
         Instance,
+        LaunchTemplate,
         PriorityMapping,
         RequestRecord,
         ScalingPolicy,
@@ -117,6 +122,7 @@ def subjects() -> Subjects:
         mapping=first(PriorityMapping.objects.all()),
         instance=first(Instance.objects.order_by("pk")),
         policy=first(ScalingPolicy.objects.order_by("pk")),
+        template=first(LaunchTemplate.objects.order_by("pk")),
         experiment=first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE)),
         account=first(ServiceAccount.objects.order_by("pk")),
     )
@@ -170,6 +176,11 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "instance, log": f"/fleet/instances/{instance.pk}/log/",
         "instance, log, part": f"/fleet/instances/{instance.pk}/log/live/",
         "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
+        "launch templates": "/launch-templates/",
+        "launch template, new": "/launch-templates/new/",
+        "launch template, change": f"/launch-templates/{about.template.pk}/",
+        "launch template, remove": f"/launch-templates/{about.template.pk}/remove/",
+        "launch template, history": f"/launch-templates/{about.template.pk}/history/",
         "scaling": "/scaling/",
         "scaling, at a moment": f"/scaling/?at={about.missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
         "scaling, part": "/scaling/live/?charts=1",

@@ -25,7 +25,7 @@ LONGEST = 3_500  # browsers take cookies of 4 kB
 FORMS = (
     "class-new", "class-edit", "mapping-edit", "tenant-new", "tenant-edit", "key-new", "scaling-new", "scaling-edit",
     "scaling-hold", "experiment-new", "service-account-new", "service-account-edit", "instance-new",
-    "instance-start", "instance-edit", "flow-settings",
+    "instance-start", "instance-edit", "flow-settings", "launch-template-new", "launch-template-edit",
 )  # fmt: skip
 POSTED_ONLY = ("key-new",)  # a form on another page
 BACK = "Your session expired before this was saved. Your values have been restored but are not saved yet."

@@ -19,6 +19,7 @@ def places_of(stack: Stack, caller: Caller, instance: str) -> Places:
         ("mapping", "priority-mappings", {}),
         ("tenant", "tenants", {"name": "demo"}),
         ("policy", "scaling-policies", {"model": "demo"}),
+        ("template", "launch-templates", {"name": "vllm"}),
         ("key", "api-keys", {}),
         ("decision", "decisions", {"kind": "slo_class_created"}),
     ):

@@ -1,5 +1,5 @@
-"""History of an SLO class, a priority mapping, a scaling policy or the flow settings: the changes, newest first, each
-with a revert."""
+"""History of an SLO class, a priority mapping, a scaling policy, a launch template or the flow settings: the changes,
+newest first, each with a revert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controller.models import Decision
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
 from controller.selectors.records.removals import removal
-from controller.selectors.roles import UserRole
+from controller.selectors.roles import UserRole, role_of
 from controller.wording.changes import changed_fields
 
 PAGE_ROWS = 50
@@ -74,6 +74,19 @@ def flow_settings_history(request: HttpRequest) -> HttpResponse:
     return history(request, row, decisions.search(subject_type="flow_settings"), context)
 
 
+@require_GET
+@allows(UserRole.VIEWER)
+def template_history(request: HttpRequest, template_id: int) -> HttpResponse:
+    context: dict[str, Any] = {"back": "launch-templates", "back_name": "Launch templates"}
+    if role_of(request.user) >= UserRole.ADMIN:
+        context |= {"edit": "launch-template-edit", "again": "launch-template-new"}
+    row = catalogue.launch_templates().filter(pk=template_id).first()
+    if row is None:
+        return history_of_removed(request, "launch_template", template_id, context)
+    context["title"] = row.name
+    return history(request, row, changes_of("launch_template", row), context)
+
+
 def history_of_removed(request: HttpRequest, kind: str, pk: int, context: dict[str, Any]) -> HttpResponse:
     """History of a removed row. Raises Http404 if no removal of that id is recorded."""
     found = removal(kind, pk)
@@ -102,7 +115,9 @@ def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:
     """`row` None: it was removed; it can be created again if there is a form for it."""
     page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
-    edit = context.get("edit_url") or ("" if row is None else reverse(context["edit"], args=[row.pk]))
+    edit = context.get("edit_url", "")
+    if row is not None and "edit" in context:
+        edit = reverse(context["edit"], args=[row.pk])
     again = reverse(context["again"]) if row is None and "again" in context else ""
     changes = [
         {

@@ -1,0 +1,167 @@
+"""The form of launch templates. A command is entered one argument a line, an environment one variable a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django import forms
+
+from console.forms.base import EditForm, PositiveSecondsField
+from controller.engine.launch_template import FIELDS, problems
+from controller.models.base import NAME
+from controller.models.fleet import KvRole, Role
+from controller.services.fleet.launch_templates import BACKENDS
+
+SECRET_BEGINS, SECRET_ENDS = "${secret:", "}"
+TYPED_MAX = 100_000  # characters
+BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
+
+
+def lines_of(text: str) -> list[str]:
+    """Without the empty lines at the end, which nobody means."""
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
+class LinesField(forms.CharField):
+    """A textarea whose spaces count. What the service takes is read from its lines."""
+
+    def __init__(self, rows: int, **kwargs: Any) -> None:
+        attrs = {"rows": rows, "class": "mono", "spellcheck": "false", "autocomplete": "off"}
+        super().__init__(strip=False, max_length=TYPED_MAX, widget=forms.Textarea(attrs=attrs), **kwargs)
+
+
+class CommandField(LinesField):
+    """A list of arguments."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return "\n".join(value) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value) or ""
+        return lines_of(text) if text.strip() else []
+
+
+class EnvironmentField(LinesField):
+    """Text, or `{"secret": NAME}`, by variable."""
+
+    def prepare_value(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return "\n".join(f"{name}={_shown(each)}" for name, each in value.items())
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value) or ""
+        found: dict[str, Any] = {}
+        for number, line in enumerate(lines_of(text) if text.strip() else [], start=1):
+            name, equals, entered = line.partition("=")
+            if not line.strip():
+                continue
+            if not equals:
+                raise forms.ValidationError(f"Line {number}: enter NAME=value.")
+            if name in found:
+                raise forms.ValidationError(f"Line {number}: {name} is entered twice.")
+            found[name] = _read(entered)
+        return found
+
+    def run_validators(self, value: Any) -> None:
+        """Those of text do not fit; the form checks the variables."""
+
+    def validate(self, value: Any) -> None:
+        """No variable is needed."""
+
+
+def _shown(value: Any) -> str:
+    return f"{SECRET_BEGINS}{value['secret']}{SECRET_ENDS}" if isinstance(value, Mapping) else str(value)
+
+
+def _read(entered: str) -> Any:
+    if entered.startswith(SECRET_BEGINS) and entered.endswith(SECRET_ENDS):
+        return {"secret": entered[len(SECRET_BEGINS) : -len(SECRET_ENDS)]}
+    return entered
+
+
+class FactsField(forms.ChoiceField):
+    """The `spec` of a template: today its `kv_role` alone."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return value.get("kv_role", "") if isinstance(value, Mapping) else value
+
+    def clean(self, value: Any) -> Any:
+        role = super().clean(value)
+        return {"kv_role": role} if role else {}
+
+
+class LaunchTemplateForm(EditForm):
+    """A launch template. Its name cannot change once it exists: instances and the audit refer to it."""
+
+    name = forms.CharField(max_length=120, validators=[NAME], help_text="Cannot be changed later.")
+    backend = forms.ChoiceField(
+        choices=[(name, BACKEND_NAMES[name]) for name in BACKENDS], help_text="The kind of engine that it starts."
+    )
+    roles = forms.MultipleChoiceField(
+        choices=Role.choices,
+        widget=forms.CheckboxSelectMultiple,
+        initial=[Role.COLLOCATED.value],
+        help_text="Roles of the instances that it can start.",
+    )
+    command = CommandField(
+        12,
+        help_text="One argument per line, the program first. No shell reads them. Fields: "
+        f"{', '.join(f'${{{name}}}' for name in FIELDS)}. Write $$ for a dollar sign.",
+    )
+    environment = EnvironmentField(
+        5,
+        required=False,
+        help_text="One NAME=value per line, with the same fields. For a secret enter NAME=${secret:FILE}: "
+        "the file of that name in ENGINE_SECRETS_DIR is read when an engine starts.",
+    )
+    spec = FactsField(
+        label="KV role",
+        required=False,
+        choices=[("", "None"), *KvRole.choices],
+        help_text="Of vLLM engines that send or receive KV.",
+    )
+    health_path = forms.CharField(
+        label="Health path", max_length=255, initial="/health", help_text="Answers 200 once the engine is ready."
+    )
+    key_variable = forms.CharField(
+        label="Key variable",
+        max_length=128,
+        required=False,
+        help_text="Environment variable in which the engine takes its API key. Slackline makes a key for each "
+        "instance. Leave empty if the engine asks for none.",
+    )
+    start_limit_s = PositiveSecondsField(
+        label="Start limit",
+        initial=600.0,
+        help_text="From the start of the process until the engine is ready. Then it is ended and replaced.",
+    )
+
+    FIXED = ("name",)
+    CHANGEABLE = (
+        *("backend", "roles", "command", "environment", "spec", "health_path", "key_variable", "start_limit_s"),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Errors of one argument or variable name its line."""
+        whole = super().clean() or {}
+        if {"command", "environment", "health_path"} <= whole.keys():
+            found = problems(
+                whole["command"], whole["environment"], whole["health_path"], whole.get("key_variable", "")
+            )
+            for place, text in found.items():
+                field, _, part = place.partition(".")
+                self.add_error(field, f"{_where(field, part)}{text}")
+        return whole
+
+
+def _where(field: str, part: str) -> str:
+    if not part:
+        return ""
+    return f"Line {int(part) + 1}: " if field == "command" else f"{part}: "
+
+
+def environment_lines(environment: Mapping[str, Any]) -> Sequence[str]:
+    """As the form shows them."""
+    return [f"{name}={_shown(value)}" for name, value in environment.items()]
