@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
-from controller.models import LengthVersion, RequestRecord, ServedModel
-from controller.predict.answer_lengths import LEAST_ANSWERS
+from controller.models import AttainmentMinute, LengthVersion, RequestRecord, ServedModel
+from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S
 from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel
 from controller.predict.length_forest import LengthForest
 from controller.services.records.length_versions import JudgedForest, length_version_store
@@ -51,6 +51,8 @@ def train_models() -> list[LengthVersion]:
             continue
         if last is not None and _newer(model, last.last_at) < NEW_ANSWERS + last.judged:
             continue
+        if last is None and _newer(model, timezone.now() - timedelta(seconds=MOST_AGE_S)) < LEAST_ANSWERS:
+            continue
         answers = recorded_answers(model, context_tokens)
         if len(answers) < LEAST_ANSWERS:
             continue
@@ -66,7 +68,11 @@ def _usable(model: str) -> QuerySet[RequestRecord]:
 
 
 def _newer(model: str, at: datetime) -> int:
-    return _usable(model).filter(arrived_at__gt=at).count()
+    """About how many answers came since, from the roll-up by minute: records of a model that is seldom asked for are
+    few among many."""
+    rows = AttainmentMinute.objects.filter(model=model, minute__gt=at - timedelta(minutes=1))
+    found = rows.aggregate(answers=Sum(F("finished") - F("refused") - F("expired")))["answers"]
+    return int(found or 0)
 
 
 def recorded_answers(model: str, context_tokens: int) -> list[RecordedAnswer]:
