@@ -8,7 +8,7 @@ requests per second over the last ten seconds, which the scaler sizes a fleet by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import prometheus_client as prometheus
@@ -191,15 +191,19 @@ def _decided(in_flight: InFlightRequest) -> str:
     last = in_flight.decisions[-1]
     if last["kind"] not in ("refuse", "expire", "cancel"):
         return ""
-    figures = last["figures"]
-    if last["reason"] == "waiting_time":
-        if figures.get("paused"):
-            return "expired_paused"
-        if figures.get("instances") == 0:
-            return "expired_without_instance"
-        if figures.get("hopeless"):
-            return "expired_hopeless"
-    return str(last["reason"])
+    known = _expired(last["figures"]) if last["reason"] == "waiting_time" else ""
+    return known or str(last["reason"])
+
+
+def _expired(figures: Mapping[str, Any]) -> str:
+    """Why its waiting time ran out, if more is known than that."""
+    if figures.get("paused"):
+        return "expired_paused"
+    if figures.get("instances") == 0:
+        return "expired_without_instance"
+    if figures.get("pruned"):
+        return "expired_pruned"
+    return "expired_hopeless" if figures.get("hopeless") else ""
 
 
 # ---- Prometheus -----------------------------------------------------------------------------------------------------

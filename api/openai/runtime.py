@@ -92,6 +92,7 @@ class Runtime:
             ev.Send: self._send,
             ev.Refuse: self._refused,
             ev.Drop: self._dropped,
+            ev.Prune: self._pruned,
             ev.Retry: self._retry,
             ev.Fail: self._failed,
             ev.AnswerThere: self._answer_there,
@@ -304,6 +305,10 @@ class Runtime:
             self.note(in_flight, action.decision)
             cause = cause_of(action)
             self._refuse(in_flight, cause, refusal(action.decision) if cause is Cause.EXPIRED else "")
+
+    def _pruned(self, action: ev.Prune) -> None:
+        if in_flight := self.requests.get(action.request.id):
+            self.note(in_flight, action.decision)
 
     def _unscheduled(self, action: ev.Unscheduled) -> None:
         if in_flight := self.requests.get(action.request.id):

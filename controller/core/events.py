@@ -279,6 +279,15 @@ class Command(NamedTuple):
     priority: int | None = None
 
 
+class Orders(NamedTuple):
+    """Orders of the coordinator of pruning. `expires_at`: on this driver's clock; `scavengers`: ids of requests to
+    serve last, each with the instance whose queue it was for and the seconds by which its batch would be late."""
+
+    sequence: int
+    expires_at: float
+    scavengers: dict[str, tuple[str, float]]
+
+
 class ClockOffset(NamedTuple):
     """Seconds to add to this driver's clock for the clock that all gateways of the fleet share: what engines are told
     about urgency has to compare with what other gateways tell them."""
@@ -318,6 +327,7 @@ Event = (
     | SharesChanged
     | FirstByteDelay
     | Command
+    | Orders
     | ClockOffset
     | Woke
 )
@@ -355,6 +365,13 @@ class Refuse(NamedTuple):
 
 class Drop(NamedTuple):
     """The waiting time has passed: answer `waiting_time_exceeded`."""
+
+    request: Request
+    decision: Decision
+
+
+class Prune(NamedTuple):
+    """The request is served last from now on, or as before again; it stays in the queue. Only records show it."""
 
     request: Request
     decision: Decision
@@ -454,6 +471,7 @@ Action = (
     Send
     | Refuse
     | Drop
+    | Prune
     | Retry
     | Fail
     | AnswerThere

@@ -8,7 +8,7 @@ only. Nothing here reads a clock, a socket or a random generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import MOST_NAMED, RECOST_AGAIN_S, Fleet, Lane, RecentTargets, refuse
+from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
@@ -173,6 +174,7 @@ class StageDispatcher:
         self._pacing = pacing
         self._pass = Pass(config, admission, pacing)
         self.journal = Journal()
+        self.orders = OrderBook()
         self._fleet = Fleet(self._new_lane)
         self._sent: dict[str, ShadowInstance] = {}
         self._serial = 0
@@ -192,6 +194,7 @@ class StageDispatcher:
             ev.Expected: self._expected,
             ev.Command: self._command,
             ev.ClockOffset: self._clock_offset,
+            ev.Orders: self._ordered,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -211,12 +214,18 @@ class StageDispatcher:
             for observe in self._observers:
                 observe(event, now)
         if moved:
-            self._wake_at = math.inf
+            actions += self.orders.expire(self._fleet.lanes.values(), now)
+            self._wake_at = self.orders.expires_at
             for lane in self._fleet.lanes.values():
                 if len(lane.queue):
                     self._run(lane, now, actions)
                     self._wake_at = min(self._wake_at, self._wake(lane, now))
         return ev.Reply(actions, None if math.isinf(self._wake_at) else self._wake_at)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """By model. Read only."""
+        return self._fleet.lanes
 
     def queue(self) -> QueueView:
         return QueueView({model: lane.queue for model, lane in self._fleet.lanes.items()}, self._now)
@@ -366,6 +375,9 @@ class StageDispatcher:
     def _clock_offset(self, event: ev.ClockOffset, now: float, actions: list[ev.Action]) -> None:
         self._offset_s = event.seconds
 
+    def _ordered(self, event: ev.Orders, now: float, actions: list[ev.Action]) -> None:
+        actions += self.orders.take(event, self._fleet.lanes.values(), now)
+
     # ---- dispatching -----------------------------------------------------------------------------------------------
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
@@ -425,7 +437,9 @@ class StageDispatcher:
             for other in (lane.instances.values() if len(lane.instances) <= MOST_NAMED + 1 else ())
             if other is not instance
         }
-        reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
+        reason = "fits_budget"
+        if entry.hopeless:
+            reason = "pruned_spare_budget" if entry.pruned else "hopeless_spare_budget"
         self._serial += 1
         instance.send(request, now, rank, self._serial)
         expected_s = instance.waiting_prefill_s() + instance.decode_s()

@@ -185,6 +185,8 @@ class Lane:
             "paused": entry.paused,
             **fleet,
         }
+        if entry.pruned:
+            figures["pruned"] = True
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, instance: ShadowInstance, now: float) -> bool:

@@ -25,7 +25,7 @@ class Entry:
     """One waiting request.
 
     `excluded`: instances that failed it. `deferred`: others are served first, so that they are in time. `hopeless`: it
-    is in the tier that is served last.
+    is in the tier that is served last. `pruned`: orders put it there, so that others are in time.
     """
 
     __slots__ = (
@@ -38,6 +38,7 @@ class Entry:
         "key",
         "not_before",
         "paused",
+        "pruned",
         "queued_at",
         "request",
         "retry_at",
@@ -53,6 +54,7 @@ class Entry:
         self.hopeless = False
         self.deferred = False
         self.paused = False
+        self.pruned = False
         self.hopeless_at = math.inf
         self.valid_until = math.inf  # of its rank
         self.turn_at = math.inf  # when it is looked at again
@@ -65,6 +67,10 @@ class Entry:
     def forced(self) -> bool:
         """Whether an operator wants it sent whatever its chances."""
         return self.request.order < 0
+
+    def last(self, now: float) -> bool:
+        """Whether it belongs to the tier that is served last: it cannot make it, or orders say so."""
+        return (self.pruned or self.hopeless_at <= now) and not self.forced
 
 
 class Journal:
@@ -139,7 +145,7 @@ class RequestQueue:
         request = entry.request
         self._entries[request.id] = entry
         entry.hopeless_at = self._admission.hopeless_at(request, entry.cost)
-        entry.hopeless = entry.hopeless_at <= now and not entry.forced
+        entry.hopeless = entry.last(now)
         self._place(entry, now)
         heapq.heappush(self._drops, (entry.drop_at, request.id))
         kind = (request.tenant, request.slo_class)
@@ -187,7 +193,7 @@ class RequestQueue:
             return False
         self._unplace(entry)
         entry.request.order = priority if priority > 0 else -1
-        entry.hopeless = entry.hopeless_at <= now and not entry.forced
+        entry.hopeless = entry.last(now)
         self._place(entry, now)
         return True
 
@@ -209,6 +215,20 @@ class RequestQueue:
             self._unplace(entry)
             entry.hopeless = True
             self._place(entry, now)
+
+    def prune(self, request_id: str, pruned: bool, now: float) -> Entry | None:
+        """Move it to the tier that is served last, or back from there. Returns the entry if that changes anything.
+
+        One that an operator forced stays where it is, and one that cannot make it by now stays in that tier.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None or entry.pruned == pruned or (pruned and entry.forced):
+            return None
+        self._unplace(entry)
+        entry.pruned = pruned
+        entry.hopeless = entry.last(now)
+        self._place(entry, now)
+        return entry
 
     def plan(self, supply: Supply, now: float) -> None:
         """Let the ordering defer requests. Those that an operator moved stay where they are."""
@@ -243,7 +263,7 @@ class RequestQueue:
             self._unplace(entry)
             entry.cost = cost(entry.request)
             entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
-            entry.hopeless = entry.hopeless_at <= now and not entry.forced
+            entry.hopeless = entry.last(now)
             self._place(entry, now)
 
     def advance(self, now: float) -> None:
@@ -255,7 +275,7 @@ class RequestQueue:
                 continue  # it left, or has been looked at earlier
             entry.turn_at = math.inf
             self._unplace(entry)
-            entry.hopeless = entry.hopeless or (entry.hopeless_at <= now and not entry.forced)
+            entry.hopeless = entry.hopeless or entry.last(now)
             self._place(entry, now)
 
     def expire(self, now: float, *, late: bool) -> list[Entry]:

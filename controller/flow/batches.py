@@ -21,12 +21,14 @@ Load = Mapping[str, float]  # by port
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One request of a batch. `deadline`: of its first token. `load`: by port, such as bytes by link."""
+    """One request of a batch. `deadline`: of its first token. `load`: by port, such as bytes by link. `value`: worth
+    relative to others (not in the paper); of equal loads the one of less value is pruned first."""
 
     id: str
     deadline: float
     load: Load
     exempt: bool = False  # an operator forced it: it is never pruned
+    value: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ def order_batches(
 
 
 class _Candidates:
-    """Requests that may be pruned, the heaviest on a port first; of equal loads the one that was added first."""
+    """Requests that may be pruned, the largest load by value on a port first; of equal ones that which was added
+    first."""
 
     def __init__(self) -> None:
         self._by_port: dict[str, list[tuple[float, int]]] = {}
@@ -157,7 +160,8 @@ class _Candidates:
             return
         for port, load in request.load.items():
             if load > 0:
-                heapq.heappush(self._by_port.setdefault(port, []), (-load, len(self._entries)))
+                weight = load / max(request.value, 1e-6)
+                heapq.heappush(self._by_port.setdefault(port, []), (-weight, len(self._entries)))
         self._entries.append((batch, request))
 
     def take(self, port: str) -> tuple[Batch, BatchRequest] | None:

@@ -23,6 +23,7 @@ from controller.simulator.settings import (
     ElasticSettings,
     Failure,
     InstanceSettings,
+    PruningSettings,
     SimulationSettings,
 )
 from controller.simulator.workloads.program_workload import ProgramMix, read_foresight
@@ -275,6 +276,8 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
         changes["links"] = _links(item.object("links"))
     if "machine_speed" in item:
         changes["machine_speed"] = _machine_speed(item.object("machine_speed"))
+    if "pruning" in item:
+        changes["pruning"] = _pruning(item.object("pruning"))
     changes["gateways"] = item.integer("gateways", settings.gateways)
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
     item.done()
@@ -283,6 +286,17 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     except ConfigError as error:
         field = error.field or ""
         raise ConfigError(str(error), field=field if field.startswith("instances") else item.name(field)) from None
+
+
+def _pruning(item: Fields) -> PruningSettings:
+    common = PruningSettings(0.0)
+    made = PruningSettings(
+        drop_budget=item.number("drop_budget", above=-1e-12),
+        every_s=item.number("every_s", common.every_s, above=0),
+        delay_s=item.number("delay_s", common.delay_s, above=-1e-12),
+    )
+    item.done()
+    return made
 
 
 def _machine_speed(item: Fields) -> MachineSpeed:

@@ -11,6 +11,7 @@ from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
+from controller.flow.coordinator import CoordinatorConfig
 from controller.policies.batching import Batching, selects
 from controller.policies.batching.options import build
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
@@ -276,6 +277,23 @@ class ElasticSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PruningSettings:
+    """Pruning over the queues of all gateways. `every_s`: shortest time between two orders. `delay_s`: from a report of
+    the queues until gateways enforce the orders."""
+
+    drop_budget: float
+    every_s: float = 0.05
+    delay_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        CoordinatorConfig(drop_budget=self.drop_budget)
+        if not self.every_s > 0:
+            raise ConfigError("every_s must be positive seconds", field="every_s")
+        if not 0 <= self.delay_s < math.inf:
+            raise ConfigError("delay_s must be 0 seconds or more", field="delay_s")
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationSettings:
     """The whole run. Seconds throughout.
 
@@ -288,6 +306,7 @@ class SimulationSettings:
       targets; None: they have their own. `links`: the network between instances with roles. `machine_speed`: measured
       speed over time; None: always as fitted.
     - `gateways`: take requests in turn, each with a dispatcher and a migrator of its own.
+    - `pruning`: None: nothing is pruned.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -305,6 +324,7 @@ class SimulationSettings:
     links: LinkSettings = field(default_factory=LinkSettings)
     machine_speed: MachineSpeed | None = None
     gateways: int = 1
+    pruning: PruningSettings | None = None
 
     @property
     def disaggregated(self) -> bool:

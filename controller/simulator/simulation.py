@@ -30,6 +30,7 @@ from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.joins import Joins
 from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
+from controller.simulator.fleet.pruning import Pruning
 from controller.simulator.heap import EventKind
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.mapping import MappedTargets
@@ -101,6 +102,7 @@ class Simulation:
         return {
             ev.Send: lambda send: self._send(send.instance_id, [send]),
             ev.Refuse: self._refused,
+            ev.Prune: self._pruned,
             ev.Drop: self._dropped,
             ev.Retry: lambda action: self._in_flight[action.request.id].restart(),
             ev.Fail: self._failed,
@@ -137,6 +139,8 @@ class Simulation:
             return
         self.heap.push(self._demands[0].at, EventKind.ARRIVAL)
         RunMonitor(self).start()
+        if self.settings.pruning is not None:
+            Pruning(self, self.settings.pruning).start()
         if self._elastic is not None:
             self._elastic.start()
             self.heap.push(self._elastic.settings.scaling.interval_s, EventKind.TICK, self._scale)
@@ -224,6 +228,10 @@ class Simulation:
 
     def _dropped(self, action: ev.Drop) -> None:
         self._end(self._in_flight[action.request.id], cause_of(action), action.decision.reason, ())
+
+    def _pruned(self, action: ev.Prune) -> None:
+        if action.decision.kind == "prune":
+            self.result.pruned.add(action.request.id)
 
     def _unscheduled(self, action: ev.Unscheduled) -> None:
         self._end(self._in_flight[action.request.id], cause_of(action), "internal_error", ())

@@ -70,7 +70,9 @@ def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     said = [f"{after}: {them}{had}{others}."]
     if len(rejected) > 1:  # of one alone the sentence before has said it
         said.append("; ".join(f"{name} had {ruled_out(what)}" for name, what in rejected.items()) + ".")
-    if figures.get("hopeless"):
+    if figures.get("pruned"):
+        said.append("It had been pruned: requests that could still meet their targets went first.")
+    elif figures.get("hopeless"):
         due = f"Its first token was due after {ms(row.target_ttft_s)}"
         said.append(f"{due}; once that had passed, requests that could still meet their targets went first.")
     return said
@@ -198,6 +200,12 @@ def _unseen(row: RecordedRequest) -> str:
     return f"{took}; its TTFT and TPOT targets allow {due} for {_number(row.output_tokens, 'token')}."
 
 
+_SPARE = {
+    "hopeless_spare_budget": " It was too late to meet its targets by then, so it was served from spare capacity.",
+    "pruned_spare_budget": " It had been pruned so that others were in time, so it was served from spare capacity.",
+}
+
+
 def _as_sent(row: RecordedRequest) -> list[str]:
     """What the dispatcher saw at the last dispatch."""
     sent = [step for step in row.decisions if step.get("kind") == "dispatch"]
@@ -207,9 +215,7 @@ def _as_sent(row: RecordedRequest) -> list[str]:
     where = row.prefill_instance or row.instance
     others = f"{where} had {_number(figures['outstanding'], 'other request')}"
     others += f", and {count(figures['queued'])} more were waiting"
-    lost = sent[-1].get("reason") == "hopeless_spare_budget"
-    after = " It was too late to meet its targets by then, so it was served from spare capacity." if lost else ""
-    return [f"When it was dispatched, {others}.{after}"]
+    return [f"When it was dispatched, {others}.{_SPARE.get(str(sent[-1].get('reason')), '')}"]
 
 
 def _number(number: int, what: str) -> str:

@@ -16,6 +16,8 @@ STEPS: dict[str, str] = {
     "dispatch": "Dispatched",
     "refuse": "Refused",
     "expire": "Timed out",
+    "prune": "Pruned",
+    "unprune": "Not pruned any more",
     "cancel": "Cancelled",
     "prefill": "Prefilled",
     "transfer": "KV cache transferred",

@@ -1,8 +1,7 @@
 """What a record holds, in words: keys of figures with their units, values, and reason codes.
 
-Every key and every code that the program can record has its words here; tests search the sources for them. What has
-none reads as its own words, so nothing is ever hidden. A key may stand for a number in one record and for a name in
-another (`target`): its unit is for numbers alone.
+Tests search the sources for keys and codes that have no words here; such a one reads as its own words. A key may stand
+for a number in one record and for a name in another (`target`): its unit is for numbers alone.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "outstanding": ("outstanding at the instance", "requests"),
     "queued": ("queue", "requests"),
     "bound": ("queue limit", "requests"),
+    "pruned": ("pruned", ""),
+    "behind_s": ("its batch would be late by", "s"),
     "hopeless": ("TTFT target already missed", ""),
     "paused": ("paused by an operator", ""),
     "instances": ("instances", ""),
@@ -76,7 +77,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "held_s": ("held for more urgent transfers", "s"),
     "flow_level": ("level on the shared link", ""),
     "promotions": ("promotions on the shared link", ""),
-    # refusals, counted
     "requests": ("requests", ""),
     "commonest": ("most common reason", "code"),
     "by_code": ("by reason", "codes"),
@@ -342,6 +342,7 @@ REASONS: dict[str, str] = {
     "waiting_time": "timed out in the queue",
     "expired": "timed out in the queue",
     "expired_hopeless": "timed out in the queue after its TTFT target had passed",
+    "expired_pruned": "timed out in the queue while it was served last, so that other requests were in time",
     "expired_paused": "timed out in the queue while an operator had paused it",
     "expired_without_instance": "timed out in the queue while no instance was up",
     "cancelled": "cancelled at the engine by the dispatcher",
@@ -351,7 +352,11 @@ REASONS: dict[str, str] = {
     # dispatches
     "fits_budget": "fits within the instance's token budget",
     "hopeless_spare_budget": "too late to meet its targets, so it was served from spare capacity",
+    "pruned_spare_budget": "pruned, so it was served from spare capacity",
     "prefilled": "its prefill finished",
+    "others_in_time": "served last, so that other requests are in time",
+    "room_again": "there is room for it again",
+    "orders_expired": "the orders of the coordinator expired",
     # where a decode stage goes; whether it was placed, prefilled again or given up says what stands beside it
     "fits_tpot": "fits within the instance's TPOT budget",
     "hopeless_harmless": "too late to meet its targets, so it was placed where it slows no other request",

@@ -115,6 +115,7 @@ class RunResult:
     decisions: list[Decision] = field(default_factory=list)  # the scaler's
     moved_bytes: float = 0.0  # KV bytes moved between instances
     scaled_out: list[ScaledOut] = field(default_factory=list)
+    pruned: set[str] = field(default_factory=set)  # ids of requests that orders put last at any time
 
     @property
     def cost(self) -> float:

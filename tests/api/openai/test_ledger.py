@@ -71,6 +71,7 @@ def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
         ("refuse", "no_instance", {}, "no_capacity", "no_instance"),
         ("expire", "waiting_time", {"instances": 2}, "waiting_time_exceeded", "waiting_time"),
         ("expire", "waiting_time", {"hopeless": True, "instances": 2}, "waiting_time_exceeded", "expired_hopeless"),
+        ("expire", "waiting_time", {"hopeless": True, "pruned": True}, "waiting_time_exceeded", "expired_pruned"),
         ("expire", "waiting_time", {"paused": True, "instances": 0}, "waiting_time_exceeded", "expired_paused"),
         ("expire", "waiting_time", {"instances": 0}, "waiting_time_exceeded", "expired_without_instance"),
         ("expire", "no_time_to_retry", {}, "waiting_time_exceeded", "no_time_to_retry"),

@@ -1,0 +1,110 @@
+"""`make bench-prune`: what pruning over the queues of all gateways changes, in the simulator.
+
+The common fleet of the fleet matrix (two instances, HyperFlexis' 4-task mix for 30 s; benchmarks.fleet_cells) behind
+one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the default
+policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards, which
+refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
+
+Last line: JSON with `attainment` by gateways and load, means over the seeds; `ratio`, `on` over `off`, and `worst`, the
+least of them; `pruned`, requests that were served last for a time, and `pruned_made_it`, those of them that attained
+their targets. QUICK=1: one seed, 10 s, two gateways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.fleet_cells import DEFAULT, SEEDS, cell, instances
+from controller.simulator.experiment import ExperimentPlan, parse_experiment
+from controller.simulator.report.results import RunResult
+from controller.simulator.report.summary import attainment
+from controller.simulator.runner import find_knee, run_once
+from controller.simulator.settings import PruningSettings
+
+LOADS = (0.7, 1.0, 1.3, 1.7, 2.5)
+GATEWAYS = (1, 2, 4)
+BUDGET = 0.5
+LEVEL = 0.9  # attainment at the knee
+
+
+def plan(gateways: int, duration_s: float, seeds: Sequence[int], budget: float | None) -> ExperimentPlan:
+    config: dict[str, Any] = cell(f"{gateways} gateways", instances(), gateways=gateways)
+    config |= {"policies": [DEFAULT, "scorpio"], "seeds": list(seeds), "rates": [1.0]}
+    del config["knee"]
+    config["workload"]["duration_s"] = duration_s
+    found = parse_experiment(config, lambda name: {}, lambda name: [])
+    pruning = None if budget is None else PruningSettings(budget)
+    return replace(found, settings=replace(found.settings, pruning=pruning))
+
+
+def run(experiment: ExperimentPlan, policy: str, rate: float) -> list[RunResult]:
+    (contender,) = (each for each in experiment.contenders if each.label == policy)
+    return [run_once(experiment, contender, rate, seed) for seed in experiment.seeds]
+
+
+def outcome(results: Sequence[RunResult]) -> float:
+    return round(statistics.fmean(attainment(each.records) for each in results), 4)
+
+
+def pruned(results: Sequence[RunResult]) -> dict[str, int]:
+    """Over all seeds."""
+    records = [record for each in results for record in each.records if record.id in each.pruned]
+    return {"pruned": len(records), "pruned_made_it": sum(record.attained for record in records)}
+
+
+def measure(gateways: int, loads: Sequence[float], duration_s: float, seeds: Sequence[int], budget: float) -> Any:
+    """Rows by load."""
+    off, on = (plan(gateways, duration_s, seeds, each) for each in (None, budget))
+    (default, _) = off.contenders
+    knee = find_knee(replace(off, seeds=off.seeds[:1]), default, LEVEL)
+    rows = {}
+    for load in loads:
+        rate = load * knee
+        coordinated = run(on, DEFAULT, rate)
+        attained = {
+            "off": outcome(run(off, DEFAULT, rate)),
+            "on": outcome(coordinated),
+            "scorpio": outcome(run(off, "scorpio", rate)),
+        }
+        rows[f"{load:g}"] = {"attainment": attained, **pruned(coordinated), "rate": round(rate, 2)}
+        print(f"{gateways} gateways, {load:g} x {knee:.1f}/s: {rows[f'{load:g}']}", flush=True)
+    return rows
+
+
+def ratios(rows: Mapping[str, Any]) -> dict[str, float]:
+    found = {load: row["attainment"] for load, row in rows.items()}
+    return {load: round(each["on"] / each["off"], 3) for load, each in found.items() if each["off"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=BUDGET, help="largest share of the waiting that is pruned")
+    parser.add_argument("--gateways", type=int, nargs="+", default=GATEWAYS)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--duration", type=float, default=30.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    args = parser.parse_args()
+    if os.environ.get("QUICK", "") not in ("", "0"):
+        args.gateways, args.loads, args.duration, args.seeds = [2], [1.0, 1.7], 10.0, SEEDS[:1]
+    found = {str(count): measure(count, args.loads, args.duration, args.seeds, args.budget) for count in args.gateways}
+    ratio = {count: ratios(rows) for count, rows in found.items()}
+    report = {
+        "budget": args.budget,
+        "seeds": list(args.seeds),
+        "attainment": {n: {load: row["attainment"] for load, row in rows.items()} for n, rows in found.items()},
+        "pruned": {n: {load: row["pruned"] for load, row in rows.items()} for n, rows in found.items()},
+        "pruned_made_it": {n: {load: row["pruned_made_it"] for load, row in rows.items()} for n, rows in found.items()},
+        "ratio": ratio,
+        "worst": min(each for rows in ratio.values() for each in rows.values()),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Orders of the coordinator of pruning: which are in force, and what they change in the queues.
+
+Orders out of sequence or past their end change nothing. When those in force end without new ones, everything that was
+pruned goes back to its place: the dispatcher goes on by its own policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.dispatch.lane import Lane
+
+
+class OrderBook:
+    """`taken`: how many orders were taken, or not and why. `in_force`: whether pruning is coordinated now."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()  # taken, late, out_of_sequence, expired
+        self.sequence = 0
+        self.expires_at = math.inf  # infinite: none are in force
+        self._pruned: set[str] = set()
+
+    @property
+    def in_force(self) -> bool:
+        return not math.isinf(self.expires_at)
+
+    def take(self, orders: ev.Orders, lanes: Iterable[Lane], now: float) -> list[ev.Prune]:
+        """Put new orders into force."""
+        if orders.expires_at <= now:
+            self.taken["late"] += 1
+            return []
+        if self.in_force and orders.sequence <= self.sequence:
+            self.taken["out_of_sequence"] += 1
+            return []
+        self.taken["taken"] += 1
+        self.sequence, self.expires_at = orders.sequence, orders.expires_at
+        actions: list[ev.Prune] = []
+        lanes = list(lanes)
+        for name in sorted(self._pruned - orders.scavengers.keys()):
+            actions += self._move(lanes, name, False, "room_again", {}, now)
+        for name in sorted(orders.scavengers.keys() - self._pruned):
+            instance, behind_s = orders.scavengers[name]
+            figures: dict[str, Figure] = {"instance": instance, "behind_s": behind_s}
+            actions += self._move(lanes, name, True, "others_in_time", figures, now)
+        return actions
+
+    def expire(self, lanes: Iterable[Lane], now: float) -> list[ev.Prune]:
+        """End orders whose time is over."""
+        if now < self.expires_at:
+            return []
+        self.taken["expired"] += 1
+        self.expires_at = math.inf
+        actions: list[ev.Prune] = []
+        lanes = list(lanes)
+        for name in sorted(self._pruned):
+            actions += self._move(lanes, name, False, "orders_expired", {}, now)
+        self._pruned.clear()
+        return actions
+
+    def _move(
+        self, lanes: list[Lane], name: str, pruned: bool, reason: str, figures: dict[str, Figure], now: float
+    ) -> list[ev.Prune]:
+        self._pruned.discard(name)
+        for lane in lanes:
+            entry = lane.queue.prune(name, pruned, now)
+            if entry is not None:
+                if pruned:
+                    self._pruned.add(name)
+                kind = "prune" if pruned else "unprune"
+                return [ev.Prune(entry.request, Decision(kind, reason, name, now, figures))]
+        return []

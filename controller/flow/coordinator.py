@@ -1,0 +1,162 @@
+"""The coordinator: which waiting requests are served last, so that the others are in time (MFS sec. 4.4.2, App. B).
+
+MFS prunes on links. Here the same algorithm (`batches.order_batches`) prunes queues that computing holds up: a batch is
+what an instance prefills next, and its ports are the instance's prefill time and its sequence slots.
+
+It sees the queues of all gateways and keeps nothing between two decisions, so a request that was pruned comes back as
+soon as there is room for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from controller.core.errors import ConfigError
+from controller.core.pruning import ModelQueue, PrefillUnit, PruneReason, QueueReport, WaitingPrefill
+from controller.flow.batches import Batch, BatchRequest, order_batches
+
+PREFILL, SLOTS = "prefill", "slots"  # the ports of an instance
+PERIODS = 3  # how old a report may be
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """`drop_budget`: largest share of an instance's waiting requests that is pruned at a time; 0 prunes nothing.
+    `period_s`: how often gateways report at least; older reports than three of them do not count. `trust`: share of the
+    predicted rates that is counted on. `batch_tokens`: prompt tokens that an instance computes in one step."""
+
+    drop_budget: float = 0.0
+    period_s: float = 1.0
+    trust: float = 0.65
+    batch_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop_budget <= 1:
+            raise ConfigError("drop_budget must lie in [0, 1]", field="drop_budget")
+        if not (math.isfinite(self.period_s) and self.period_s > 0):
+            raise ConfigError("period_s must be a number of seconds above 0", field="period_s")
+        if not 0 < self.trust <= 1:
+            raise ConfigError("trust must lie in (0, 1]", field="trust")
+        if self.batch_tokens < 1:
+            raise ConfigError("batch_tokens must be at least 1", field="batch_tokens")
+
+
+class Coordinated(NamedTuple):
+    """`scavengers`: requests to serve last. `waiting`, `batches`: how many were ordered. `gateways`: whose."""
+
+    scavengers: Mapping[str, PruneReason]
+    waiting: int
+    batches: int
+    gateways: Sequence[str]
+
+
+class Coordinator:
+    """Decides from the newest reports alone."""
+
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+        self.config = config or CoordinatorConfig()
+
+    def decide(self, reports: Iterable[QueueReport], now: float) -> Coordinated:
+        """`now`: epoch seconds. Reports older than three periods are left out. O(n log n) for n waiting requests."""
+        fresh = [each for each in reports if now - each.at <= PERIODS * self.config.period_s]
+        by_model: dict[str, list[ModelQueue]] = defaultdict(list)
+        for report in fresh:
+            for queue in report.queues:
+                by_model[queue.model].append(queue)
+        scavengers: dict[str, PruneReason] = {}
+        waiting = batches = 0
+        for queues in by_model.values():
+            rows = sorted((row for queue in queues for row in queue.waiting), key=lambda row: (row.due, row.id))
+            waiting += len(rows)
+            units = _merged(queues)
+            if not units or not rows:
+                continue
+            for unit, share in _shared_out(rows, units, self.config.trust):
+                found = self._batches(unit, share)
+                batches += len(found)
+                scavengers |= self._prune(unit, found, len(share), now)
+        return Coordinated(scavengers, waiting, batches, sorted(each.gateway for each in fresh))
+
+    def _batches(self, unit: PrefillUnit, rows: Sequence[WaitingPrefill]) -> list[Batch]:
+        """Successive prompts that fit into one step. A prompt that is longer than a step is a batch of its own."""
+        groups: list[list[WaitingPrefill]] = []
+        tokens = 0
+        for row in rows:
+            if not groups or tokens + row.prompt_tokens > self.config.batch_tokens:
+                groups.append([])
+                tokens = 0
+            groups[-1].append(row)
+            tokens += row.prompt_tokens
+        return [
+            Batch(f"{unit.id}:{number}", unit.id, 0.0, [_request(row, unit) for row in group])
+            for number, group in enumerate(groups)
+        ]
+
+    def _prune(self, unit: PrefillUnit, batches: list[Batch], waiting: int, now: float) -> dict[str, PruneReason]:
+        budget = math.floor(self.config.drop_budget * waiting)
+        if not budget:
+            return {}
+        bandwidth = {PREFILL: self.config.trust * unit.prefill_rate, SLOTS: self.config.trust * unit.token_rate}
+        sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
+        order = order_batches([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
+        return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
+
+
+def _request(row: WaitingPrefill, unit: PrefillUnit) -> BatchRequest:
+    load = {PREFILL: row.prefill_s}
+    if unit.token_rate > 0:
+        load[SLOTS] = row.slot_tokens
+    return BatchRequest(row.id, row.due, load, row.exempt, row.value)
+
+
+def _sent(unit: PrefillUnit, batches: Sequence[Batch]) -> dict[str, float]:
+    """What goes before everything that waits. Free slots take as many average requests at once."""
+    found = {PREFILL: unit.backlog_s}
+    if unit.token_rate > 0:
+        tokens = [request.load[SLOTS] for batch in batches for request in batch.requests]
+        found[SLOTS] = -unit.free_slots * sum(tokens) / max(1, len(tokens))
+    return found
+
+
+def _merged(queues: Iterable[ModelQueue]) -> list[PrefillUnit]:
+    """Each instance once. Gateways see the same decodes there, each its own share of the slots, and only its own
+    prompts."""
+    found: dict[str, PrefillUnit] = {}
+    for queue in queues:
+        for unit in queue.units:
+            known = found.get(unit.id)
+            found[unit.id] = unit if known is None else _together(known, unit)
+    return [unit for unit in found.values() if unit.prefill_rate > 0]
+
+
+def _together(one: PrefillUnit, other: PrefillUnit) -> PrefillUnit:
+    return PrefillUnit(
+        one.id,
+        min(one.prefill_rate, other.prefill_rate),
+        one.backlog_s + other.backlog_s,
+        one.token_rate + other.token_rate,
+        one.free_slots + other.free_slots,
+    )
+
+
+def _shared_out(
+    rows: Sequence[WaitingPrefill], units: Sequence[PrefillUnit], trust: float
+) -> list[tuple[PrefillUnit, list[WaitingPrefill]]]:
+    """Each request, the earliest deadline first, to the instance that is free first: as the dispatcher fills them."""
+    shares: dict[str, tuple[PrefillUnit, list[WaitingPrefill]]] = {unit.id: (unit, []) for unit in units}
+    free = [(unit.backlog_s / (trust * unit.prefill_rate), unit.id) for unit in units]
+    heapq.heapify(free)
+    for row in rows:
+        at, name = free[0]
+        unit, share = shares[name]
+        share.append(row)
+        took = row.prefill_s / (trust * unit.prefill_rate)
+        if unit.token_rate > 0:
+            took = max(took, row.slot_tokens / (trust * unit.token_rate))
+        heapq.heapreplace(free, (at + took, name))
+    return list(shares.values())

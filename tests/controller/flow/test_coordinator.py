@@ -1,0 +1,118 @@
+"""The coordinator of pruning: what it prunes of the queues of several gateways, and what it leaves alone."""
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.pruning import (
+    ModelQueue,
+    PrefillUnit,
+    PruneReason,
+    PruningOrders,
+    QueueReport,
+    WaitingPrefill,
+    orders_from_json,
+    orders_to_json,
+    report_from_json,
+    report_to_json,
+)
+from controller.flow.coordinator import Coordinator, CoordinatorConfig
+
+NOW = 100.0
+
+
+def waiting(name, due_s, prefill_s, **changes):
+    return WaitingPrefill(name, NOW + due_s, prefill_s, 4096, 1.0, **changes)
+
+
+def report(gateway, *rows, at=NOW, unit=None):
+    return QueueReport(gateway, at, [ModelQueue("m", list(rows), [unit or PrefillUnit("w0", 1.0, 0.0)])])
+
+
+def pruned(*reports, budget=1.0, now=NOW):
+    config = CoordinatorConfig(drop_budget=budget, trust=1.0)
+    return set(Coordinator(config).decide(reports, now).scavengers)
+
+
+def test_nothing_is_pruned_while_all_are_in_time():
+    assert pruned(report("a", waiting("x", 1.0, 1.0), waiting("y", 2.0, 1.0))) == set()
+
+
+def test_the_heaviest_is_pruned_so_that_the_others_are_in_time():
+    """Moore-Hodgson where every batch is one prompt: 3 s of work until 2.5 s, so the prompt of 2 s goes."""
+    rows = waiting("short", 1.0, 0.5), waiting("long", 2.0, 2.0), waiting("late", 2.5, 0.5)
+    found = Coordinator(CoordinatorConfig(1.0, trust=1.0)).decide([report("a", *rows)], NOW)
+    assert found.scavengers == {"long": PruneReason("w0", NOW + 2.5, NOW + 2.0)}
+    assert (found.waiting, found.batches, found.gateways) == (3, 3, ["a"])
+
+
+def test_queues_of_two_gateways_are_one_queue():
+    """Each alone would be in time, since neither knows what waits at the other."""
+    one, two = report("a", waiting("x", 1.0, 0.9)), report("b", waiting("y", 1.1, 0.8))
+    assert pruned(one) == pruned(two) == set()
+    assert pruned(one, two) == {"x"}
+
+
+def test_what_gateways_have_sent_goes_first():
+    busy = PrefillUnit("w0", 1.0, 0.4)
+    one = report("a", waiting("x", 1.0, 0.3), unit=busy)
+    assert pruned(one) == set()
+    assert pruned(one, report("b", unit=busy), report("c", unit=busy)) == {"x"}
+
+
+def test_a_request_that_an_operator_forced_is_exempt():
+    rows = waiting("forced", 1.0, 2.0, exempt=True), waiting("x", 1.5, 0.5)
+    assert pruned(report("a", *rows)) == {"x"}
+
+
+def test_the_budget_bounds_what_is_pruned():
+    rows = [waiting(f"r{i}", 1.0, 1.0) for i in range(10)]
+    assert len(pruned(report("a", *rows))) == 9
+    assert len(pruned(report("a", *rows), budget=0.25)) == 2
+    assert pruned(report("a", *rows), budget=0.0) == set()
+
+
+def test_of_equal_loads_the_one_of_less_value_is_pruned():
+    rows = waiting("gold", 1.0, 1.0, value=4.0), waiting("bronze", 1.0, 1.0)
+    assert pruned(report("a", *rows)) == {"bronze"}
+
+
+def test_reports_older_than_three_periods_do_not_count():
+    rows = [waiting(f"r{i}", 1.0, 1.0) for i in range(3)]
+    assert pruned(report("a", *rows, at=NOW - 3.0)) != set()
+    assert pruned(report("a", *rows, at=NOW - 3.1)) == set()
+
+
+def test_models_do_not_compete():
+    other = ModelQueue("n", [waiting("y", 1.0, 1.0)], [PrefillUnit("w1", 1.0, 0.0)])
+    mine = report("a", waiting("x", 1.0, 1.0))
+    assert pruned(mine._replace(queues=[*mine.queues, other])) == set()
+
+
+def test_slots_hold_up_too():
+    """A prompt of no work waits for a slot: 10 tokens/s, 30 tokens before it."""
+    unit = PrefillUnit("w0", 1.0, 0.0, token_rate=10.0)
+    rows = [WaitingPrefill(f"r{i}", NOW + 2.0, 0.01, 4096, 15.0) for i in range(2)]
+    assert len(pruned(report("a", *rows, unit=unit))) == 1
+
+
+def test_a_model_without_an_instance_is_left_alone():
+    empty = QueueReport("a", NOW, [ModelQueue("m", [waiting("x", 0.1, 9.0)], [])])
+    assert pruned(empty) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"drop_budget": 1.5}, "drop_budget"), ({"period_s": 0.0}, "period_s"), ({"trust": 0.0}, "trust"),
+     ({"batch_tokens": 0}, "batch_tokens")],
+)  # fmt: skip
+def test_bad_settings_name_their_field(changes, field):
+    with pytest.raises(ConfigError) as error:
+        CoordinatorConfig(**changes)
+    assert error.value.field == field
+
+
+def test_messages_come_back_as_they_were():
+    sent = report("a", waiting("x", 1.0, 1.0))
+    assert report_from_json(report_to_json(sent)) == sent
+    orders = PruningOrders(3, NOW, NOW + 3, {"x": PruneReason("w0", 1.0, 2.0)}, 1, 1, ["a"])
+    assert orders_from_json(orders_to_json(orders)) == orders

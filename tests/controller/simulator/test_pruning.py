@@ -1,0 +1,53 @@
+"""Pruning in simulated runs: orders reach every gateway, and every request still counts."""
+
+import pytest
+
+from benchmarks.bench_prune import plan, pruned, run
+from benchmarks.fleet_cells import cell, instances
+from controller.core.errors import ConfigError
+from controller.simulator.experiment import parse_experiment
+from controller.simulator.report.summary import attainment
+from controller.simulator.settings import PruningSettings
+
+OVERLOAD = 180.0  # requests/s, 1.7 times what the fleet serves
+
+
+def overloaded(budget):
+    return run(plan(2, 3.0, (1000,), budget), "slackline", OVERLOAD)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {budget: overloaded(budget)[0] for budget in (None, 0.5)}
+
+
+def test_pruned_requests_count_and_some_make_it(results):
+    off, on = results[None], results[0.5]
+    assert {record.id for record in on.records} == {record.id for record in off.records}
+    counts = pruned([on])
+    assert 0 < counts["pruned_made_it"] < counts["pruned"]
+    assert pruned([off]) == {"pruned": 0, "pruned_made_it": 0}
+
+
+def test_attainment_under_overload_is_not_worse(results):
+    assert attainment(results[0.5].records) >= 0.98 * attainment(results[None].records)
+
+
+def test_a_budget_of_nothing_changes_nothing(results):
+    assert not overloaded(0.0)[0].pruned
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"drop_budget": 2}, "drop_budget"), ({"every_s": 0.0}, "every_s"), ({"delay_s": -1.0}, "delay_s")],
+)
+def test_bad_settings_name_their_field(changes, field):
+    with pytest.raises(ConfigError) as error:
+        PruningSettings(**{"drop_budget": 0.1, **changes})
+    assert error.value.field == field
+
+
+def test_an_experiment_names_them():
+    config = cell("two gateways", instances(), gateways=2, pruning={"drop_budget": 0.2, "delay_s": 0.1})
+    found = parse_experiment(config, lambda name: {}, lambda name: [])
+    assert found.settings.pruning == PruningSettings(0.2, delay_s=0.1)
