@@ -55,7 +55,7 @@ UNITS = {
 NOT_AUDITED_WHOLE = {
     "Decision", "InstanceDevice", "InstanceInterval", "Action", "Transfer", "ConfigVersion", "Trace", "Experiment",
     "ExperimentRun", "InstanceLink", "KvTransfer", "RequestRecord", "AttainmentMinute", "ScalerState", "ScalingSample",
-    "PersonSession",
+    "PersonSession", "LengthVersion",
 }  # fmt: skip
 
 
