@@ -35,6 +35,7 @@ import uvloop
 from api.openai.state.refusal_groups import SINGLE
 from benchmarks import harvest, hostile
 from benchmarks.bench_overhead import constant_profile
+from benchmarks.console import attacks as on_console
 from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Stack, StackFleet
@@ -251,8 +252,8 @@ def _records_since(database: str, began: float) -> tuple[int, int]:
     return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
 
-def attacks(port: int, keys: Keys, victim: str, database: str) -> list[Attack]:
-    """On the gateway's sockets, with keys, and on the engines behind it."""
+def attacks(port: int, keys: Keys, victim: str, database: str, consoles: on_console.Consoles) -> list[Attack]:
+    """On the gateway's sockets, with keys, on the engines behind it, and on the console beside it."""
     url = f"http://127.0.0.1:{port}"
     hammer = over_quota(url, keys.limited, database)
     return [
@@ -261,6 +262,12 @@ def attacks(port: int, keys: Keys, victim: str, database: str) -> list[Attack]:
         Attack("a tenant hammers over its quota", "a record for each refusal, without an end", hammer),
         Attack("a page under DNS rebinding reads figures", "it read all of them", rebound(url)),
         *on_engines(victim),
+        Attack(
+            "a password is guessed at two console processes",
+            "each guess was judged",
+            lambda: on_console.guesses(consoles),
+        ),
+        Attack("a session opens sockets in a loop", "all of them stayed open", lambda: on_console.sockets(consoles)),
     ]
 
 
@@ -340,11 +347,13 @@ def on_engines(victim: str) -> list[Attack]:
     ]
 
 
-async def run_all(gateway: RunningEngine, keys: Keys, victim: str, database: str) -> tuple[float, list[Result]]:
+async def run_all(
+    gateway: RunningEngine, keys: Keys, victim: str, database: str, consoles: on_console.Consoles
+) -> tuple[float, list[Result]]:
     port = int(gateway.url.rpartition(":")[2])
     first_ms = usual_ms = await usual_p99_ms(gateway, keys.api, USUAL_S)
     results = []
-    for attack in attacks(port, keys, victim, database):
+    for attack in attacks(port, keys, victim, database, consoles):
         note(attack.name)
         for tries in range(1, TRIES + 1):
             most_ms = max(LEAST_P99_MS, SLOWER * usual_ms)
@@ -391,10 +400,14 @@ def main() -> int:
             reference_engines(1, folder / "victim", *options, environment=secrets) as [victim],
         ):
             fleet = StackFleet(MODEL, [engine.url], "reference", 256, [ClassSpec("all", 5.0, 0.5)], constant_profile())
-            with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
+            with (
+                Stack(folder / "data", fleet) as stack,
+                on_console.consoles(stack) as consoles,
+                stack.gateway() as gateway,
+            ):
                 keys = Keys(stack.api_key, stack.other_api_key, stack.limited_api_key)
                 database = stack.environment["DATABASE_URL"]
-                usual_ms, results = uvloop.run(run_all(gateway, keys, victim.url, database))
+                usual_ms, results = uvloop.run(run_all(gateway, keys, victim.url, database, consoles))
     print(table(usual_ms, results))
     print(json.dumps({"usual_p99_ms": round(usual_ms, 1), "attacks": [asdict(each) for each in results]}))
     return 0 if all(each.held for each in results) else 1

@@ -91,7 +91,7 @@ class Stack:
                 "LOG_LEVEL": "WARNING",
                 "DJANGO_SETTINGS_MODULE": "console.settings",
             }
-            self._manage("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
+            self.manage("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
             self.api_key, self.other_api_key, self.limited_api_key = self._seed()
             self._exit = undo.pop_all()
         return self
@@ -115,7 +115,8 @@ class Stack:
         """Process ids of the control plane by name."""
         return {"gateway": gateway.pid, **{server.name: server.pid or 0 for server in self._servers}}
 
-    def _manage(self, *command: str, stdin: str = "") -> str:
+    def manage(self, *command: str, stdin: str = "") -> str:
+        """What the command printed. Raises RuntimeError if it fails."""
         done = subprocess.run(
             [sys.executable, *command],
             input=stdin,
@@ -131,7 +132,7 @@ class Stack:
 
     def _seed(self) -> tuple[str, str, str]:
         fleet = {**asdict(self.fleet), "tenant": TENANT, "urls": list(self.fleet.urls)}
-        answer = self._manage("-m", "benchmarks.seed", stdin=json.dumps(fleet))
+        answer = self.manage("-m", "benchmarks.seed", stdin=json.dumps(fleet))
         made = json.loads(answer.splitlines()[-1])
         return str(made["api_key"]), str(made["other_api_key"]), str(made["limited_api_key"])
 

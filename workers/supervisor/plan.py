@@ -83,7 +83,7 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     return [
         *flowd,
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
-        _spec(settings, env, "console", _console(settings.console_port), 8.0),
+        _spec(settings, env, "console", console_module(settings.console_port), 8.0),
         _spec(settings, env, "worker", _worker(env, "control,actions"), 10.0),
         # The next start continues an experiment after its last finished run, so a stop need not wait for it.
         _spec(settings, env, "analysis", _worker(env, "analysis"), 2.0),
@@ -120,7 +120,8 @@ def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[s
     return Spec(name, (*PYTHON, *module), env, settings.logs / f"{name}.log", grace_s=grace_s)
 
 
-def _console(port: int) -> tuple[str, ...]:
+def console_module(port: int) -> tuple[str, ...]:
+    """Module and arguments of the console's server."""
     return (
         *("uvicorn", "console.asgi:application", "--host", HOST, "--port", str(port), "--log-level", "warning"),
         *("--http", "console.server:Protocol", "--ws", "console.server:WebSocket", "--ws-max-size", "65536"),
