@@ -4,7 +4,7 @@ A gateway over PostgreSQL and Redis serves a reference engine. Each attack runs 
 honest client sends requests one after the other. An attack is held if its own check passes (nothing stays open, nothing
 is taken in without an end), the gateway's memory stays below 300 MB, and the honest client's p99 is at most twice its
 usual one, which is measured first in the same run, or 50 ms. A shared machine stalls longer than that by itself, so an
-attack beside which only p99 was too high is run again, at most three times, and held against the usual p99 of that
+attack beside which only p99 was too high is run again, at most five times, and held against the usual p99 of that
 moment; `tries` says how often. Times for head, body and
 sending are shortened to 2 s, so that a run takes two minutes. Hostile engines are in `tests/workers/http`.
 
@@ -54,7 +54,7 @@ USUAL_AGAIN_S = 3.0
 MOST_BUSY = 4.0
 PAUSE_S = 0.01
 LEAST_REQUESTS = 100
-TRIES = 4
+TRIES = 6
 FLEET_TOKEN = "the-token-of-the-attacked-fleet"  # of an engine that only two attacks call
 ENGINE_KEY = "the-key-of-the-attacked-engine"
 HAMMERS = 4
@@ -318,7 +318,7 @@ def on_sockets(port: int, api_key: str) -> list[Attack]:
 def with_keys(port: int, api_key: str, other_api_key: str) -> list[Attack]:
     long = {"model": MODEL, "prompt": [5] * 16, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     stream = request(api_key, body=json.dumps(long).encode())
-    large = request(other_api_key, body=json.dumps({**long, "user": "x" * LARGE_BYTES}).encode())
+    large = request(other_api_key, body=json.dumps({**long, "max_tokens": 400, "user": "x" * LARGE_BYTES}).encode())
     url = f"http://127.0.0.1:{port}"
     return [
         Attack(

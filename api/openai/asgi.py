@@ -17,6 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_BODY_BYTES = LIMITS["gateway"].body_bytes
+LARGE_BYTES = 64 << 10  # as much as the server reads ahead
 # A connection closed while its client still writes is reset, and the reset may overtake the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
@@ -68,28 +69,44 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    scope: Scope, receive: Receive, most: int = MAX_BODY_BYTES, count: Callable[[int], None] = lambda size: None
+    scope: Scope,
+    receive: Receive,
+    most: int = MAX_BODY_BYTES,
+    count: Callable[[int], None] = lambda size: None,
+    turns: Callable[[], asyncio.Semaphore] | None = None,
 ) -> bytes | bytearray:
     """The whole body. Raises ApiError beyond `most` bytes, before reading where the length is declared. How long it may
-    take is the protocol's matter (`workers.http.protocol`). `count` hears how many bytes came, and may raise."""
+    take is the protocol's matter (`workers.http.protocol`). `count` hears how many bytes came, and may raise.
+
+    A large body waits for one of `turns` after `LARGE_BYTES`; its client is not read meanwhile. A pass of the loop
+    reads from each client that has sent something, so everybody else waits for as long as those take together."""
     declared = header(scope, b"content-length")
     # The count of digits first: Python refuses to read a number with thousands of them.
     if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise _too_large(most)
+    turn: asyncio.Semaphore | None = None
     whole = bytearray()  # not a list of parts, which would be in memory twice while they are joined
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        if len(whole) + len(part) > most:
-            raise _too_large(most)
-        count(len(part))
-        if not whole and not message.get("more_body"):
-            return bytes(part)
-        whole += part
-        if not message.get("more_body"):
-            return whole
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            if len(whole) + len(part) > most:
+                raise _too_large(most)
+            count(len(part))
+            if not whole and not message.get("more_body"):
+                return bytes(part)
+            whole += part
+            if not message.get("more_body"):
+                return whole
+            if turns is not None and turn is None and len(whole) > LARGE_BYTES:
+                waited = turns()
+                await waited.acquire()
+                turn = waited
+    finally:
+        if turn is not None:
+            turn.release()
 
 
 def _too_large(most: int) -> ApiError:

@@ -12,6 +12,7 @@ the bytes and the number of open requests, and no tenant may have more than its 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 from hashlib import sha256
@@ -109,6 +110,7 @@ class QueueBounds:
     share: float = 0.5
 
 
+READ_AT_ONCE = 2  # large bodies of a tenant; the others wait at their clients
 # Of the memory for bodies: a tenant that holds no more always finds room in the last quarter, so that large bodies of
 # others do not shut it out. It is also all that a tenant may hold whose quota is used up.
 LITTLE = 1 / 64
@@ -130,6 +132,10 @@ class Held:
         self._quotas.hold(self._tenant, size, self._most)
         self.size += size
 
+    def turns(self) -> asyncio.Semaphore:
+        """For large bodies of the tenant, which are read few at a time."""
+        return self._quotas.turns(self._tenant.name)
+
     def give_back(self) -> None:
         if self.size:
             self._quotas.give_back(self._tenant.name, self.size)
@@ -137,13 +143,14 @@ class Held:
 
 
 class _Usage:
-    __slots__ = ("active", "body_bytes", "requests", "tokens")
+    __slots__ = ("active", "body_bytes", "requests", "tokens", "turns")
 
     def __init__(self) -> None:
         self.active = 0
         self.body_bytes = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
+        self.turns: asyncio.Semaphore | None = None
 
 
 class Quotas:
@@ -154,6 +161,13 @@ class Quotas:
         self.most_open = most_open  # requests
         self.body_bytes = 0  # of all open requests
         self._usage: dict[str, _Usage] = {}
+
+    def turns(self, tenant: str) -> asyncio.Semaphore:
+        """For large bodies of the tenant: `READ_AT_ONCE` are read at the same time."""
+        usage = self._usage.setdefault(tenant, _Usage())
+        if usage.turns is None:
+            usage.turns = asyncio.Semaphore(READ_AT_ONCE)
+        return usage.turns
 
     def used_up(self, tenant: TenantConfig, now: float) -> bool:
         """Whether `admit` would refuse its next request, whatever that asks for."""
