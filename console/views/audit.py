@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from console.panels.history import NO_CLASS
 from console.panels.scale_outs import ways_of
 from console.templatetags.units import alternatives
 from console.views.paging import page_of
+from console.views.site.problems import problem
 from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue
 from controller.selectors.exports import csv_lines, json_lines
@@ -33,6 +35,8 @@ from controller.wording.changes import changed_fields
 from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50
+EXPORTS_AT_ONCE = 2  # of one person in a process: each asks the database for page after page
+EXPORTING: Counter[int] = Counter()  # by the person's id
 FORMATS = {"csv": ("text/csv; charset=utf-8", csv_lines), "json": ("application/json", json_lines)}
 EXACT = ("kind", "actor", "actor_type", "subject_type", "subject")
 EXPORTED = (
@@ -126,11 +130,28 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
         raise BadRequest("format: must be csv or json")
     if not form.is_valid():
         raise BadRequest(", ".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()))
+    person = request.user.pk
+    if EXPORTING[person] >= EXPORTS_AT_ONCE:
+        text = f"{EXPORTS_AT_ONCE} exports of yours are being downloaded. Wait until one of them has ended."
+        return problem(request, 429, "Too many exports", text, signed_in=True)
     kind, lines = FORMATS[wanted]
     file = f"decisions-{timezone.now():%Y%m%d-%H%M%S}.{wanted}"
     rows = found(form, traffic_of(form)).order_by()
     head = {"Content-Disposition": f'attachment; filename="{file}"'}
-    return StreamingHttpResponse(lines(rows, "at", EXPORTED), content_type=kind, headers=head)
+    stream = counted(lines(rows, "at", EXPORTED), person)
+    return StreamingHttpResponse(stream, content_type=kind, headers=head)
+
+
+async def counted(lines: AsyncIterator[str], person: int) -> AsyncIterator[str]:
+    """The lines, counted as an export of that person from the first one to the last, or until the client leaves."""
+    EXPORTING[person] += 1
+    try:
+        async for each in lines:
+            yield each
+    finally:
+        EXPORTING[person] -= 1
+        if not EXPORTING[person]:
+            del EXPORTING[person]
 
 
 @require_GET

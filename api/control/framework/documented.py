@@ -24,7 +24,7 @@ ERRORS = {
     "`error` has the stored object and the differences.",
     428: "Neither `If-Match` nor `version` says on which version the change is based.",
     429: "Too many requests; see `Retry-After`.",
-    503: "PostgreSQL or Redis does not answer; see `Retry-After`.",
+    503: "PostgreSQL, Redis or the log of an engine cannot be read; see `Retry-After`.",
 }
 
 LISTED = (400, 401, 403, 429, 503)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
 import io
 import json
 from datetime import UTC, datetime, timedelta
@@ -90,6 +91,23 @@ def test_the_export_holds_all_that_the_filters_find(viewer, monkeypatch):
     assert formula[0]["subject"] == "'=1+1"
     assert json.loads(body(viewer.get(reverse("audit-export"), {"actor": "nobody", "format": "json"}))) == []
     assert viewer.get(reverse("audit-export"), {"format": "xml"}).status_code == 400
+
+
+def test_a_person_downloads_two_exports_at_once(viewer, operator):
+    loop = asyncio.new_event_loop()
+    streams = [aiter(viewer.get(reverse("audit-export")).streaming_content) for _ in range(2)]
+    for stream in streams:
+        assert loop.run_until_complete(anext(stream)).startswith(b"id,at")
+    refused = viewer.get(reverse("audit-export"))
+    assert (refused.status_code, "Wait until one of them has ended." in refused.content.decode()) == (429, True)
+    assert operator.get(reverse("audit-export")).status_code == 200  # another person's are counted apart
+    loop.run_until_complete(streams.pop().aclose())  # its client left
+    gc.collect()  # the test client's responses refer to themselves
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert viewer.get(reverse("audit-export")).status_code == 200
+    loop.run_until_complete(streams.pop().aclose())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 def test_the_page_of_a_decision_shows_what_changed(viewer):
