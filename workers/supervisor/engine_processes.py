@@ -211,7 +211,7 @@ class EngineFolder:
             )
 
     def _watch(self, engine: EngineProcess) -> None:
-        if engine.child.exit_code() is not None:
+        if engine.child.stopped():  # and all that it printed is in its log, of which the last line may say why
             if not engine.reported_exit:
                 engine.reported_exit = True
                 self._ended(engine)

@@ -7,7 +7,6 @@ environment. Standard library only: one runs beside each engine that has secrets
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -42,7 +41,7 @@ def main() -> int:
     source = sys.stdin.buffer
     hidden = [value.encode() for value in json.loads(source.readline())]
     with open(sys.argv[1], "ab", buffering=0) as log:
-        chunks = iter(lambda: os.read(source.fileno(), CHUNK), b"")
+        chunks = iter(lambda: source.read1(CHUNK), b"")  # not of the descriptor: some may have come with the first line
         for part in without(chunks, hidden):
             log.write(part)
     return 0

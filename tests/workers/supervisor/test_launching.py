@@ -11,6 +11,7 @@ import pytest
 from tests.waiting import until
 from workers.http.fleet_proof import made_key
 from workers.provisioners import ProcessProvisioner
+from workers.supervisor import child
 from workers.supervisor.child import strays
 from workers.supervisor.engine_processes import MARK, EngineFolder
 from workers.supervisor.launching import launch_from, secret
@@ -179,6 +180,18 @@ def test_the_fleets_token_is_in_no_log_of_a_reference_engine(folder):
     settle(folder, lambda: state(folder, "v1") == "exited")
     told = until((folder.logs / "engine-v1.log").read_text)
     assert told.startswith("token: [secret] ")
+
+
+def test_the_last_words_of_an_engine_with_secrets_are_its_error(folder, tmp_path, monkeypatch):
+    """Its output reaches the log through a filter, which may be slower than the look at its end."""
+    slow = tmp_path / "slow_filter.py"
+    slow.write_text(f"import time; time.sleep(0.7); exec(compile(open({str(child.FILTER)!r}).read(), 'f', 'exec'))")
+    monkeypatch.setattr(child, "FILTER", slow)
+    says = "print('no such model, ${port}', flush=True); raise SystemExit(3)"
+    start(folder, "v1", "", command=["${python}", "-c", says], secrets={"HF_TOKEN": "hf"})
+    settle(folder, lambda: state(folder, "v1") == "exited")
+    found = seen(folder, "v1")
+    assert (found.exit_code, found.error[:13]) == (3, "no such model")
 
 
 def test_a_secret_that_is_missing_is_named(folder):
