@@ -214,7 +214,8 @@ class StageDispatcher:
             for observe in self._observers:
                 observe(event, now)
         if moved:
-            actions += self.orders.expire(self._fleet.lanes.values(), now)
+            if now >= self.orders.expires_at:
+                actions += self.orders.expire(self._fleet.lanes.values(), now)
             self._wake_at = self.orders.expires_at
             for lane in self._fleet.lanes.values():
                 if len(lane.queue):
