@@ -130,7 +130,7 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
         raise BadRequest("format: must be csv or json")
     if not form.is_valid():
         raise BadRequest(", ".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()))
-    person = request.user.pk
+    person = int(request.user.pk or 0)
     if EXPORTING[person] >= EXPORTS_AT_ONCE:
         text = f"{EXPORTS_AT_ONCE} exports of yours are being downloaded. Wait until one of them has ended."
         return problem(request, 429, "Too many exports", text, signed_in=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
+from typing import cast
 
 REPLACED = b"[secret]"
 CHUNK = 65_536
@@ -38,7 +40,7 @@ def _cleaned(text: bytes, values: Iterable[bytes]) -> bytes:
 
 
 def main() -> int:
-    source = sys.stdin.buffer
+    source = cast(BufferedReader, sys.stdin.buffer)
     hidden = [value.encode() for value in json.loads(source.readline())]
     with open(sys.argv[1], "ab", buffering=0) as log:
         chunks = iter(lambda: source.read1(CHUNK), b"")  # not of the descriptor: some may have come with the first line
