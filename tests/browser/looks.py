@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 OF_COLOURS = ["color-contrast", "link-in-text-block"]  # what the other scheme can change
@@ -53,3 +55,10 @@ def findings_in_both_schemes(page: Page, scheme: str) -> list[str]:
 def beyond(page: Page, width: int) -> int:
     """Pixels by which the page is wider than the screen."""
     return max(0, int(page.evaluate("document.documentElement.scrollWidth")) - width)
+
+
+def settle(page: Page) -> None:
+    """Wait until the page has loaded and is idle, for 5 s at most: a page that updates itself goes on asking."""
+    page.wait_for_load_state("load")
+    with suppress(PlaywrightTimeoutError):
+        page.wait_for_load_state("networkidle", timeout=5_000)

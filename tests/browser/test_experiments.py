@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.caller import within
+from tests.browser.looks import settle
 from tests.browser.reached import SIMULATED_MS
 
 pytestmark = pytest.mark.browser
@@ -218,7 +219,7 @@ def test_what_the_server_found_wrong_stays_until_it_is_touched(visit, trouble):
     page.get_by_role("link", name="Edit interactive").click()
     page.get_by_label("TTFT").fill("0")
     page.get_by_role("button", name="Save").click()
-    page.wait_for_load_state("networkidle")
+    settle(page)
     expect(page.locator("#id_ttft_s_error")).to_be_visible()
     with page.expect_response(lambda answer: answer.request.method == "POST"):  # the form is validated
         page.get_by_label("Title").fill("Something else")

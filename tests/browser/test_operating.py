@@ -8,6 +8,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.looks import settle
+
 pytestmark = pytest.mark.browser
 
 
@@ -165,7 +167,7 @@ def test_markup_in_every_name_stays_text(visit, stack):
     assert sent.result() in (200, 400)
     for path in ("/tenants/", "/tenants/1/", "/audit/", "/", f"/audit/?q={evil}", f"/requests/?tenant={evil}"):
         page.goto(path)
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert page.evaluate("window.evil") is None
         assert page.locator("img").count() == 0
     page.goto("/tenants/1/change/")

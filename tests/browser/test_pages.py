@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from console.templatetags import units
-from tests.browser.looks import beyond, findings_in_both_schemes, serious_findings
+from tests.browser.looks import beyond, findings_in_both_schemes, serious_findings, settle
 from tests.browser.pages import ACTIONS, PAGES, RANK
 from tests.browser.reached import REACHED
 
@@ -19,7 +19,7 @@ PASSES = [("viewer", WIDE, "light"), ("operator", WIDE, "light"), *(("admin", *l
 
 def well_made(page, width, scheme):
     """With each of the two widths in both schemes, so in all four looks."""
-    page.wait_for_load_state("networkidle")
+    settle(page)
     assert findings_in_both_schemes(page, scheme) == []
     assert beyond(page, width) == 0
 
@@ -54,7 +54,7 @@ def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, tro
     if role == "admin":  # who sees all of it
         well_made(page, width, scheme)
     elif role == "viewer":  # who sees the least, in the same colours
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert serious_findings(page) == []
         assert beyond(page, width) == 0
 
@@ -72,7 +72,7 @@ def test_a_page_that_one_comes_to_by_doing_is_accessible_and_fits(tab, places, t
 @pytest.mark.parametrize("path", ["/api/docs", "/admin/", "/admin/controller/decision/"])
 def test_what_lies_beside_the_console_keeps_to_the_same_policy(visit, path):
     page = visit("admin", path)
-    page.wait_for_load_state("networkidle")
+    settle(page)
     expect(page.locator("body")).not_to_be_empty()
 
 
@@ -133,7 +133,7 @@ def test_nothing_moves_while_frames_arrive(visit):
 
     page.on("websocket", lambda socket: socket.on("framereceived", keep))
     page.reload()
-    page.wait_for_load_state("networkidle")
+    settle(page)
     frames(page, received, 5)  # the first ones fill the page
     page.evaluate(
         """() => { window.shift = 0; new PerformanceObserver((list) => {

@@ -51,9 +51,13 @@ def shown(page, text):
 
 
 def tick(row):
-    """Ticks whatever row that is by then, and says whose it is."""
-    row.get_by_role("checkbox").dispatch_event("click")  # at once: a real pointer would wait until the row rests
-    return row.page.locator(f"{ROW} input:checked").get_attribute("value")
+    """Ticks whatever row that is by then, and says whose it is. At once: a pointer would wait until the row rests."""
+    checked = row.page.locator(f"{ROW} input:checked")
+    for _ in range(20):  # the row may leave the queue as it is ticked
+        row.get_by_role("checkbox").dispatch_event("click")
+        if checked.count():
+            break
+    return checked.get_attribute("value")
 
 
 def tell(page, button, said):

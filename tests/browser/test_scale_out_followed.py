@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.caller import Caller, engine_of_its_own, within
+from tests.browser.looks import settle
 from tests.browser.scale_out import warm
 from tests.browser.stack import Stack
 
@@ -65,5 +66,5 @@ def test_its_pages_fit_their_width(visit, scaled_out, width):
     moment, decision = f"/scaling/?at={scaled_out['at'][:19]}", f"/audit/{scaled_out['id']}/"
     for path in ("/scaling/", moment, decision, f"/fleet/instances/{name}/"):
         page = visit("viewer", path, width=width)
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path

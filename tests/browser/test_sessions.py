@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import sign_in
+from tests.browser.looks import settle
 
 pytestmark = pytest.mark.browser
 FIREFOX = "Mozilla/5.0 (Windows NT 10.0; Win64; x64; rv:140.0) Gecko/20100101 Firefox/140.0"
@@ -33,7 +34,7 @@ def test_too_many_failures_are_explained(visit, trouble):
         page.get_by_label("Username").fill("nobody-of-that-name")
         page.get_by_label("Password").fill("wrong")
         page.get_by_role("button", name="Sign in").click()
-        page.wait_for_load_state("networkidle")
+        settle(page)
     expect(page.get_by_role("alert")).to_contain_text("Too many failed attempts for this account. Try again in 15 min")
 
 
