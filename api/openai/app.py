@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 
@@ -39,8 +38,6 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
 HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
-# One thread: a parser does not let go of the interpreter, so the loop waits for as many as parse at once.
-HEAVY_PARSER = ThreadPoolExecutor(1, "parse")
 JUDGED_FOR_S = 0.1  # how long a key counts as judged, unless the configuration changes or the gateway closes
 MODELS = "/v1/models"
 SERVED = (CHAT, COMPLETIONS, RESPONSES, MODELS)
@@ -159,7 +156,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
             raise shutting_down() from None
         arrival = gateway.clock()
         if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
-            parsed = await asyncio.get_running_loop().run_in_executor(HEAVY_PARSER, _parse, path, raw, gateway)
+            parsed = await asyncio.to_thread(_parse, path, raw, gateway)
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
