@@ -1,7 +1,11 @@
-"""The form of launch templates. A command is entered one argument a line, an environment one variable a line."""
+"""The form of launch templates. A command is entered one argument a line, an environment one variable a line.
+
+A text with line breaks is entered as JSON writes it, in double quotes, so that every stored template can be edited.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +27,25 @@ def lines_of(text: str) -> list[str]:
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
+def one_line(text: str) -> str:
+    """The text as it is entered: in quotes if a line could not hold it, or would be read as another one."""
+    quoted = not text or text.startswith('"') or len(text.splitlines()) > 1 or text.endswith(("\n", "\r"))
+    return json.dumps(text, ensure_ascii=False) if quoted else text
+
+
+def text_of(line: str, number: int) -> str:
+    """The inverse of `one_line`. Raises ValidationError with the line's number."""
+    if not line.startswith('"'):
+        return line
+    try:
+        text = json.loads(line)
+    except ValueError:
+        raise forms.ValidationError(
+            f'Line {number}: a text in double quotes must be written as in JSON, such as "two\\nlines".'
+        ) from None
+    return str(text)
+
+
 class LinesField(forms.CharField):
     """A textarea whose spaces count. What the service takes is read from its lines."""
 
@@ -35,11 +58,12 @@ class CommandField(LinesField):
     """A list of arguments."""
 
     def prepare_value(self, value: Any) -> Any:
-        return "\n".join(value) if isinstance(value, list) else value
+        return "\n".join(one_line(each) for each in value) if isinstance(value, list) else value
 
     def to_python(self, value: Any) -> Any:
         text = super().to_python(value) or ""
-        return lines_of(text) if text.strip() else []
+        lines = lines_of(text) if text.strip() else []
+        return [text_of(line, number) for number, line in enumerate(lines, start=1)]
 
 
 class EnvironmentField(LinesField):
@@ -61,7 +85,7 @@ class EnvironmentField(LinesField):
                 raise forms.ValidationError(f"Line {number}: enter NAME=value.")
             if name in found:
                 raise forms.ValidationError(f"Line {number}: {name} is entered twice.")
-            found[name] = _read(entered)
+            found[name] = _read(entered, number)
         return found
 
     def run_validators(self, value: Any) -> None:
@@ -72,13 +96,15 @@ class EnvironmentField(LinesField):
 
 
 def _shown(value: Any) -> str:
-    return f"{SECRET_BEGINS}{value['secret']}{SECRET_ENDS}" if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):
+        return f"{SECRET_BEGINS}{value['secret']}{SECRET_ENDS}"
+    return one_line(str(value)) if value else ""
 
 
-def _read(entered: str) -> Any:
+def _read(entered: str, number: int) -> Any:
     if entered.startswith(SECRET_BEGINS) and entered.endswith(SECRET_ENDS):
         return {"secret": entered[len(SECRET_BEGINS) : -len(SECRET_ENDS)]}
-    return entered
+    return text_of(entered, number) if entered else ""
 
 
 class FactsField(forms.ChoiceField):
@@ -107,7 +133,8 @@ class LaunchTemplateForm(EditForm):
     )
     command = CommandField(
         12,
-        help_text="One argument per line, the program first. No shell reads them. Fields: "
+        help_text="One argument per line, the program first; one with line breaks in double quotes, as in JSON. "
+        "No shell reads them. Fields: "
         f"{', '.join(f'${{{name}}}' for name in FIELDS)}. Write $$ for a dollar sign.",
     )
     environment = EnvironmentField(

@@ -8,7 +8,11 @@ from django.utils import timezone
 
 from controller.models import Decision, LaunchTemplate
 from controller.services.actors import SYSTEM
-from controller.services.fleet.launch_templates import launch_template_update, shipped_templates_store
+from controller.services.fleet.launch_templates import (
+    launch_template_create,
+    launch_template_update,
+    shipped_templates_store,
+)
 from tests import factories
 
 GOOD = {
@@ -63,6 +67,17 @@ def test_the_form_of_a_stored_template_stores_the_same(admin):
         assert row.version == 1, "nothing was changed"
 
 
+def test_texts_with_line_breaks_and_quotes_stay_what_they_are(admin):
+    odd = ["vllm", "--port", "${port}", "two\nlines", '"quoted"', "", " a ", "one\r", '{"a": 1}', "\u2028", ""]
+    environment = {"A": "x\ny", "B": "", "C": '"', "D": " b=c "}
+    row = launch_template_create(actor=SYSTEM, name="odd", backend="vllm", command=odd, environment=environment)
+    form = admin.get(reverse("launch-template-edit", args=[row.pk])).context["form"]
+    data = {name: form[name].value() for name in form.fields}
+    assert admin.post(reverse("launch-template-edit", args=[row.pk]), data).status_code == 302
+    row.refresh_from_db()
+    assert (row.command, row.environment, row.version) == (odd, environment, 1)
+
+
 def test_the_command_is_shown_before_anything_is_saved(admin):
     answer = admin.post(reverse("launch-template-new"), {**GOOD, "check": "1"})
     page = answer.content.decode()
@@ -91,6 +106,8 @@ def test_a_change_that_is_only_looked_at_is_not_saved(admin, template):
         ("environment", "HF_TOKEN=hf_abcdef", "HF_TOKEN: "),
         ("environment", "HF_TOKEN=${secret:../etc}", "HF_TOKEN: "),
         ("environment", "LD_PRELOAD=/tmp/x.so", "LD_PRELOAD: "),
+        ("command", 'vllm\n${port}\n"no end', "Line 3: a text in double quotes must be written as in JSON"),
+        ("environment", 'A="no end', "Line 1: a text in double quotes must be written as in JSON"),
         ("roles", [], "This field is required."),
         ("health_path", "health", "Must be a path such as /health."),
         ("start_limit_s", "-1", "greater than or equal"),
