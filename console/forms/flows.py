@@ -6,7 +6,7 @@ from django import forms
 
 from console.forms.base import EditForm
 from controller.flow.gate import GATED, OFF
-from controller.wording.vocabulary import VALUES
+from controller.wording.values import VALUES
 
 
 def _sentence(text: str) -> str:

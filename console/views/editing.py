@@ -23,6 +23,8 @@ from django.utils.safestring import SafeString
 
 from console.access import actor_of
 from console.forms.base import EditForm
+from console.forms.numbers import number_of
+from console.panels.changed_since import changed_since
 from controller.models import Decision
 from controller.models.base import Versioned
 from controller.selectors.records import decisions
@@ -70,6 +72,22 @@ def updated(form: EditForm, row: V, write: Callable[..., V]) -> tuple[V | None, 
     except VersionConflict:
         row.refresh_from_db()
         return None, differences(form, row, form.CHANGEABLE)
+
+
+def removed(row: V, request: HttpRequest, remove: Callable[..., object], page: Callable[..., T]) -> T | None:
+    """Remove the row at the posted version, as `remove(actor=, version=)` does; None once it is removed. Otherwise the
+    `page` that says why not: `page(request, row, text, status=, changed=)`."""
+    version = number_of(request.POST.get("version", ""))
+    if version is None:
+        return page(request, row, "Not removed: the form was incomplete. Try again.", status=422)
+    try:
+        remove(actor=actor_of(request), version=version)
+    except VersionConflict as error:
+        row.refresh_from_db()
+        return page(request, row, str(error), status=STALE, changed=changed_since(row, version))
+    except ValidationError as error:
+        return page(request, row, "; ".join(error.messages), status=409)
+    return None
 
 
 def form_page(

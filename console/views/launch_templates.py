@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -18,10 +17,9 @@ from console.access import actor_of, allows
 from console.forms.launch_templates import LaunchTemplateForm, environment_lines
 from console.forms.numbers import number_of
 from console.forms.unsaved_forms import data_of
-from console.panels.changed_since import changed_since
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import STALE, Difference, created, form_page, restore_link, say_updated, updated
+from console.views.editing import Difference, created, form_page, removed, restore_link, say_updated, updated
 from controller.models import LaunchTemplate
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
@@ -100,16 +98,9 @@ def template_remove(request: HttpRequest, template_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.launch_templates(), pk=template_id)
     if request.method == "GET":
         return removal_page(request, row)
-    version = number_of(request.POST.get("version", ""))
-    if version is None:
-        return removal_page(request, row, "Not removed: the form was incomplete. Try again.", status=422)
-    try:
-        launch_template_remove(actor=actor_of(request), template_id=row.pk, version=version)
-    except VersionConflict as error:
-        row.refresh_from_db()
-        return removal_page(request, row, str(error), status=STALE, changed=changed_since(row, version))
-    except ValidationError as error:
-        return removal_page(request, row, "; ".join(error.messages), status=409)
+    refused = removed(row, request, partial(launch_template_remove, template_id=row.pk), removal_page)
+    if refused is not None:
+        return refused
     messages.success(request, f"Launch template {row.name} removed.")
     return redirect(LIST)
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -17,15 +16,13 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import actor_of, allows
 from console.forms.base import SLOClassForm
 from console.forms.unsaved_forms import data_of
-from console.panels.changed_since import changed_since
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import STALE, Difference, created, form_page, restore_link, saved, say_updated, updated
+from console.views.editing import Difference, created, form_page, removed, restore_link, saved, say_updated, updated
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue
 from controller.selectors.records import decisions
 from controller.selectors.roles import UserRole
-from controller.services.change import VersionConflict
 from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 from controller.wording.changes import Changed
 
@@ -83,18 +80,9 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     if request.method == "GET":
         return removal_page(request, row)
-    try:
-        version = int(request.POST.get("version", ""))
-    except ValueError:
-        return removal_page(request, row, "Not removed: the form was incomplete. Try again.", status=422)
-    try:
-        slo_class_remove(actor=actor_of(request), slo_class_id=row.pk, version=version)
-    except (VersionConflict, ValidationError) as error:
-        text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        if isinstance(error, VersionConflict):
-            row.refresh_from_db()
-            return removal_page(request, row, text, status=STALE, changed=changed_since(row, version))
-        return removal_page(request, row, text, status=409)
+    refused = removed(row, request, partial(slo_class_remove, slo_class_id=row.pk), removal_page)
+    if refused is not None:
+        return refused
     decision = newest_decision("slo_class_removed", row)
     again = restore_link("Create again", reverse("class-new"), decision)
     messages.success(request, format_html("Class {} removed.{}{}", row.name, without_default(decision), again))
