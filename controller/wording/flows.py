@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.core.messages import HostFlow
-from controller.wording.vocabulary import VALUES
+from controller.wording.values import VALUES
 
 STAGES = {1: "reused KV", 2: "collective", 3: "KV transfer", 4: "weight load"}  # by `controller.flow.flows.FlowStage`
 PORTS = {"out": "link to other hosts", "memory": "copies in host memory"}

@@ -1,4 +1,4 @@
-"""What a record holds, in words: keys of figures with their units, values, and reason codes.
+"""What a record holds, in words: keys of figures with their units, and reason codes. Values are in `values.py`.
 
 Tests search the sources for keys and codes that have no words here; such a one reads as its own words. A key may stand
 for a number in one record and for a name in another (`target`): its unit is for numbers alone.
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from controller.wording.measures import DASH, MINUS, number
+from controller.wording.values import VALUES
 
 RAW_MOST = 300  # characters of a raw value on hover; all of it is in the record's JSON
 
@@ -285,32 +286,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "stopped_at": ("stopped", "at"),
     "enabled": ("enabled", ""),
     "kept": ("retained", ""),
-}
-
-SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
-# Values that are words of the code, by key.
-VALUES: dict[str, dict[str, str]] = {
-    "history": {
-        "history": "recent measurements of its level",
-        "no_history": "initial values of its level (no measurements)",
-    },
-    "contention": {
-        "strict": "always those of each level",
-        "relax_to_next_higher": "those of the next more urgent level while no more urgent request is waiting",
-        "relax_to_zero": "none while no more urgent request is waiting",
-    },
-    "flow_policy": {
-        "off": "off: all send at once",
-        "mfs": "MFS: promoted near the deadline",
-        "earliest_deadline": "earliest deadline first",
-        "shortest_first": "shortest first",
-        "fair_sharing": "fair sharing",
-    },
-    "ended": {"all": "sent for all", "stopped": "stopped by the operator", "redis_away": "Redis became unavailable"},
-    "kind": SOURCE,
-    "source": SOURCE,
-    "judged_by": {"tokens": "token times", "e2e": "end-to-end time (not streamed)"},
-    "field": {"target_ttft": "TTFT target", "target_tbt": "TPOT target", "deadline": "deadline"},
 }
 
 

@@ -16,7 +16,8 @@ from controller.services.change import HIDDEN
 from controller.services.experiments.commands import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
 from controller.wording.measures import number
-from controller.wording.vocabulary import NAMES, VALUES, figure, line, named, shown
+from controller.wording.values import VALUES
+from controller.wording.vocabulary import NAMES, figure, line, named, shown
 
 ROOT = Path(__file__).parents[3]
 DECIDE = (

@@ -1,7 +1,7 @@
 from controller.flow.flows import FlowStage
 from controller.flow.gate import GATED, OFF
 from controller.wording.flows import PORTS, STAGES, policy_in_words
-from controller.wording.vocabulary import VALUES
+from controller.wording.values import VALUES
 from workers.flowd.daemon import EGRESS
 
 

@@ -1,0 +1,29 @@
+"""Values of records that are words of the code, in words."""
+
+from __future__ import annotations
+
+SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
+# By key of a figure.
+VALUES: dict[str, dict[str, str]] = {
+    "history": {
+        "history": "recent measurements of its level",
+        "no_history": "initial values of its level (no measurements)",
+    },
+    "contention": {
+        "strict": "always those of each level",
+        "relax_to_next_higher": "those of the next more urgent level while no more urgent request is waiting",
+        "relax_to_zero": "none while no more urgent request is waiting",
+    },
+    "flow_policy": {
+        "off": "off: all send at once",
+        "mfs": "MFS: promoted near the deadline",
+        "earliest_deadline": "earliest deadline first",
+        "shortest_first": "shortest first",
+        "fair_sharing": "fair sharing",
+    },
+    "ended": {"all": "sent for all", "stopped": "stopped by the operator", "redis_away": "Redis became unavailable"},
+    "kind": SOURCE,
+    "source": SOURCE,
+    "judged_by": {"tokens": "token times", "e2e": "end-to-end time (not streamed)"},
+    "field": {"target_ttft": "TTFT target", "target_tbt": "TPOT target", "deadline": "deadline"},
+}
