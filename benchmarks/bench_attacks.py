@@ -33,9 +33,8 @@ import psycopg
 import uvloop
 
 from api.openai.state.refusal_groups import SINGLE
-from benchmarks import harvest, hostile
+from benchmarks.attacks import harvest, hostile, on_console
 from benchmarks.bench_overhead import constant_profile
-from benchmarks.console import attacks as on_console
 from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Stack, StackFleet

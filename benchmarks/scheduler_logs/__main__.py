@@ -235,7 +235,7 @@ def record(name: str, fleet: Fleet, folder: Path) -> Path:
     try:
         with running(engine(each, *wanted, folder / "logs", environment) for each, wanted in fleet.items()) as engines:
             config.write_text(json.dumps(asdict(snapshot(engines, fleet))))
-            command = [sys.executable, "-m", "benchmarks.logged_gateway", str(port), str(config), str(log)]
+            command = [sys.executable, "-m", "benchmarks.scheduler_logs.gateway", str(port), str(config), str(log)]
             disturbance = Disturbance(name, engines, log, config)
             started = spawn("gateway", command, port, folder / "logs", {**environment, "REDIS_URL": redis.url})
             try:

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.logged_gateway PORT SNAPSHOT LOG`: a gateway without PostgreSQL that takes commands from Redis.
+"""A gateway without PostgreSQL that takes commands from Redis: `... scheduler_logs.gateway PORT SNAPSHOT LOG`.
 
-For `benchmarks.scheduler_logs`: `python -m api.openai --snapshot` runs without Redis, and so hears of no command.
+`python -m api.openai --snapshot` runs without Redis, and so hears of no command.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import json
 
 import uvicorn
 
-from benchmarks import hostile
+from benchmarks.attacks import hostile
 from controller.core.types import Outcome
 from tests.api.openai.gateways import KEY, TestBed, completion
 from tests.waiting import until_on_loop

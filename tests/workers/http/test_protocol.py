@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from benchmarks import hostile
+from benchmarks.attacks import hostile
 from workers.http.limits import HttpLimits
 from workers.http.protocol import CLOSED, BoundedProtocol, address_of, bounded
 

@@ -185,7 +185,7 @@ def test_the_fleets_token_is_in_no_log_of_a_reference_engine(folder):
 def test_the_last_words_of_an_engine_with_secrets_are_its_error(folder, tmp_path, monkeypatch):
     """Its output reaches the log through a filter, which may be slower than the look at its end."""
     slow = tmp_path / "slow_filter.py"
-    slow.write_text(f"import time; time.sleep(0.7); exec(compile(open({str(child.FILTER)!r}).read(), 'f', 'exec'))")
+    slow.write_text(f"import time; time.sleep(0.3); exec(compile(open({str(child.FILTER)!r}).read(), 'f', 'exec'))")
     monkeypatch.setattr(child, "FILTER", slow)
     says = "print('no such model, ${port}', flush=True); raise SystemExit(3)"
     start(folder, "v1", "", command=["${python}", "-c", says], secrets={"HF_TOKEN": "hf"})

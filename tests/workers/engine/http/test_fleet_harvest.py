@@ -12,7 +12,7 @@ import orjson
 import pytest
 import requests
 
-from benchmarks.harvest import Answer, Relay, listener
+from benchmarks.attacks.harvest import Answer, Relay, listener
 from controller.core.types import InstanceSpec
 from tests.workers.engine.client import COMPLETIONS, metric, post
 from tests.workers.engine.process import FLEET, EngineProcess
