@@ -103,7 +103,7 @@ class Pass:
             request = entry.request
             tighter = decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
             own = self._pacing.room(instance, ttft, request.targets.tpot_s, now) if tighter else room
-            need = request.prompt_tokens + (request.reserved_tokens if decodes else 0)
+            need = instance.kv_need(request)
             has_blocks = kv + need < free_tokens
             new = instance.uncached(request)[0] if cached else request.prompt_tokens
             fits = used + new < own.tokens and has_blocks

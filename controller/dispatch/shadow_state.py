@@ -64,9 +64,7 @@ class ShadowInstance:
         self._fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
         self._prefilled = (0, 0)  # tokens and squares that all prefills which ended here are expected to have computed
-        self._prompts: Counter[tuple[str, str]] = (
-            Counter()
-        )  # tokens of the prompts behind them since the last telemetry
+        self._prompts: Counter[tuple[str, str]] = Counter()  # tokens of their prompts since the last telemetry
         self._cached = CachedShares()
         self._first_tokens = ErrorsByKind()
         self._stall_until = math.inf  # see stall_s
@@ -119,11 +117,15 @@ class ShadowInstance:
         ours, all_slots = len(self.waiting) + len(self.running), self.max_num_seqs
         return min(max(1, math.floor(all_slots * self.share)), all_slots - self._others_count) - ours
 
+    @property
+    def kv_capacity(self) -> float:
+        """Tokens of KV, as configured or as the engine reports them; infinite where neither is known."""
+        return self.spec.kv_capacity_tokens or (self.load.kv_capacity_tokens if self.load else None) or math.inf
+
     def free_tokens(self) -> float:
         """KV room for new requests (prompt and expected output), tokens; infinite where the capacity is not known."""
-        load = self.load
-        capacity = self.spec.kv_capacity_tokens or (load.kv_capacity_tokens if load else None)
-        if not capacity:
+        load, capacity = self.load, self.kv_capacity
+        if math.isinf(capacity):
             return math.inf
         ours = self.context_tokens + self.waiting_tokens + self.expected_tokens
         seen = (load.kv_usage * capacity + self.waiting_tokens) if load else 0.0
@@ -208,8 +210,16 @@ class ShadowInstance:
         return self.spec.role is not Role.PREFILL
 
     def kv_need(self, request: Request) -> int:
-        """Tokens of KV the request will hold here at its end, at most as far as its bound holds."""
-        return request.prompt_tokens + (request.reserved_tokens if self.decodes else 0)
+        """Tokens of KV the request will hold here at its end, at most as far as its bound holds. Where that exceeds
+        all KV that this gateway may use here, the predicted answer counts, or such requests would go one by one."""
+        tokens = request.prompt_tokens
+        if not self.decodes:
+            return tokens
+        reserved = request.reserved_tokens
+        return tokens + (reserved if self._could_hold(tokens + reserved) else request.output_tokens)
+
+    def _could_hold(self, tokens: int) -> bool:
+        return tokens < self.kv_capacity * self.share
 
     def context_need(self, request: Request) -> int:
         """Tokens of its prompt and of the longest answer it may get here; the same at all instances of one role."""
@@ -226,13 +236,10 @@ class ShadowInstance:
 
     def decode_s(self) -> float:
         """Eq. 2 for the batch after all waiting prompts are prefilled."""
-        return self._decode_s(0, 0) if self.decodes else 0.0
+        return self.decode_with(0, more=0) if self.decodes else 0.0
 
-    def decode_with(self, tokens: int) -> float:
-        """Eq. 2 with one more sequence of `tokens` tokens."""
-        return self._decode_s(1, tokens)
-
-    def _decode_s(self, more: int, more_tokens: int) -> float:
+    def decode_with(self, more_tokens: int, more: int = 1) -> float:
+        """Eq. 2 with `more` sequences of `more_tokens` tokens in all."""
         batch = self.outstanding
         others = self._others_count
         ours = len(self.waiting) + len(self.running)
@@ -296,8 +303,7 @@ class ShadowInstance:
         A profile may come from another machine, and the coefficients of an instance without a profile are a guess.
         """
         unmeasured = DOUBT_OF_GUESS if self.spec.latency is None else DOUBT_OF_PROFILE
-        fit = self._fit
-        prefills, steps = fit.prefill_samples >= ENOUGH, fit.decode_samples >= ENOUGH
+        prefills, steps = self._fit.prefill_samples >= ENOUGH, self._fit.decode_samples >= ENOUGH
         return 1.0 if prefills else unmeasured, 1.0 if steps else unmeasured
 
     @property
@@ -398,9 +404,9 @@ class ShadowInstance:
             sent.mark = (now, tokens, *self._prefilled, *self._decoding())
 
     def bounded(self, request_id: str, most_tokens: int) -> None:
-        """Keep room for that many tokens of a running answer in all, and no more for its first bound."""
+        """Keep room for so many tokens of a running answer in all; its first bound ends. For too many see `kv_need`."""
         sent = self.running.get(request_id)
-        if sent is not None:
+        if sent is not None and self._could_hold(sent.request.prompt_tokens + most_tokens):
             to_come = max(0, most_tokens - sent.produced)
             self.expected_tokens += to_come - sent.to_come
             sent.to_come = to_come

@@ -79,10 +79,6 @@ class Prefilled(NamedTuple):
         spare_s = self.spare_s(step_s)
         return now + self.first_byte_s(instance.id, 0.0, now) + (spare_s if math.isfinite(spare_s) else 0.0)
 
-    @property
-    def kv_tokens(self) -> int:
-        return self.request.prompt_tokens + self.request.reserved_tokens
-
 
 class Choice(NamedTuple):
     """`binds`: its TPOT limits what else the instance may take; that of a hopeless request does not."""
@@ -155,7 +151,7 @@ class TpotBudget:
 
     def choose(self, stage: Prefilled, instances: Sequence[ShadowInstance], now: float) -> Choice | None:
         request = stage.request
-        roomy = [each for each in instances if stage.kv_tokens < each.free_tokens() or not each.outstanding]
+        roomy = [each for each in instances if each.kv_need(request) < each.free_tokens() or not each.outstanding]
         if not roomy:
             return None
         hopeless = self.hopeless(stage, instances, now)

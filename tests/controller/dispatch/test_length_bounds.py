@@ -57,3 +57,16 @@ def test_a_refined_bound_frees_the_room_that_was_kept_or_takes_more():
     assert [name for name, _ in sends(dispatcher.handle([ev.Woke()], 0.4))] == ["b"]
     dispatcher.handle([ev.Finished("a", 70), ev.Finished("b", 50)], 0.5)
     assert instance.expected_tokens == 0
+
+
+def test_a_bound_beyond_all_memory_of_an_engine_does_not_make_requests_go_one_by_one():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(kv_capacity_tokens=1_100)], 0.0)
+    long = {"ttft": 30.0, "prompt": 200, "output": 50, "least_tokens": 10, "most_tokens": 5_000}
+    reply = dispatcher.handle([ev.Arrived(request(name, **long)) for name in "abc"], 0.0)
+    assert sorted(name for name, _ in sends(reply)) == ["a", "b", "c"]
+    dispatcher.handle([ev.FirstToken("a"), ev.AnswerBounded("a", 6_000)], 0.1)
+    assert [name for name, _ in sends(dispatcher.handle([ev.Arrived(request("d", 0.2, **long))], 0.2))] == ["d"]
+    dispatcher.handle([ev.Finished(name, 50) for name in "abcd"], 0.5)
+    (instance,) = dispatcher._fleet.instances.values()
+    assert instance.expected_tokens == 0
