@@ -17,6 +17,7 @@ from controller.core.errors import ConfigError
 from controller.core.types import LONGEST_ANSWER_S
 from controller.postgres.bounded import BoundedConnection
 from workers.http.details import SHORTEST_TOKEN
+from workers.ray.clusters import clusters as ray_clusters
 
 HSTS_S = 30 * 86_400
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -40,6 +41,12 @@ try:
     ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS), _own)
 except ConfigError as _error:
     raise ImproperlyConfigured(f"ENGINE_NETWORKS: {_error}") from None
+RAY_ADDRESS = _env.text("RAY_ADDRESS", "")  # of clusters that may start engines; their tokens are in files
+RAY_TOKENS_DIR = Path(_env.text("RAY_TOKENS_DIR", str(DATA_DIR / "ray-tokens")))
+try:
+    ray_clusters(RAY_ADDRESS, RAY_TOKENS_DIR)  # checked only: the provisioner reads the tokens again, as they change
+except ConfigError as _error:
+    raise ImproperlyConfigured(str(_error)) from None
 MEDIA_HOSTS = _env.names("MEDIA_HOSTS")  # of images, video and sound that a request may name by an https:// URL
 GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)

@@ -313,7 +313,7 @@ class InstanceLog(ControlView):
 
         row = self.found(instances(), pk)
         try:
-            log = log_of(row.provisioner, row.pk, settings.DATA_DIR)
+            log = log_of(row.source, row.pk, settings.DATA_DIR)
         except OSError as error:
             raise LogUnavailable(f"The log cannot be read: {error.strerror or error}.") from error
         if log is None:

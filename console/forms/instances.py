@@ -13,6 +13,8 @@ from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Host, Instance, LaunchTemplate, ServedModel
 from controller.models.base import INSTANCE_ID
 from controller.models.fleet import KvRole, Role
+from controller.scale.provisioning import PROCESS, Hosts, abilities
+from controller.selectors.fleet.topology import clusters
 from controller.services.fleet.instances import KEY_NAME
 
 BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
@@ -124,8 +126,11 @@ class InstanceForm(NewInstanceForm):
 class StartForm(NewInstanceForm):
     """An instance that Slackline starts with the command of a launch template."""
 
-    field_order = ("template", "model", "id", "folder", "role", "max_num_seqs", "host")
+    field_order = ("template", "where", "model", "id", "folder", "role", "max_num_seqs", "host")
 
+    where = forms.ChoiceField(
+        required=False, label="Where", help_text="The machine of Slackline, or a cluster that places it on a node."
+    )
     template = forms.ModelChoiceField(
         queryset=LaunchTemplate.objects.none(), help_text="How its engine is started. The commands are below."
     )
@@ -153,6 +158,7 @@ class StartForm(NewInstanceForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["host"].help_text = "With a host it holds as many of its devices as the tensor parallel degree."
+        self.fields["where"].choices = places_to_start()  # type: ignore[attr-defined]
         templates = LaunchTemplate.objects.order_by("name")
         self.fields["template"].queryset = templates  # type: ignore[attr-defined]
         self.fields["template"].label_from_instance = _with_state  # type: ignore[attr-defined]
@@ -163,8 +169,21 @@ class StartForm(NewInstanceForm):
     def values(self) -> dict[str, Any]:
         """What `instance_create` takes."""
         values = super().values()
-        folder = values.pop("folder")
-        return values | {"spec": {"folder": folder} if folder else {}}
+        folder, where = values.pop("folder"), values.pop("where") or PROCESS
+        provisioner, _, cluster = where.partition("/")
+        spec = {name: value for name, value in (("folder", folder), ("cluster", cluster)) if value}
+        return values | {"provisioner": provisioner, "spec": spec}
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if data.get("host") is not None and abilities(data.get("where") or PROCESS).hosts == Hosts.CLUSTER:
+            self.add_error("host", "A cluster chooses the node itself: leave this empty.")
+        return data
+
+
+def places_to_start() -> list[tuple[str, str]]:
+    """This machine, and the clusters that workers look at."""
+    return [(PROCESS, "This machine"), *((look.name, f"Cluster {look.name}") for look in clusters())]
 
 
 class InstanceEditForm(EditForm):

@@ -107,7 +107,9 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
         row["policy"] = policies.get((row["row"].model_id, row["row"].role))
     between = [*chain(*host_links.values())]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": between}
-    context["unseen"] = topology.provisioners_unseen()
+    looks = topology.provisioner_looks()
+    context["unseen"] = [look for look in looks if look.failing_since is not None]
+    context["clusters"] = [look for look in topology.clusters(looks) if look.hosts]
     return context | {"links_down": sum(link.state != "up" for link in between)} | links_in_trouble()
 
 

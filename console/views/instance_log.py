@@ -44,7 +44,7 @@ def _context(row: Instance) -> dict[str, Any]:
 
     log, problem = None, ""
     try:
-        log = log_of(row.provisioner, row.pk, settings.DATA_DIR)
+        log = log_of(row.source, row.pk, settings.DATA_DIR)
     except OSError as error:
         problem = error.strerror or str(error)
     written_at = None if log is None else datetime.fromtimestamp(log.written_at, UTC)

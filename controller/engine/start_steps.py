@@ -40,3 +40,8 @@ def steps_said(backend: str, text: str) -> Iterator[str]:
     for name, pattern in _SAID.get(backend, ()):
         if pattern.search(text):
             yield name
+
+
+def patterns(backend: str) -> dict[str, str]:
+    """The same for a reader elsewhere: what each step's line matches, as the text of a regular expression."""
+    return {name: pattern.pattern for name, pattern in _SAID.get(backend, ())}

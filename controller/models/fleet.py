@@ -7,8 +7,9 @@ from django.db.models import Q
 
 from controller.core.addresses import shown_url
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
+from controller.engine.placement import DEFAULT_CLUSTER
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
-from controller.scale.provisioning import Abilities, abilities
+from controller.scale.provisioning import Abilities, abilities, source_of
 
 
 class Role(models.TextChoices):
@@ -340,6 +341,11 @@ class Instance(Versioned):
         return abilities(self.provisioner)
 
     @property
+    def source(self) -> str:
+        """What is looked at for it: its provisioner, or the cluster of that which it runs on."""
+        return source_of(self.provisioner, str(self.spec.get("cluster") or DEFAULT_CLUSTER))
+
+    @property
     def shown_url(self) -> str:
         """Its URL without a user and password, which rows of older versions may have."""
         return shown_url(self.url)
@@ -436,7 +442,8 @@ class ProvisionerLook(models.Model):
     """The last look at a provisioner. While looks fail its instances keep the state in which they were last seen.
 
     `seen_at`: of the last look that succeeded (null: none has yet); `failing_since` and `error`: of those that fail
-    now; `instances`: how many it had when it was last seen.
+    now; `instances`: how many it had when it was last seen. `hosts`: nodes of its cluster then, each with `name`,
+    `state`, `resources` ({name: [free, total]}, memory in bytes) and `labels`.
     """
 
     name = models.CharField(primary_key=True, max_length=120)
@@ -444,6 +451,7 @@ class ProvisionerLook(models.Model):
     failing_since = models.DateTimeField(null=True, blank=True)
     error = models.TextField(blank=True, default="")
     instances = models.PositiveIntegerField(default=0)
+    hosts = models.JSONField(default=list, blank=True, db_default=[])
 
     class Meta:
         db_table = "provisioner_look"

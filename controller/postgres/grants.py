@@ -58,7 +58,7 @@ GRANTS: dict[str, dict[str, str]] = {
     "instance_interval": _FLEET,
     "instance_link": _FLEET,
     "launch_template": {CONSOLE: _ALL, WORKER: "SELECT, UPDATE"},
-    "provisioner_look": {CONSOLE: _READ, WORKER: "SELECT, INSERT, UPDATE"},
+    "provisioner_look": {CONSOLE: _READ, WORKER: _ALL},
     "action": _FLEET,
     "transfer": _FLEET,
     "scaling_policy": {CONSOLE: _ALL, WORKER: "SELECT, UPDATE"},

@@ -45,6 +45,7 @@ class Abilities:
 
 PROCESS = "process"  # engines that the supervisor of `make up` starts on its machine
 STATIC = "static"  # endpoints that a person registered
+RAY = "ray"  # jobs of Ray clusters that exist
 UNKNOWN = Abilities()
 
 DECLARED: Registry[Abilities] = Registry("provisioner")
@@ -52,12 +53,19 @@ DECLARED.register(PROCESS)(
     Abilities(starts=True, stops=True, logs=True, devices=True, hosts=Hosts.THIS_MACHINE, observe_s=2.0)
 )
 DECLARED.register(STATIC)(Abilities(registers=True, observe_s=3.0))
+DECLARED.register(RAY)(Abilities(starts=True, stops=True, logs=True, hosts=Hosts.CLUSTER, observe_s=4.5))
+
+
+def source_of(name: str, cluster: str) -> str:
+    """What is looked at by itself: a provisioner, or one of its clusters (`ray/default`)."""
+    return f"{name}/{cluster}" if abilities(name).hosts == Hosts.CLUSTER else name
 
 
 def abilities(name: str) -> Abilities:
-    """Those of the provisioner; none for a name that this version does not know."""
+    """Those of the provisioner, or of the provisioner of a source (`source_of`); none for a name that this version does
+    not know."""
     try:
-        return DECLARED[name]
+        return DECLARED[name.partition("/")[0]]
     except UnknownName:
         return UNKNOWN
 

@@ -1,9 +1,10 @@
-"""Provisioners: engines that `make up` starts on this machine, and registered endpoints. What each can do is declared
-in `controller.scale.provisioning`."""
+"""Provisioners: engines that `make up` starts on this machine, jobs of Ray clusters, and registered endpoints. What
+each can do is declared in `controller.scale.provisioning`."""
 
-from workers.provisioners.base import PROVISIONERS, Observed, Provisioner
+from workers.provisioners.base import PROVISIONERS, Observed, Provisioner, sources
 from workers.provisioners.looks import Look, Looks
 from workers.provisioners.process import ProcessProvisioner
+from workers.provisioners.ray import RayProvisioner
 from workers.provisioners.static import Endpoint, StaticProvisioner, Watch
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Observed",
     "ProcessProvisioner",
     "Provisioner",
+    "RayProvisioner",
     "StaticProvisioner",
     "Watch",
+    "sources",
 ]

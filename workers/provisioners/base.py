@@ -55,9 +55,10 @@ class Provisioner(Protocol):
     """What it can do is declared in `controller.scale.provisioning`, under the name that it registers."""
 
     @classmethod
-    def here(cls, data_dir: Path) -> Provisioner | None:
-        """The provisioner for a worker with this DATA_DIR; None if it cannot work there. Called in each round of the
-        reconciler, in a thread that may use the database."""
+    def here(cls, data_dir: Path) -> Provisioner | Mapping[str, Provisioner] | None:
+        """The provisioner for a worker with this DATA_DIR; None if it cannot work there; one for each cluster, by
+        source (`source_of`), if it asks clusters. Called in each round of the reconciler, in a thread that may use the
+        database."""
         ...
 
     def observe(self) -> list[Observed]:
@@ -89,3 +90,17 @@ def checked_id(id: str) -> str:
     if not ID_PATTERN.fullmatch(id) or ".." in id:
         raise ConfigError(f"instance id {id!r}: use letters, digits, '.', '_' and '-', at most 63", "id")
     return id
+
+
+def sources(data_dir: Path, only: str = "") -> dict[str, Provisioner]:
+    """What can be looked at from this machine, by source. `only`: a source whose provisioner alone is asked."""
+    found: dict[str, Provisioner] = {}
+    for name in PROVISIONERS:
+        if only and only.partition("/")[0] != name:
+            continue
+        made = PROVISIONERS[name].here(data_dir)
+        if isinstance(made, Mapping):
+            found |= made
+        elif made is not None:
+            found[name] = made
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from controller.core.errors import ConfigError
 from controller.scale.provisioning import abilities
-from workers.provisioners.base import PROVISIONERS, LogTail
+from workers.provisioners.base import LogTail, sources
 
 LOG_BYTES = 64 << 10
 # Colours and cursor moves of a terminal, then what else is no text. Progress bars return to the start of their line.
@@ -16,12 +16,12 @@ _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def log_of(provisioner: str, instance_id: str, data_dir: Path) -> LogTail | None:
+def log_of(source: str, instance_id: str, data_dir: Path) -> LogTail | None:
     """What the engine of an instance printed. None: its provisioner shows no logs, or has none on this machine. Raises
     OSError if it cannot be read."""
-    if not abilities(provisioner).logs:
+    if not abilities(source).logs:
         return None
-    found = PROVISIONERS[provisioner].here(data_dir)
+    found = sources(data_dir, only=source).get(source)
     try:
         return None if found is None else found.log(instance_id)
     except ConfigError:  # no engine can have this id
@@ -41,8 +41,9 @@ def tail_of(path: Path, most: int = LOG_BYTES) -> LogTail | None:
     cut = size > most
     if cut:
         raw = raw.partition(b"\n")[2] or raw  # the first line is not whole
-    return LogTail(_plain(raw.decode(errors="replace")), cut, written_at)
+    return LogTail(plain(raw.decode(errors="replace")), cut, written_at)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Without colours, overwritten lines and control characters."""
     return _CONTROL.sub("", _OVERWRITTEN.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n")))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
@@ -34,11 +35,12 @@ from controller.scale.lifecycle import (
     converge,
 )
 from controller.scale.observation import fresh, outstanding
+from controller.scale.provisioning import Hosts, abilities
 from controller.services.fleet import lifecycle
-from controller.services.fleet.provisioners import provisioner_looked
+from controller.services.fleet.provisioners import clusters_keep, provisioner_looked
 from workers.actions.instance_links import join
 from workers.live import announce
-from workers.provisioners import PROVISIONERS, Look, Looks, Observed, Provisioner
+from workers.provisioners import Look, Looks, Observed, Provisioner, sources
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 
@@ -52,9 +54,8 @@ def reconcile() -> None:
 
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
-    """The provisioners that work on this machine, by name."""
-    found = {name: PROVISIONERS[name].here(data_dir) for name in PROVISIONERS}
-    return {name: each for name, each in found.items() if each is not None}
+    """The provisioners that work on this machine, by source."""
+    return sources(data_dir)
 
 
 class Taken(NamedTuple):
@@ -71,7 +72,9 @@ def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Looks 
     """
     found = (looks or Looks()).at(by_name)
     for name, look in found.items():
-        provisioner_looked(name=name, instances=None if look.seen is None else len(look.seen), error=look.error)
+        count, hosts = None if look.seen is None else len(look.seen), _hosts(by_name[name])
+        provisioner_looked(name=name, instances=count, error=look.error, hosts=hosts)
+    clusters_keep(sources=found.keys())
     fleet = fresh(fleet_or_nothing(), now)
     wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
     steps = [each for name in sorted({*found, *wanted}) for each in _steps(name, wanted.get(name, []), found, now)]
@@ -90,9 +93,15 @@ def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Looks 
     return [step for _, step in steps]
 
 
+def _hosts(provisioner: Provisioner) -> list[dict[str, Any]] | None:
+    """Of its cluster, for pages; None: it has none, or cannot tell."""
+    told = getattr(provisioner, "hosts", None)
+    return [asdict(host) for host in told()] or None if told is not None else None
+
+
 def _steps(name: str, wanted: list[Wanted], found: Mapping[str, Look], now: float) -> list[Taken]:
     """Steps of the instances of one provisioner. One that is not on this machine has nothing that could be seen."""
-    look = found.get(name, Look(()))
+    look = found.get(name, Look(() if abilities(name).hosts != Hosts.CLUSTER else None))
     if look.seen is None:
         return []
     seen = {observed.id: _seen(observed) for observed in look.seen}

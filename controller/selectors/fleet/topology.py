@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 
 from controller.models import Device, Host, Instance, InstanceDevice, Link, ProvisionerLook
 from controller.models.fleet import Weights
+from controller.scale.provisioning import Hosts, abilities
 
 
 class WarmOn(NamedTuple):
@@ -98,6 +99,17 @@ def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
 def provisioners_unseen() -> list[ProvisionerLook]:
     """Provisioners that cannot be looked at now. Their instances are shown as they were last seen."""
     return list(ProvisionerLook.objects.filter(failing_since__isnull=False))
+
+
+def provisioner_looks() -> list[ProvisionerLook]:
+    """The last look at each provisioner and cluster."""
+    return list(ProvisionerLook.objects.all())
+
+
+def clusters(looks: Collection[ProvisionerLook] | None = None) -> list[ProvisionerLook]:
+    """The clusters that start engines, with their hosts as of the last look that succeeded."""
+    known = provisioner_looks() if looks is None else looks
+    return [look for look in known if abilities(look.name).hosts == Hosts.CLUSTER]
 
 
 def links() -> dict[str, list[Link]]:

@@ -20,10 +20,11 @@ from django.utils import timezone
 
 from controller.core.addresses import url_problem
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
+from controller.engine import placement
 from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
 from controller.models import Device, Host, Instance, InstanceInterval, LaunchTemplate, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
-from controller.scale.provisioning import PROCESS, STATIC
+from controller.scale.provisioning import PROCESS, STATIC, Hosts
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_version_raise
@@ -311,6 +312,10 @@ def _check(row: Instance, new_spec: bool = True) -> None:
         raise ValidationError({"url": "Required for a static instance."})
     if row.template is not None and not row.abilities.starts:
         raise ValidationError({"template": "Only for an instance that Slackline starts."})
+    if row.abilities.hosts == Hosts.CLUSTER and row.host is not None:
+        raise ValidationError({"host": "Not for an engine on a cluster, which chooses the node itself."})
+    if row.abilities.starts and row.template is None and row.abilities.hosts == Hosts.CLUSTER:
+        raise ValidationError({"template": "Required: engines on a cluster are started from a launch template only."})
     if row.abilities.starts and row.template is None and row.backend != "reference":
         raise ValidationError({"template": f"Required: Slackline starts {row.backend} from a launch template only."})
     if row.key_name not in ("", KEY_MADE) and not row.abilities.registers:
@@ -335,8 +340,10 @@ def _check_spec(row: Instance) -> None:
         if unknown := sorted(set(row.spec) - FROM_TEMPLATE):
             known = ", ".join(sorted(FROM_TEMPLATE))
             raise ValidationError({"spec": f"unknown: {', '.join(unknown)}; beside its template: {known}."})
-    elif own and (wrong := refusal(row.spec)):
-        raise ValidationError({"spec": wrong})
+        if wrong := placement.problems(row.spec):
+            raise ValidationError({f"spec.{name}": why for name, why in wrong.items()})
+    elif own and (refused_whole := refusal(row.spec)):
+        raise ValidationError({"spec": refused_whole})
     now = timezone.now().timestamp()
     refused = values_refused(row.spec, now, row.max_num_seqs) if own else values_refused_of_all(row.spec, now)
     if refused:

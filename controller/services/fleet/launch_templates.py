@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.core.types import KEY_MADE
+from controller.engine import placement
 from controller.engine.launch_template import LONGEST_START_S, LaunchTemplate, problems, rendered, split_environment
 from controller.engine.shipped_templates import SHIPPED
 from controller.models import Decision, Instance
@@ -25,7 +26,7 @@ from controller.services.replace import ExpectedVersion, defaults_of, put
 KIND = "launch_template"
 EDITABLE = (*("backend", "roles", "command", "environment", "spec", "health_path", "key_variable", "start_limit_s"),)
 BACKENDS = ("reference", "sglang", "vllm")
-FACTS = ("kv_role",)  # that a template may say about its engines
+FACTS = ("kv_role", *placement.FIELDS)  # that a template may say about its engines
 EXAMPLE: Mapping[str, str] = {
     **{"id": "vllm-1", "model": "/models/example", "served_name": "example", "host": "127.0.0.1", "port": "8100"},
     **{"context": "4096", "slots": "16", "role": "collocated", "tp": "1", "device": "0", "python": "python3"},
@@ -193,6 +194,8 @@ def _check(row: Row) -> None:
         errors["spec"] = f"May only have: {', '.join(FACTS)}."
     elif "kv_role" in row.spec and (row.backend != "vllm" or row.spec["kv_role"] not in KvRole.values):
         errors["spec"] = f"kv_role is for vLLM only and must be one of: {', '.join(KvRole.values)}."
+    elif wrong := placement.problems(row.spec):
+        errors |= {f"spec.{name}": why for name, why in wrong.items()}
     if not (math.isfinite(row.start_limit_s) and row.start_limit_s <= LONGEST_START_S):
         errors["start_limit_s"] = f"Must be at most {LONGEST_START_S:.0f} s."
     if errors:

@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from controller.engine import placement
 from controller.engine.process_spec import SAYABLE, start_after, start_refused, values_refused
 from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate
 from controller.models.fleet import Weights
@@ -56,14 +57,14 @@ KINDS = {
 
 
 def wanted_instances(outstanding: Mapping[str, int] | None) -> dict[str, list[Wanted]]:
-    """Every live instance, by the name of its provisioner. `outstanding`: requests by instance, those counted whose KV
-    it keeps, 0 for an instance that is missing; None: no gateway reports."""
+    """Every live instance, by its source (`Instance.source`). `outstanding`: requests by instance, those counted whose
+    KV it keeps, 0 for an instance that is missing; None: no gateway reports."""
     runs = dict(
         InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
     )  # the run that the row knows of began no later than its open interval
     found: dict[str, list[Wanted]] = {}
     for row in Instance.objects.live().select_related("template"):
-        found.setdefault(row.provisioner, []).append(_wanted(row, runs.get(row.pk), outstanding))
+        found.setdefault(row.source, []).append(_wanted(row, runs.get(row.pk), outstanding))
     return found
 
 
@@ -263,7 +264,8 @@ def instance_start(*, instance_id: str) -> dict[str, Any]:
 def instance_spec(row: Instance) -> dict[str, Any]:
     """What its provisioner needs. A real model is given by its folder and served under the model's name."""
     if row.template is not None:
-        return {"id": row.pk, "launch": launch_of(row), "device_indexes": devices_of(row)}
+        placed = {name: row.spec[name] for name in placement.FIELDS if name in row.spec}
+        return {"id": row.pk, "launch": launch_of(row), "device_indexes": devices_of(row), "placement": placed}
     spec = {
         **row.spec,
         "id": row.pk,

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
 from django.utils import timezone
 
 from controller.models import ProvisionerLook
 
 
-def provisioner_looked(*, name: str, instances: int | None, error: str = "") -> None:
-    """Store the outcome of a look. `instances`: how many it has; None: it could not be seen, because of `error`."""
+def provisioner_looked(
+    *, name: str, instances: int | None, error: str = "", hosts: Sequence[Mapping[str, Any]] | None = None
+) -> None:
+    """Store the outcome of a look. `instances`: how many it has; None: it could not be seen, because of `error`.
+    `hosts`: of its cluster; None: they are not known, or not better than before."""
     now = timezone.now()
     if instances is not None:
-        seen = {"seen_at": now, "failing_since": None, "error": "", "instances": instances}
+        seen: dict[str, Any] = {"seen_at": now, "failing_since": None, "error": "", "instances": instances}
+        if hosts is not None:
+            seen["hosts"] = list(hosts)
         ProvisionerLook.objects.update_or_create(name=name, defaults=seen)
         return
     row, _ = ProvisionerLook.objects.get_or_create(name=name)
     row.failing_since, row.error = row.failing_since or now, error
     row.save(update_fields=["failing_since", "error"])
+
+
+def clusters_keep(*, sources: Collection[str]) -> None:
+    """Forget looks at clusters that no worker has in its settings any more, and that no instance needs."""
+    rows = ProvisionerLook.objects.filter(name__contains="/")
+    rows.exclude(name__in=list(sources)).delete()

@@ -8,9 +8,10 @@ import time
 import pytest
 from django.db import connection
 from django.urls import reverse
+from django.utils import timezone
 
 from console.management import demo
-from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link
+from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link, ProvisionerLook
 from controller.services.records.requests import records_write
 from tests import factories
 from tests.console.live.live_data import fleet, instance
@@ -222,3 +223,18 @@ def test_rows_and_tiles_lead_to_instance_model_and_policy(viewer, live_store):
     assert f'id="policy-{policy.pk}"' in viewer.get(reverse("scaling")).content.decode()
     page = viewer.get(reverse("instance", args=["engine-1"])).content.decode()
     assert f'href="{reverse("scaling")}#policy-{policy.pk}"' in page
+
+
+def test_nodes_of_a_cluster_are_shown_and_stale_when_it_is_away(viewer, live_store):
+    node = {"name": "10.0.0.2", "state": "alive", "resources": {"GPU": [1.0, 2.0]}, "labels": {"zone": "a"}}
+    look = ProvisionerLook.objects.create(name="ray/default", seen_at=timezone.now(), hosts=[node])
+    told = " ".join(viewer.get(reverse("fleet")).content.decode().split())
+    assert "Cluster ray/default" in told
+    assert "GPU 1 of 2" in told
+    assert "zone=a" in told
+    assert "stale" not in told.partition("Cluster ray/default")[2].partition("</h2>")[2][:200]
+    look.failing_since, look.error = timezone.now(), "Away: no answer"
+    look.save()
+    told = " ".join(viewer.get(reverse("fleet")).content.decode().split())
+    assert "stale: it cannot be reached now" in told
+    assert 'The provisioner <span class="mono">ray/default</span> cannot be reached' in told

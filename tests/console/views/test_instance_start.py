@@ -125,3 +125,17 @@ def test_without_a_model_or_a_template_the_page_says_so(operator, live_store):
     assert "There is no model yet." in page
     LaunchTemplate.objects.all().delete()
     assert "There is no launch template." in operator.get(reverse("instance-start")).content.decode()
+
+
+def test_an_instance_is_started_on_a_cluster(operator, model):
+    page = operator.get(reverse("instance-start")).content.decode()
+    assert "Cluster ray/west" not in page
+    ProvisionerLook.objects.create(name="ray/west", seen_at=timezone.now())
+    assert "Cluster ray/west" in operator.get(reverse("instance-start")).content.decode()
+    start(operator, model, id="ray-1", where="ray/west")
+    row = Instance.objects.get(pk="ray-1")
+    assert (row.provisioner, row.spec["cluster"], row.source) == ("ray", "west", "ray/west")
+    refused = start(operator, model, id="ray-2", where="ray/west", host=str(factories.host(name="box").pk))
+    assert "A cluster chooses the node itself" in refused.content.decode()
+    assert start(operator, model, id="ray-3", where="ray/none").status_code == 422
+    assert not Instance.objects.filter(pk__in=("ray-2", "ray-3")).exists()

@@ -26,6 +26,7 @@ from controller.services.fleet.scaling_stages import stage_of
 from controller.services.fleet.served_models import served_model_create
 from controller.wording.sentences import sentence
 from workers.engine.config import parse
+from workers.ray.jobs import HostSeen
 from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
 from workers.tasks.reconcile import reconcile_once
@@ -535,3 +536,34 @@ def test_the_steps_of_a_start_are_stored(look, fake, policy, templates):
     fake.becomes("v1", "ready", steps={"process": 5.0, "weights": 7.0, "ready": 9.0})
     look(2)
     assert Instance.objects.get(pk="v1").start_steps == {"process": 5.0, "weights": 7.0, "ready": 9.0}
+
+
+def test_a_cluster_that_no_worker_knows_is_not_an_empty_one(policy, fake):
+    row = instance_create(actor=SYSTEM, id="r1", model=policy.model)
+    Instance.objects.filter(pk="r1").update(provisioner="ray", observed_state="ready", url="http://h:1")
+    instance_stop(actor=SYSTEM, instance_id=row.pk)
+    assert reconcile_once({"process": fake}, time.time()) == []
+    assert Instance.objects.get(pk="r1").observed_state == "ready", "nobody knows whether it has ended"
+
+
+def test_hosts_of_a_cluster_are_kept_while_it_is_away(policy, fake):
+    class Cluster(type(fake)):
+        away = False
+
+        def observe(self):
+            if self.away:
+                raise OSError("no route")
+            return []
+
+        def hosts(self):
+            return [] if self.away else [HostSeen("10.0.0.2", "alive", {"GPU": (1.0, 2.0)}, {})]
+
+    cluster = Cluster()
+    reconcile_once({"ray/default": cluster}, time.time())
+    cluster.away = True
+    reconcile_once({"ray/default": cluster}, time.time())
+    look = ProvisionerLook.objects.get(name="ray/default")
+    assert [host["name"] for host in look.hosts] == ["10.0.0.2"]
+    assert look.failing_since is not None
+    reconcile_once({"process": fake}, time.time())
+    assert not ProvisionerLook.objects.filter(name="ray/default").exists(), "no worker has it in its settings any more"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ValidationError
 
-from controller.models import Decision, Device, Instance
+from controller.models import Decision, Device, Instance, LaunchTemplate
 from controller.scale.lifecycle import Replace
+from controller.scale.provisioning import DECLARED, Hosts
 from controller.selectors.fleet.topology import places, room_for
 from controller.services.fleet.instances import (
     instance_create,
@@ -46,7 +47,7 @@ def free(host) -> int:
     return next(place.free for place in places() if place.host == host)
 
 
-@pytest.mark.parametrize("provisioner", list(PROVISIONERS))
+@pytest.mark.parametrize("provisioner", [name for name in PROVISIONERS if DECLARED[name].hosts != Hosts.CLUSTER])
 def test_every_provisioners_instance_holds_its_devices_until_it_is_gone(provisioner):
     host, model = machine(2), factories.served_model()
     if provisioner == "static":
@@ -140,3 +141,18 @@ def test_an_engine_on_cuda_is_started_on_the_devices_that_it_holds():
 def test_an_engine_on_the_processor_is_told_of_no_device():
     row = new_instance(machine(2), id="plain")
     assert "device_indexes" not in instance_start(instance_id=row.pk)
+
+
+def template_made():
+    command = ["vllm", "serve", "--port", "${port}"]
+    return LaunchTemplate.objects.create(name="t", backend="vllm", roles=["collocated"], command=command)
+
+
+def test_an_engine_on_a_cluster_holds_no_device_of_ours_and_needs_a_template():
+    model, template = factories.served_model(), template_made()
+    with pytest.raises(ValidationError, match="chooses the node itself"):
+        instance_create(actor=ACTOR, id="e1", model=model, provisioner="ray", template=template, host=machine(1))
+    with pytest.raises(ValidationError, match="from a launch template only"):
+        instance_create(actor=ACTOR, id="e1", model=model, provisioner="ray")
+    row = instance_create(actor=ACTOR, id="e1", model=model, provisioner="ray", template=template)
+    assert (held(row), row.source) == ([], "ray/default")

@@ -1,0 +1,51 @@
+"""Which clusters a worker asks, from its settings and the rows of instances."""
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.models import LaunchTemplate
+from controller.services.actors import SYSTEM
+from controller.services.fleet.instances import instance_create, instance_stop
+from controller.services.fleet.lifecycle import instance_start
+from tests import factories
+from workers.provisioners import RayProvisioner, sources
+from workers.ray.jobs import Away
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture
+def west(db):
+    command, spec = ["vllm", "serve", "--port", "${port}"], {"resources": {"GPU": 1}, "cluster": "west"}
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", roles=["collocated"], command=command, spec=spec)
+    return instance_create(actor=SYSTEM, id="r1", model=factories.served_model(), provisioner="ray", template=template)
+
+
+def test_each_cluster_has_its_own_instances(settings, tmp_path, west):
+    settings.RAY_ADDRESS, settings.FLEET_TOKEN = "east=http://127.0.0.1:9,west=http://127.0.0.1:9", "token"
+    found = sources(tmp_path, only="ray/west")
+    assert sorted(found) == ["ray/east", "ray/west"]
+    assert [list(found[name].rows) for name in sorted(found)] == [[], ["r1"]]
+    assert isinstance(found["ray/west"], RayProvisioner)
+    assert found["ray/west"].rows["r1"].wanted
+    instance_stop(actor=SYSTEM, instance_id="r1")
+    assert not sources(tmp_path)["ray/west"].rows["r1"].wanted
+    assert instance_start(instance_id="r1")["placement"] == {"resources": {"GPU": 1}, "cluster": "west"}
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "told"),
+    [("", "token", "RAY_ADDRESS of this worker does not name the cluster"), ("west=http://h:1", "", "FLEET_TOKEN")],
+)
+def test_a_cluster_that_cannot_be_asked_is_away(settings, tmp_path, west, address, token, told):
+    settings.RAY_ADDRESS, settings.FLEET_TOKEN = address, token
+    away = sources(tmp_path)["ray/west"]
+    with pytest.raises(Away, match=told):
+        away.observe()
+    with pytest.raises(ConfigError, match=told):
+        away.start("r1", {})
+
+
+def test_without_clusters_there_is_nothing_to_look_at(settings, tmp_path, db):
+    settings.RAY_ADDRESS = ""
+    assert not [name for name in sources(tmp_path) if name.startswith("ray")]

@@ -1,0 +1,100 @@
+"""Calls to the launcher of an engine (`workers.ray.launcher`), which listens one port above the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from workers.http import outbound
+from workers.http.fleet_proof import made_key
+from workers.ray.launcher import ports_of
+from workers.ray.launches import control_token
+
+TIMEOUT_S, FIND_S = 1.5, 0.5
+
+
+class Gone(Exception):
+    """Nothing listens there: the launcher has ended, and its engine with it."""
+
+
+class Unreachable(Exception):
+    """The launcher does not answer; the text says how."""
+
+
+class Stranger(Unreachable):
+    """Something else listens there."""
+
+
+def control_port(instance: str, made: str, host: str, fleet_token: str) -> int | None:
+    """Where the launcher of the instance listens on this host; None: nowhere yet. Raises Unreachable."""
+    wanted = hashlib.sha256(control_token(fleet_token, instance, made).encode()).hexdigest()
+    for port in ports_of(instance):
+        try:
+            said = _answer("GET", host, port + 1, "/whose", timeout_s=FIND_S)
+        except (Gone, Stranger):
+            continue
+        if said.get("token_sha256") == wanted:
+            return port + 1
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherClient:
+    """`made`: when the instance's row was made; `port`: its control port. Each call raises Gone or Unreachable."""
+
+    instance: str
+    made: str
+    host: str
+    port: int
+    fleet_token: str = field(repr=False)
+
+    def lease(self) -> dict[str, Any]:
+        """Renew; the first renewal starts the engine. Its status."""
+        told = {"host": self.host, "key": made_key(self.fleet_token, self.instance)}
+        return self._call("POST", "/lease", told)
+
+    def status(self) -> dict[str, Any]:
+        return self._call("GET", "/status")
+
+    def end(self, wait_s: float, grace_s: float) -> dict[str, Any]:
+        """End the engine in `wait_s`, with `grace_s` for its requests."""
+        return self._call("POST", "/end", {"wait_s": wait_s, "grace_s": grace_s})
+
+    def log(self) -> dict[str, Any]:
+        return self._call("GET", "/log")
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {control_token(self.fleet_token, self.instance, self.made)}"}
+        return _answer(method, self.host, self.port, path, body, headers)
+
+
+def _answer(
+    method: str,
+    host: str,
+    port: int,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
+    """Raises Gone or Unreachable."""
+    where, shown = f"{host}:{port}", f"[{host}]" if ":" in host else host
+    try:
+        answer = outbound.request(method, f"http://{shown}:{port}{path}", json=body, headers=headers, timeout=timeout_s)
+        said = answer.json() if answer.status_code == 200 else None
+    except requests.ConnectionError as error:
+        if outbound.REFUSED not in str(error) and "Connection refused" in str(error):
+            raise Gone(f"nothing listens at {where}") from error
+        why = outbound.REFUSED if outbound.REFUSED in str(error) else type(error).__name__
+        raise Unreachable(f"its launcher at {where} cannot be reached: {why}") from error
+    except requests.Timeout as error:
+        raise Unreachable(f"its launcher at {where} does not answer: {type(error).__name__}") from error
+    except (requests.RequestException, ValueError) as error:
+        raise Stranger(f"what answers at {where} is no launcher: {type(error).__name__}") from error
+    if not isinstance(said, dict):
+        raise Stranger(f"what answers at {where} is no launcher of ours (status {answer.status_code})")
+    return said
