@@ -282,6 +282,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "observed_at": ("observed since", "at"),
     "seen_at": ("last seen", "at"),
     "failing_since": ("not seen since", "at"),
+    "hosts": ("nodes of the cluster", ""),
     "ready_at": ("ready since", "at"),
     "stopped_at": ("stopped", "at"),
     "enabled": ("enabled", ""),
