@@ -245,7 +245,7 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     monkeypatch.setattr(fidelity, "measured", pair)
     monkeypatch.setattr(fidelity, "overhead_s", lambda bench, profile: RealRun([], 0.0, way_s=0.002))
     arguments = argparse.Namespace(
-        knee=12.0, times=[0.7, 1.0], seconds=8.0, runs=2, quick=True, resume=False, output=tmp_path / "report.json"
+        knee=12.0, times=[0.7, 1.0], seconds=5.0, runs=2, quick=True, resume=False, output=tmp_path / "report.json"
     )
     bench = SimpleNamespace(stack=None, dropped=0)
     report = fidelity.measure(bench, PROFILE, arguments)
