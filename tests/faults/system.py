@@ -30,7 +30,9 @@ STOP_S = 60.0
 class System:
     """One data folder and the supervisor that runs over it."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    def __init__(self, database_url: str, redis_url: str, **variables: str) -> None:
+        """`variables`: of its environment, such as MODEL."""
+        self.variables = variables
         self.folder = Path(tempfile.mkdtemp(prefix="slackline-faults-"))
         self.database_url, self.redis_url = database_url, redis_url
         self.gateway, self.console = (f"http://127.0.0.1:{port}" for port in (free_port(), free_port()))
@@ -63,7 +65,7 @@ class System:
         ports = {"GATEWAY_PORT": self.gateway, "CONSOLE_PORT": self.console}
         told = {variable: url.rpartition(":")[2] for variable, url in ports.items()}
         told |= {"DATA_DIR": str(self.folder), "DEMO_LOAD": "0", "DJANGO_SETTINGS_MODULE": ""}
-        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url}
+        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url, **self.variables}
 
     def _welcomes(self) -> int:
         return self.output.read_text().count("is ready") if self.output.exists() else 0
