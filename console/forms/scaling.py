@@ -53,7 +53,9 @@ class ScalingForm(EditForm):
     )
     lower = LoadField(initial=0.3, label="Scale in below", help_text="Must be less than the scale-out threshold.")
     sustain_s = PauseField(
-        initial=15.0, label="Scale in after", help_text="How long the load must stay below the threshold."
+        initial=15.0,
+        label="Scale in after",
+        help_text="How long the load must stay below the threshold; at least as long as a start takes.",
     )
     cooldown_s = PauseField(initial=10.0, label="Cooldown", help_text="Minimum time between two changes.")
     interval_s = PauseField(1.0, 60.0, initial=1.0, label="Evaluation interval")

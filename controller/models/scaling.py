@@ -95,6 +95,7 @@ class ScalingSample(models.Model):
     mind = models.CharField(max_length=32)  # of the scaler: "steady", or why it does not act although it would
     low_for_s = models.FloatField(default=0.0)
     cooldown_left_s = models.FloatField(default=0.0)
+    start_s = models.FloatField(null=True)  # what a new instance was expected to take; null: not known
 
     class Meta:
         db_table = "scaling_sample"

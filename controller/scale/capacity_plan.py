@@ -81,7 +81,8 @@ class StageCapacity:
     `seen`: its instances that serve, start or drain. `spares`: its sleepers and warm spares. `other`: None where the
     model is collocated, or the other stage has no policy. `pattern`: whether there is an instance whose settings a new
     one can get, and `without_pattern` why there is none. `room`: how many processes the free devices allow; None: any
-    number. `sleepable`: ids of its instances that can be put to sleep. `sleep_level`: level at which the policy puts to
+    number. `start_s`: expected seconds of a new process until it serves, from the last ones; None: not known.
+    `sleepable`: ids of its instances that can be put to sleep. `sleep_level`: level at which the policy puts to
     sleep what it can do without; 0: it stops them.
     """
 
@@ -94,6 +95,7 @@ class StageCapacity:
     room: int | None = 0
     sleepable: frozenset[str] = frozenset()
     sleep_level: int = 0
+    start_s: float | None = None
 
     def role_change(self, now: float) -> tuple[SwitchRole, Decision] | None:
         """The instance that the other stage can give now, with its Decision."""
@@ -107,10 +109,18 @@ class StageCapacity:
         starts = self.pattern and self.room != 0
         return starts or any(spare.ready for spare in self.spares) or self.role_change(now) is not None
 
+    @property
+    def replaced_after_s(self) -> float | None:
+        """Expected seconds until another instance would serve in place of a stopped one. None: not known, or a spare or
+        what went to sleep serves sooner."""
+        sleeps = self.sleep_level > 0 and bool(self.sleepable)
+        return None if sleeps or any(spare.ready for spare in self.spares) else self.start_s
+
     def observation(self, now: float) -> FleetObservation:
-        """What the Scaler judges: what was seen, with whether an instance could be added and, if not, why."""
+        """What the Scaler judges: what was seen, whether an instance could be added and, if not, why, and how long that
+        would take."""
         held_by = NO_DEVICE if self.pattern else self.without_pattern
-        return replace(self.seen, startable=self.can_add(now), held_by=held_by)
+        return replace(self.seen, startable=self.can_add(now), held_by=held_by, start_s=self.replaced_after_s)
 
 
 @dataclass(frozen=True, slots=True)

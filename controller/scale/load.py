@@ -43,7 +43,9 @@ class FleetObservation:
 
     `age_s`: age of the telemetry; None: there was no snapshot at all. Rates in requests/s; `processing_rate` None:
     unknown. `startable` false: nothing can give another instance, for the reason `held_by` (no pattern to make one
-    like, or no free device). `taken`: requests are accepted, by instances of another role if by none of `members`.
+    like, or no free device). `start_s`: expected seconds until another instance would serve in place of a stopped one;
+    None: not known, or so few that it does not matter. `taken`: requests are accepted, by instances of another role if
+    by none of `members`.
     """
 
     members: tuple[Member, ...]
@@ -56,6 +58,7 @@ class FleetObservation:
     startable: bool = True
     held_by: str = "nothing_to_start"
     taken: bool = False
+    start_s: float | None = None
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
         """The same with a processing rate; of a deserted fleet it is known to be 0, although refused requests never
@@ -86,6 +89,7 @@ class FleetObservation:
     def figures(self) -> dict[str, Figure]:
         """The inputs, for the Decision. An infinite ratio (arrivals, but nothing processed) becomes None."""
         ratio = rate_ratio(self.arrival_rate, self.processing_rate)
+        start: dict[str, Figure] = {} if self.start_s is None else {"start_s": round(self.start_s, 1)}
         return {
             "load": _finite(self.load),
             "utilisation": round(self.mean_utilisation, 4),
@@ -98,6 +102,7 @@ class FleetObservation:
             "starting": len(self.having("starting")),
             "draining": len(self.having("draining")),
             "snapshot_age_s": None if self.age_s is None else round(self.age_s, 2),
+            **start,
         }
 
 

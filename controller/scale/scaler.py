@@ -10,6 +10,8 @@ Ours, where the paper says nothing:
   still start would carry the load.
 - Scale-in drains before it stops, one instance at a time, the one with the least to do. A drain is taken back before
   anything is started.
+- An instance is removed only after load was low for as long as another one takes to start, where that is longer than
+  `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
 - An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
   removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
   an instance again.
@@ -133,7 +135,8 @@ def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, n
         return _drain(seen, "above_max")
     if seen.load > config.upper:
         return _out(config, state, seen, count, now)
-    if _low_for(config, state, now) >= max(config.sustain_s, _EPSILON_S) - _EPSILON_S and count > config.min_instances:
+    hold_s = max(config.sustain_s, seen.start_s or 0.0, _EPSILON_S) - _EPSILON_S
+    if _low_for(config, state, now) >= hold_s and count > config.min_instances:
         return _in(config, state, seen, count, now)
     return _Choice(STEADY, [], "scale_hold")
 

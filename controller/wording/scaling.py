@@ -29,6 +29,7 @@ class StoredSample(Protocol):
     mind: str
     low_for_s: float
     cooldown_left_s: float
+    start_s: float | None
 
 
 class PoolState(Protocol):
@@ -48,7 +49,7 @@ class PoolState(Protocol):
 HELD = {
     "at_max": "{load} is above {upper:g} %, but the maximum of {max} is reached",
     "settling": "{load} calls for a change, but the last one has not settled yet: {cooldown:.0f} s of cooldown "
-    "left, {starting} starting, {draining} draining",
+    "left, {starting} starting{start}, {draining} draining",
     "telemetry_stale": "the telemetry is stale, and nothing is changed on stale telemetry",
     "nothing_to_start": "another instance is needed, but there is no managed instance to start a copy of",
     "template_paused": "another instance is needed, but the launch template of its instances is paused, since starts "
@@ -129,6 +130,7 @@ def why(policy: StoredPolicy, sample: StoredSample, held: int | None = None) -> 
         "max": "1 instance" if policy.max_instances == 1 else f"{policy.max_instances} instances",
         "cooldown": sample.cooldown_left_s,
         "starting": sample.starting,
+        "start": _start_takes(sample) if sample.starting else "",
         "draining": sample.draining,
     }
     words = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
@@ -159,5 +161,11 @@ def _steady(policy: StoredPolicy, sample: StoredSample) -> str:
         return f"{said} is between {lower} and {upper}: no change is needed"
     if sample.ready <= policy.min_instances:
         return f"{said} is below {lower}, but {policy.min_instances} is the minimum"
-    low = min(sample.low_for_s, policy.sustain_s)
-    return f"{said} has been below {lower} for {low:.0f} s; after {policy.sustain_s:g} s one instance is removed"
+    start_s = sample.start_s or 0.0
+    hold = f"{policy.sustain_s:g} s" if start_s <= policy.sustain_s else f"{start_s:.0f} s, the time a start takes,"
+    low_s = min(sample.low_for_s, max(policy.sustain_s, start_s))
+    return f"{said} has been below {lower} for {low_s:.0f} s; after {hold} one instance is removed"
+
+
+def _start_takes(sample: StoredSample) -> str:
+    return "" if sample.start_s is None else f" (a start takes about {sample.start_s:.0f} s)"

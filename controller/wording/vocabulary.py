@@ -99,6 +99,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "min_instances": ("minimum", "instances"),
     "max_instances": ("maximum", "instances"),
     "low_for_s": ("load was low for", "s"),
+    "start_s": ("start of an instance takes", "s"),
     "sustain_s": ("scales in after low load for", "s"),
     "cooldown_s": ("cooldown", "s"),
     "cooldown_left_s": ("cooldown left", "s"),

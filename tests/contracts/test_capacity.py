@@ -28,7 +28,7 @@ from controller.scale.capacity_plan import (
 from controller.scale.role_changes import SwitchRole
 from controller.scale.scaler import Drain, Undrain
 from controller.services.actors import SYSTEM
-from controller.services.fleet import scaling
+from controller.services.fleet import scaling, scaling_stages
 from controller.services.fleet.instances import instance_create, instance_drain, instance_observe, instance_update
 from controller.services.fleet.launch_templates import shipped_templates_store
 from controller.services.fleet.role_switches import role_order
@@ -99,16 +99,16 @@ def asleep(instance, level):
     return replace(instance, sleep_level=level)
 
 
-def collocated(sleep_level, most=None, **bounds):
+def collocated(sleep_level, most=None, start_s=8.0, **bounds):
     """A rush, two sleepers and a warm spare; then calm."""
     instances = (SMALL, asleep(SMALL, 2), asleep(SMALL, 1))
     config = replace(CONFIG, **bounds)
-    settings = ElasticSettings(config, "device", LOAD, most=most, start_s=8.0, warm=1, sleep_level=sleep_level)
+    settings = ElasticSettings(config, "device", LOAD, most=most, start_s=start_s, warm=1, sleep_level=sleep_level)
     return simulate(wave(), "slackline", instances, elastic=settings)
 
 
 def disaggregated(*instances, policy="slackline", most=None, others=()):
-    settings = ElasticSettings(PREFILL, "device", LOAD, DECODE, most=most, start_s=8.0)
+    settings = ElasticSettings(PREFILL, "device", LOAD, DECODE, most=most, start_s=1.0)
     return simulate([*others, *rush(900, 2, count=400)], policy, instances, elastic=settings)
 
 
@@ -116,12 +116,13 @@ RUNS = {
     "collocated, stopped when not needed": (
         lambda: collocated(0),
         {WakeUp, LoadWeights, StartNew, Drain},
-        {"settling"},
+        {"at_max"},
     ),
+    "collocated, quick starts": (lambda: collocated(0, start_s=1.0), {StartNew, Drain}, set()),
     "collocated, put to sleep when not needed": (
         lambda: collocated(1),
         {WakeUp, LoadWeights, StartNew, PutToSleep},
-        {"settling"},
+        {"at_max"},
     ),
     "collocated, at its maximum": (lambda: collocated(0, max_instances=2), {WakeUp, Drain}, {"at_max"}),
     "collocated, no device free": (lambda: collocated(0, most=2), {WakeUp, Drain}, {"no_device"}),
@@ -227,7 +228,8 @@ def _states(seen):
 
 
 def _tick_of_the_service(tick, offset, states, switching):
-    """The fleet of the tick in the database, and the tick that sees it."""
+    """The fleet of the tick in the database, and the tick that sees it. Its instances have no launch template, so what
+    a start takes is told in place of a history of starts."""
     stage, now = tick.stage, tick.now + offset
     model = served_model_create(actor=SYSTEM, name=stage.config.model)
     policy = _policy(model, stage.config, sleep_level=stage.sleep_level)
@@ -245,7 +247,9 @@ def _tick_of_the_service(tick, offset, states, switching):
     for each in policies:
         ScalerState.objects.create(policy=each, state=states[each.role])
     ScalerState.objects.update(updated_at=datetime.fromtimestamp(now - 60, tz=UTC))
-    return scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage.config.model, looks)], now=now)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling_stages, "cold_start_s", lambda pattern: stage.start_s)
+        return scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage.config.model, looks)], now=now)
 
 
 def _policy(model, config, **other):

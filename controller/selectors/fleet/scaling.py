@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
 
+from controller.engine.start_steps import PROCESS, READY
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE, NOTHING_TO_START
@@ -19,6 +20,7 @@ from controller.selectors.fleet.topology import rooms_for
 from controller.selectors.fleet.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
 STARTS_SHOWN = 20
+COLD_STARTS = 5  # the newest: what a start takes follows the machine and the template
 SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
@@ -300,6 +302,18 @@ def times_by_way(started: Sequence[InstanceStart]) -> list[WayTimes]:
         idle = sum(each.idle_s > 0 for each in mine)
         found.append(WayTimes(way, len(mine), len(served), _median(ready), _median(served), _median(load), idle))
     return found
+
+
+def cold_start_s(pattern: Instance) -> float | None:
+    """Seconds that an engine started from the pattern's launch template takes from its process to ready: the median of
+    the last `COLD_STARTS` of that template and model, by their own clocks. None without a template or before the first.
+    One query."""
+    if pattern.template_id is None:
+        return None
+    told = {"start_steps__has_keys": [PROCESS, READY]}
+    rows = Instance.objects.filter(model=pattern.model_id, template=pattern.template_id, **told).order_by("-created_at")
+    steps = rows.values_list("start_steps", flat=True)[:COLD_STARTS]
+    return _median([max(0.0, each[READY] - each[PROCESS]) for each in steps])
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -74,10 +74,11 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         row = ScalerState.objects.filter(policy=policy).first()
         before = ScalerMemory.from_json(row.state if row else {})
         capacity = view.capacity
-        memory, actions, decided = Scaler().decide(capacity.config, before, capacity.observation(now), now)
+        seen = capacity.observation(now)
+        memory, actions, decided = Scaler().decide(capacity.config, before, seen, now)
         scaler_state_save(policy=policy, state=memory.to_json())
         if decided or memory.ticks % _ticks_a_sample(policy) == 0:
-            _sample(policy, memory, view.seen, now)
+            _sample(policy, memory, seen, now)
         if decided:
             return _apply(view, actions, decided, fleet, now)
         return _refill_pool(view, memory.ticks)
@@ -125,6 +126,7 @@ def _sample(policy: ScalingPolicy, memory: ScalerMemory, seen: FleetObservation,
         mind=memory.mind,
         low_for_s=0.0 if low_since is None else max(0.0, now - low_since + policy.interval_s),
         cooldown_left_s=0.0 if changed_at is None else max(0.0, changed_at + policy.cooldown_s - now),
+        start_s=seen.start_s,
     )
 
 

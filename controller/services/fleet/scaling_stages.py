@@ -20,6 +20,7 @@ from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
 from controller.scale.provisioning import starters
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
+from controller.selectors.fleet.scaling import cold_start_s
 from controller.selectors.fleet.topology import room_for, warm_on
 from controller.services.fleet.actions import LOADABLE, Kind
 from controller.services.fleet.instances import FROM_TEMPLATE
@@ -85,6 +86,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
         room=room,
         sleepable=frozenset(able),
         sleep_level=policy.sleep_level,
+        start_s=None if pattern is None else cold_start_s(pattern),
     )
     loading = any(row.weights in COMING for row in serving)
     return StageView(policy, capacity, pool, sleepers, loading, pattern)

@@ -181,6 +181,7 @@ class Elastic:
             room=room,
             sleepable=frozenset(member.id for member in seen.having("ready")),
             sleep_level=self.settings.sleep_level,
+            start_s=self.settings.start_s + self._load_s() if self.settings.start_s else None,
         )
 
     def _sources(self, spares: list[Spare]) -> tuple[tuple[Spare, ...], int | None]:

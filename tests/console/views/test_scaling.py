@@ -27,6 +27,15 @@ from tests import factories
     [
         ({"load": 0.5}, "is between 30 % and 80 %"),
         ({"load": 0.1, "low_for_s": 4.0}, "has been below 30 % for 4 s; after 15 s"),
+        (
+            {"load": 0.1, "low_for_s": 20.0, "start_s": 41.7},
+            "below 30 % for 20 s; after 42 s, the time a start takes, one instance is removed",
+        ),
+        ({"load": 0.1, "low_for_s": 4.0, "start_s": 3.0}, "for 4 s; after 15 s one instance is removed"),
+        (
+            {"load": 1.7, "mind": "settling", "starting": 1, "start_s": 41.7},
+            "1 starting (a start takes about 42 s), 0 draining",
+        ),
         ({"load": 0.1, "ready": 1}, "1 is the minimum"),
         ({"load": 1.7, "mind": "at_max"}, "the maximum of 4 instances is reached"),
         ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cooldown left, 1 starting"),

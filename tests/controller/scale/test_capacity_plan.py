@@ -256,3 +256,19 @@ def test_the_outcome_names_every_instance_and_where_it_comes_from():
 def test_a_plan_changes_nothing_that_it_was_given_and_says_the_same_again():
     assert plan_capacity(ALL, [ScaleOut(6)], NOW) == plan_capacity(ALL, [ScaleOut(6)], NOW)
     assert ALL.spares == (DEEP, WARM, LIGHT)
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected_s"),
+    [
+        ({}, 40.0),
+        ({"spares": (WARM,)}, None),
+        ({"spares": (WARM._replace(ready=False),)}, 40.0),
+        ({"sleep_level": 1, "sleepable": frozenset({"a"})}, None),
+        ({"sleep_level": 1}, 40.0),
+        ({"start_s": None}, None),
+    ],
+)
+def test_a_stopped_instance_is_replaced_by_what_serves_soonest(stage, expected_s):
+    capacity = StageCapacity(**{"config": PREFILL, "seen": BUSY, "room": 2, "start_s": 40.0, **stage})
+    assert capacity.observation(NOW).start_s == expected_s

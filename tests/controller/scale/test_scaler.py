@@ -52,6 +52,15 @@ def test_beat_jitter_does_not_cost_a_tick():
     assert [short(run.tick(fleet(0.2), s)) for s in (1.0, 0.98, 0.99)] == ["-", "-", "in"]
 
 
+def test_it_keeps_an_instance_for_as_long_as_another_takes_to_start():
+    slow, quick = replace(fleet(0.2), start_s=10.0), replace(fleet(0.2), start_s=2.0)
+    run = Run()
+    assert [short(run.tick(slow)) for _ in range(10)] == ["-"] * 9 + ["in"]
+    assert run.decisions[-1].figures["start_s"] == 10.0
+    run = Run()
+    assert [short(run.tick(quick)) for _ in range(3)] == ["-", "-", "in"], "no less than sustain_s"
+
+
 def test_thresholds_are_strict():
     run = Run()
     assert all(run.tick(fleet(load)) == [] for load in (0.8, 0.3, 0.3, 0.3, 0.3, 0.8))

@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Instance, LaunchTemplate
-from controller.selectors.fleet.scaling import InstanceStart, starts, times_by_way
+from controller.selectors.fleet.scaling import InstanceStart, cold_start_s, starts, times_by_way
 from controller.selectors.fleet.weights import first_token_at
 from controller.services.decisions import decision_record
 from controller.services.fleet.launch_templates import shipped_templates_store
@@ -176,3 +176,22 @@ def test_a_token_from_before_the_start_belongs_to_an_earlier_run():
     served("a-cold", -5, ttft_s=7.0)
     (start,) = starts()
     assert start.served_s == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.django_db
+def test_the_time_of_a_start_is_the_median_of_the_last_five_of_its_template():
+    shipped_templates_store()
+    vllm, other = (LaunchTemplate.objects.get(name=name) for name in ("vllm", "reference"))
+    model = factories.served_model()
+    first = factories.instance(model, id="first", template=vllm)
+    assert cold_start_s(first) is None, "none was seen ready"
+    for number, (template, start_s) in enumerate([(vllm, 900), *((vllm, s) for s in (30, 50, 40, 60, 20)), (other, 2)]):
+        row = factories.instance(model, id=f"i{number}", template=template)
+        at = BEGAN.timestamp() + 60 * number
+        steps = {"process": at + 5, "weights": at + 9, "ready": at + 5 + start_s}
+        Instance.objects.filter(pk=row.pk).update(
+            start_steps=steps, created_at=BEGAN + timedelta(minutes=number), ready_at=BEGAN + timedelta(days=1)
+        )
+    assert cold_start_s(Instance.objects.get(pk="i1")) == 40.0, "not what was seen first, nor when it was ready again"
+    assert cold_start_s(Instance.objects.get(pk="i6")) == 2.0
+    assert cold_start_s(factories.instance(model, id="plain")) is None

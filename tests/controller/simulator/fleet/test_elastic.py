@@ -1,10 +1,13 @@
 """Scaling: the production scaler in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.types import Outcome
 from controller.scale import ScalingConfig
+from controller.scale.capacity_plan import StageCapacity
 from controller.simulator import Demand, ElasticSettings, Failure, SimulationSettings
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate, some_demands
 
@@ -90,3 +93,21 @@ def test_bad_settings_are_refused(change, field):
 def test_more_instances_than_allowed_are_refused():
     with pytest.raises(ConfigError, match="max_instances"):
         SimulationSettings((SMALL,) * 4, elastic=ElasticSettings(QUICK))
+
+
+def test_lulls_shorter_than_a_start_do_not_stop_an_instance(monkeypatch):
+    """A rush every 30 s, and starts of 20 s: an instance stopped in a lull is back when the rush is over."""
+    rushes = [
+        replace(each, id=f"{each.id}-{k}", at=each.at + 30.0 * k)
+        for k in range(8)
+        for each in some_demands(600, rate=40.0, seed=k)
+    ]
+    settings = {"elastic": ElasticSettings(QUICK, "device", start_s=20.0)}
+    kept = simulate(rushes, "slackline", (SMALL,), **settings)
+    monkeypatch.setattr(StageCapacity, "replaced_after_s", None)
+    stopped = simulate(rushes, "slackline", (SMALL,), **settings)
+    starts = [[each.kind for each in run.decisions].count("scale_out") for run in (kept, stopped)]
+    attained = [sum(record.attained for record in run.records) / len(rushes) for run in (kept, stopped)]
+    assert starts == [2, 16]
+    assert attained == [pytest.approx(0.978, abs=0.02), pytest.approx(0.784, abs=0.05)]
+    assert kept.cost < 1.1 * stopped.cost
