@@ -30,7 +30,10 @@ TEMPLATE = {
     "command": [*SHIPPED["vllm"]["command"], "--enforce-eager", "--dtype", "bfloat16"],
     "environment": {**VLLM_ENVIRONMENT},
 }  # fmt: skip
-BODY = {"model": MODEL.name, "max_tokens": 40, "ignore_eos": True, "target_ttft": 3.0, "target_tbt": 0.5}
+BODY = {
+    "model": MODEL.name, "max_tokens": 40, "ignore_eos": True, "target_ttft": 3.0, "target_tbt": 0.5,
+    "waiting_time": 60.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_a_second_vllm_starts_under_load_and_is_drained_after_it(system, capsys)
     put(system, session, "scaling-policies", policy)
     with Load(system, rate=1, body=BODY) as before:
         system.until(lambda: before.served("first") >= 5, 60.0)
-    with Load(system, rate=10, body=BODY) as during:
+    with Load(system, rate=4, body=BODY) as during:
         system.until(lambda: decisions(system, "scale_out_served"), START_S)
         served_at = time.monotonic()
         system.until(lambda: time.monotonic() > served_at + 10.0, 20.0)  # both serve
