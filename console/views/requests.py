@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -115,7 +116,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
 @require_GET
 @allows(UserRole.VIEWER)
 def request_compare(request: HttpRequest) -> HttpResponse:
-    """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for the newest attained one of its class."""
+    """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for an attained one of its class."""
     ids = [each.strip() for each in request.GET.getlist("id") if each.strip()]
     if len(ids) == 1 and request.GET.get("with") == "attained":
         ids += [other.id for other in [attained_like(stored(ids[0]))] if other]
@@ -136,11 +137,10 @@ def stored(request_id: str) -> RequestRecord:
 
 
 def attained_like(row: RequestRecord) -> RequestRecord | None:
-    """The newest earlier request of the same tenant, class and model that attained its SLO."""
-    rows = records.search(
-        tenant=row.tenant, slo_class=row.slo_class, model=row.model, attained=True, until=row.arrived_at
-    )
-    return rows.first()
+    """The newest earlier request of the same tenant, class and model that attained its SLO, else the first later one:
+    the first requests of a class may all have missed."""
+    like = partial(records.search, tenant=row.tenant, slo_class=row.slo_class, model=row.model, attained=True)
+    return like(until=row.arrived_at).first() or like(since=row.arrived_at).exclude(pk=row.pk).last()
 
 
 def described(row: RequestRecord, whole_s: float | None = None) -> dict[str, Any]:

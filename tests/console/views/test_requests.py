@@ -151,7 +151,13 @@ def test_a_miss_is_compared_with_the_newest_of_its_class_that_made_it(viewer, re
     assert [each["row"].id for each in answer.context["pair"]] == ["req-slow", "req-made-0"]
     alone = viewer.get("/requests/compare/?id=req-none&with=attained")
     assert alone.status_code == 422
-    assert b"No earlier request of this class" in alone.content
+    assert b"No other request of this class" in alone.content
+
+
+def test_the_first_miss_of_a_class_is_compared_with_the_next_that_made_it(viewer, records):
+    stored([factories.record(id=f"req-made-{n}", arrived_at=factories.NOON + 10 + n) for n in range(3)])
+    answer = viewer.get("/requests/compare/?id=req-slow&with=attained")
+    assert [each["row"].id for each in answer.context["pair"]] == ["req-slow", "req-made-0"]
 
 
 @pytest.mark.parametrize(
