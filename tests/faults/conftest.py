@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.system import System
+from tests.faults.system import System, running_system
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 
 @pytest.fixture(scope="session")
 def running(postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[System]:
-    system = System(postgres.url, redis_server.url)
-    try:
-        system.up()
+    with running_system(postgres.url, redis_server.url) as system:
         system.hurry_scaler()
         yield system
-    finally:
-        system.stop()
-        left = system.processes()
-        for process in left:
-            process.kill()
-        shutil.rmtree(system.folder, ignore_errors=True)
-    assert left == [], "processes left behind"
 
 
 @pytest.fixture

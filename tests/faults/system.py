@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,7 @@ STOP_S = 60.0
 class System:
     """One data folder and the supervisor that runs over it."""
 
-    def __init__(self, database_url: str, redis_url: str, **variables: str) -> None:
-        """`variables`: of its environment, such as MODEL."""
-        self.variables = variables
+    def __init__(self, database_url: str, redis_url: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slackline-faults-"))
         self.database_url, self.redis_url = database_url, redis_url
         self.gateway, self.console = (f"http://127.0.0.1:{port}" for port in (free_port(), free_port()))
@@ -65,7 +65,7 @@ class System:
         ports = {"GATEWAY_PORT": self.gateway, "CONSOLE_PORT": self.console}
         told = {variable: url.rpartition(":")[2] for variable, url in ports.items()}
         told |= {"DATA_DIR": str(self.folder), "DEMO_LOAD": "0", "DJANGO_SETTINGS_MODULE": ""}
-        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url, **self.variables}
+        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url}
 
     def _welcomes(self) -> int:
         return self.output.read_text().count("is ready") if self.output.exists() else 0
@@ -167,6 +167,22 @@ class System:
             change = {"sustain_s": 3.0, "cooldown_s": 2.0, "version": policy["version"]}
             answer = self.control(session, f"scaling-policies/{policy['id']}", change, "PATCH")
             assert answer.status_code == 200, answer.text
+
+
+@contextmanager
+def running_system(database_url: str, redis_url: str) -> Iterator[System]:
+    """A system that is up, and nothing left of it afterwards."""
+    system = System(database_url, redis_url)
+    try:
+        system.up()
+        yield system
+    finally:
+        system.stop()
+        left = system.processes()
+        for process in left:
+            process.kill()
+        shutil.rmtree(system.folder, ignore_errors=True)
+    assert left == [], "processes left behind"
 
 
 def total_of(page: str, name: str) -> float:

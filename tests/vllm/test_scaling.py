@@ -6,7 +6,6 @@ It takes three minutes, so `.ci/run` leaves it out: `make test-vllm` runs it.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import requests
 from benchmarks.engines import CONTEXT_TOKENS, VLLM_ENVIRONMENT, VLLM_HOME, vllm_missing
 from controller.engine.shipped_templates import SHIPPED
 from tests.faults.load import Load, recorded
-from tests.faults.system import System
+from tests.faults.system import System, running_system
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 pytestmark = [pytest.mark.vllm, pytest.mark.db]
@@ -40,17 +39,8 @@ BODY = {
 def system(postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[System]:
     if (missing := vllm_missing()) is not None:
         pytest.fail(missing, pytrace=False)
-    made = System(postgres.url, redis_server.url)
-    try:
-        made.up()
+    with running_system(postgres.url, redis_server.url) as made:
         yield made
-    finally:
-        made.stop()
-        left = made.processes()
-        for process in left:
-            process.kill()
-        shutil.rmtree(made.folder, ignore_errors=True)
-    assert left == [], "processes left behind"
 
 
 def put(system: System, session: requests.Session, path: str, body: dict[str, Any], method: str = "POST") -> None:

@@ -215,7 +215,7 @@ def test_what_an_engine_forked_ends_with_it(fleet):
     fleet.change("e1", wanted=False)
     fleet.ray().stop("e1", 1.0)
     fleet.becomes("e1", None)
-    until(lambda: ended(int(child[0].split()[1])), 5)
+    assert until(lambda: ended(int(child[0].split()[1])), 5)
 
 
 def test_a_lost_job_is_drained_and_then_over(fake, fleet, monkeypatch):
@@ -249,7 +249,7 @@ def test_an_orphan_that_nobody_reaches_ends_by_itself(fake, fleet):
     fleet.start("e1")
     url = fleet.becomes("e1", "ready").url
     fake.lose_supervisor("e1")
-    until(lambda: answers(url) is None, 15)
+    assert until(lambda: answers(url) is None, 15)
 
 
 def test_a_lease_that_is_not_renewed_ends_the_engine(fake, fleet, monkeypatch):
