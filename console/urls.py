@@ -9,26 +9,12 @@ from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
 from api.control.openapi.document import DocsView, SchemaView
-from console.views import (
-    audit,
-    experiments,
-    fleet,
-    flows,
-    instance_edit,
-    instance_log,
-    instance_new,
-    instance_role,
-    launch_templates,
-    lengths,
-    overview,
-    queue,
-    requests,
-    scaling,
-    traces,
-)
+from console.views import audit, experiments, overview, scaling
 from console.views.accounts import service_accounts, sessions, sign_in, tenants
 from console.views.configuration import changes, classes, mappings, previews
+from console.views.fleet import edit, instances, launch_templates, log, new, role
 from console.views.site import health, metrics, patterns
+from console.views.traffic import flows, lengths, queue, requests, traces
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -65,17 +51,17 @@ urlpatterns = [
     path("service-tokens/<int:token_id>/revoke/", service_accounts.token_revoke, name="service-token-revoke"),
     path("keys/<int:key_id>/rotate/", tenants.key_rotate, name="key-rotate"),
     path("keys/<int:key_id>/revoke/", tenants.key_revoke, name="key-revoke"),
-    path("fleet/", fleet.fleet, name="fleet"),
-    path("fleet/live/", fleet.fleet_live, name="fleet-live"),
-    path("fleet/new/", instance_new.instance_new, name="instance-new"),
-    path("fleet/start/", instance_new.instance_start, name="instance-start"),
-    path("fleet/act/", fleet.instance_act, name="instance-act"),
-    path("fleet/instances/<path:instance_id>/role/", instance_role.instance_role, name="instance-role"),
-    path("fleet/instances/<path:instance_id>/edit/", instance_edit.instance_edit, name="instance-edit"),
-    path("fleet/instances/<path:instance_id>/log/", instance_log.instance_log, name="instance-log"),
-    path("fleet/instances/<path:instance_id>/log/live/", instance_log.instance_log_live, name="instance-log-live"),
-    path("fleet/instances/<path:instance_id>/live/", fleet.instance_live, name="instance-live"),
-    path("fleet/instances/<path:instance_id>/", fleet.instance_detail, name="instance"),
+    path("fleet/", instances.fleet, name="fleet"),
+    path("fleet/live/", instances.fleet_live, name="fleet-live"),
+    path("fleet/new/", new.instance_new, name="instance-new"),
+    path("fleet/start/", new.instance_start, name="instance-start"),
+    path("fleet/act/", instances.instance_act, name="instance-act"),
+    path("fleet/instances/<path:instance_id>/role/", role.instance_role, name="instance-role"),
+    path("fleet/instances/<path:instance_id>/edit/", edit.instance_edit, name="instance-edit"),
+    path("fleet/instances/<path:instance_id>/log/", log.instance_log, name="instance-log"),
+    path("fleet/instances/<path:instance_id>/log/live/", log.instance_log_live, name="instance-log-live"),
+    path("fleet/instances/<path:instance_id>/live/", instances.instance_live, name="instance-live"),
+    path("fleet/instances/<path:instance_id>/", instances.instance_detail, name="instance"),
     path("launch-templates/", launch_templates.template_list, name="launch-templates"),
     path("launch-templates/new/", launch_templates.template_new, name="launch-template-new"),
     path("launch-templates/<int:template_id>/", launch_templates.template_edit, name="launch-template-edit"),

@@ -74,7 +74,7 @@ def decision_list(request: HttpRequest) -> HttpResponse:
         "query": request.GET.urlencode(),
     }
     fragment = request.headers.get("hx-request") == "true"
-    return render(request, "console/partials/_audit_rows.html" if fragment else "console/audit.html", context)
+    return render(request, "console/audit/_audit_rows.html" if fragment else "console/audit/audit.html", context)
 
 
 def found(form: AuditSearch, about: ClassTraffic | None = None) -> QuerySet[Decision]:
@@ -169,7 +169,7 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
     context |= {"revert_url": revert_url(decision), "leads": leads(decision), "policy": policy_of(decision)}
     context |= {"ways": ways_of(decision)}
-    return render(request, "console/decision.html", context)
+    return render(request, "console/audit/decision.html", context)
 
 
 def policy_of(decision: Decision) -> ScalingPolicy | None:

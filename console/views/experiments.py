@@ -69,7 +69,7 @@ def experiment_list(request: HttpRequest) -> HttpResponse:
         "state": wanted,
         "text": text,
     }
-    return render(request, "console/experiments.html", context)
+    return render(request, "console/experiments/experiments.html", context)
 
 
 @require_POST
@@ -147,7 +147,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
             return redirect("experiment", row.slug)
     bad = bool(form.errors or any(contenders.errors))
     context = {"form": form, "contenders": contenders}
-    return render(request, "console/experiment_form.html", context, status=422 if bad else 200)
+    return render(request, "console/experiments/experiment_form.html", context, status=422 if bad else 200)
 
 
 @require_POST
@@ -193,7 +193,7 @@ def experiment_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "charts": experiment_charts.charts(row.result, targets) if row.result else None,
         "spec_text": json.dumps(row.spec, indent=1),
     }
-    return render(request, "console/experiment.html", context)
+    return render(request, "console/experiments/experiment.html", context)
 
 
 def entry_row(entry: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def scaling_page(request: HttpRequest) -> HttpResponse:
     form = Moment(request.GET)
     at = form.cleaned_data["at"] if form.is_valid() else None
     context = {"form": form, **scaling_context(timezone.now(), at)}
-    return render(request, "console/scaling.html", context, status=200 if form.is_valid() else 422)
+    return render(request, "console/scaling/scaling.html", context, status=200 if form.is_valid() else 422)
 
 
 @gzip_page
@@ -81,7 +81,7 @@ def scaling_live(request: HttpRequest) -> JsonResponse:
 
 def scaling_part(can_act: bool) -> PagePart:
     context = scaling_context(timezone.now(), None) | {"can_act": can_act}
-    html = render_to_string("console/partials/_scaling_live.html", context)
+    html = render_to_string("console/scaling/_scaling_live.html", context)
     return PagePart(html, context["as_of"], context["charts"])
 
 
@@ -218,7 +218,7 @@ def scaling_new(request: HttpRequest) -> HttpResponse:
     told = "Scaling policy of {0.model.name}, {0.role} created. It is evaluated every second.".format
     if created(request, form, scaling_policy_create, told) is not None:
         return redirect("scaling")
-    return form_page(request, "console/scaling_form.html", form)
+    return form_page(request, "console/scaling/scaling_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -238,7 +238,7 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     elif request.method == "GET":
         form.initial.update(restored(request, row))
     restoring = "restore" in request.GET
-    return form_page(request, "console/scaling_form.html", form, conflict, row=row, restoring=restoring)
+    return form_page(request, "console/scaling/scaling_form.html", form, conflict, row=row, restoring=restoring)
 
 
 @require_http_methods(["GET", "POST"])
@@ -258,7 +258,7 @@ def scaling_hold(request: HttpRequest, policy_id: int) -> HttpResponse:
     now = timezone.now()
     there = scaling.instances_now().get((row.model_id, row.role), Counts())
     context = {"row": row, "held": row.held(now), "there": there, "back": reverse("scaling")}
-    return form_page(request, "console/scaling_hold.html", form, conflict, **context)
+    return form_page(request, "console/scaling/scaling_hold.html", form, conflict, **context)
 
 
 def held(

@@ -8,7 +8,7 @@ from django.test import Client
 from psycopg_pool import PoolTimeout
 
 from console.settings import HSTS_S
-from console.views import fleet
+from console.views.fleet import instances
 from tests.console.live.live_data import NOON
 
 
@@ -17,7 +17,7 @@ def test_a_page_without_its_database_answers_503_in_words(viewer, live_store, mo
     def away():
         raise error
 
-    monkeypatch.setattr(fleet.topology, "places", away)
+    monkeypatch.setattr(instances.topology, "places", away)
     answer = viewer.get("/fleet/")
     assert (answer.status_code, answer["retry-after"]) == (503, "3")
     assert b"The database is unavailable" in answer.content
@@ -38,7 +38,7 @@ def test_other_errors_stay_errors(viewer, live_store, monkeypatch):
     def broken():
         raise ZeroDivisionError(NOON)
 
-    monkeypatch.setattr(fleet.topology, "places", broken)
+    monkeypatch.setattr(instances.topology, "places", broken)
     with pytest.raises(ZeroDivisionError):
         viewer.get("/fleet/")
 

@@ -40,13 +40,15 @@ CHANGES_SHOWN = 15
 @allows(UserRole.VIEWER)
 def account_list(request: HttpRequest) -> HttpResponse:
     context = {"accounts": accounts.service_accounts(), "may_change": _may_change(request)}
-    return render(request, "console/service_accounts.html", context)
+    return render(request, "console/accounts/service_accounts.html", context)
 
 
 @require_GET
 @allows(UserRole.VIEWER)
 def account_detail(request: HttpRequest, account_id: int) -> HttpResponse:
-    return render(request, "console/service_account.html", _context(request, _account(account_id), TokenForm()))
+    return render(
+        request, "console/accounts/service_account.html", _context(request, _account(account_id), TokenForm())
+    )
 
 
 @require_http_methods(["GET", "POST"])
@@ -58,7 +60,7 @@ def account_new(request: HttpRequest) -> HttpResponse:
     )
     if row is not None:
         return redirect("service-account", row.pk)
-    return form_page(request, "console/service_account_form.html", form)
+    return form_page(request, "console/accounts/service_account_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -73,7 +75,7 @@ def account_edit(request: HttpRequest, account_id: int) -> HttpResponse:
         if stored is not None:
             say_updated(request, form, stored, f"Service account {row.name} updated.")
             return redirect("service-account", row.pk)
-    return form_page(request, "console/service_account_form.html", form, conflict, row=row)
+    return form_page(request, "console/accounts/service_account_form.html", form, conflict, row=row)
 
 
 @require_POST
@@ -81,7 +83,7 @@ def account_edit(request: HttpRequest, account_id: int) -> HttpResponse:
 def token_new(request: HttpRequest, account_id: int) -> HttpResponse:
     account, form = _account(account_id), TokenForm(request.POST)
     if not form.is_valid():
-        return render(request, "console/service_account.html", _context(request, account, form), status=422)
+        return render(request, "console/accounts/service_account.html", _context(request, account, form), status=422)
     expires_at = timezone.now() + form.lifetime()
     return _show_token(request, service_token_create(actor=actor_of(request), account=account, expires_at=expires_at))
 
@@ -114,7 +116,7 @@ def token_revoke(request: HttpRequest, token_id: int) -> HttpResponse:
 
 
 def _show_token(request: HttpRequest, made: NewToken, old: ServiceToken | None = None) -> HttpResponse:
-    return show_once(request, "console/token_made.html", made, old, account=made.token.account)
+    return show_once(request, "console/accounts/token_made.html", made, old, account=made.token.account)
 
 
 def _context(request: HttpRequest, account: ServiceAccount, form: TokenForm) -> dict[str, Any]:

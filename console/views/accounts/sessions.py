@@ -36,7 +36,7 @@ def session_list(request: HttpRequest) -> HttpResponse:
     ]
     others = open_sessions(timezone.now(), request.user).exclude(digest=here).exists()
     context = {"sessions": rows, "all_people": _is_admin(request), "others": others, "other_value": OTHERS}
-    return render(request, "console/sessions.html", context)
+    return render(request, "console/accounts/sessions.html", context)
 
 
 @require_POST

@@ -60,7 +60,7 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
         }
         for row in usage.tenants_with_keys(now).order_by("name")
     ]
-    return render(request, "console/tenants.html", {"tenants": rows, "may_change": may_change(request)})
+    return render(request, "console/accounts/tenants.html", {"tenants": rows, "may_change": may_change(request)})
 
 
 @require_GET
@@ -68,7 +68,7 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
 @says_if_removed("tenant")
 def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
     form = KeyForm(data_of(request, reverse("key-new", args=[tenant_id])))
-    return render(request, "console/tenant.html", page_context(request, tenant_or_404(tenant_id), form))
+    return render(request, "console/accounts/tenant.html", page_context(request, tenant_or_404(tenant_id), form))
 
 
 @require_http_methods(["GET", "POST"])
@@ -78,7 +78,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
     row = created(request, form, tenant_create, "Tenant {0.name} created. Create an API key to send requests.".format)
     if row is not None:
         return saved("tenant", row.pk)
-    return form_page(request, "console/tenant_form.html", form)
+    return form_page(request, "console/accounts/tenant_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -94,7 +94,7 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
         if stored is not None:
             say_updated(request, form, stored, f"Tenant {row.name} updated. Gateways use it within a second.")
             return saved("tenant", row.pk)
-    return form_page(request, "console/tenant_form.html", form, conflict, row=row)
+    return form_page(request, "console/accounts/tenant_form.html", form, conflict, row=row)
 
 
 @require_POST
@@ -107,7 +107,7 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
         made = written(form, lambda: api_key_create(actor=actor_of(request), tenant=tenant, **form.cleaned_data))
         if made is not None:
             return show_key(request, tenant, made)
-    return render(request, "console/tenant.html", page_context(request, tenant, form), status=422)
+    return render(request, "console/accounts/tenant.html", page_context(request, tenant, form), status=422)
 
 
 @require_POST
@@ -135,7 +135,7 @@ def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
 
 def show_key(request: HttpRequest, tenant: Tenant, made: NewKey, old: ApiKey | None = None) -> HttpResponse:
     announce_config()
-    return show_once(request, "console/key_made.html", made, old, tenant=tenant)
+    return show_once(request, "console/accounts/key_made.html", made, old, tenant=tenant)
 
 
 def tenant_or_404(tenant_id: int) -> Tenant:

@@ -130,4 +130,4 @@ def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: d
         for decision in page.rows
     ]
     whole = {**context, "row": row, "edit_url": edit, "changes": changes, "next_url": page.next_url(request)}
-    return render(request, "console/changes.html", whole)
+    return render(request, "console/configuration/changes.html", whole)

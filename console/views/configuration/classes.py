@@ -33,7 +33,7 @@ NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
 @allows(UserRole.VIEWER)
 def class_list(request: HttpRequest) -> HttpResponse:
     rows = catalogue.slo_classes().order_by("tenant__name", "ttft_s", "tpot_s", "name")
-    return render(request, "console/classes.html", {"classes": rows})
+    return render(request, "console/configuration/classes.html", {"classes": rows})
 
 
 @require_http_methods(["GET", "POST"])
@@ -44,7 +44,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
     told = "Class {0.name} created. Gateways use it within a second.".format
     if created(request, form, slo_class_create, told) is not None:
         return saved("classes")
-    return form_page(request, "console/class_form.html", form)
+    return form_page(request, "console/configuration/class_form.html", form)
 
 
 @require_http_methods(["GET", "POST"])
@@ -69,7 +69,7 @@ def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     elif request.method == "GET":
         form.initial.update({name: value for name, value in restored(request).items() if name in form.CHANGEABLE})
     restoring = "restore" in request.GET
-    return form_page(request, "console/class_form.html", form, conflict, row=row, restoring=restoring)
+    return form_page(request, "console/configuration/class_form.html", form, conflict, row=row, restoring=restoring)
 
 
 @require_http_methods(["GET", "POST"])
@@ -94,7 +94,7 @@ def removal_page(
 ) -> HttpResponse:
     default_of = catalogue.tenants().filter(default_class=row).order_by("name")
     context = {"row": row, "default_of": default_of, "error": error, "changed": changed}
-    return render(request, "console/class_remove.html", context, status=status)
+    return render(request, "console/configuration/class_remove.html", context, status=status)
 
 
 def without_default(decision: Decision | None) -> str:

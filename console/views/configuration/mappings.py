@@ -39,7 +39,7 @@ from controller.services.slo.priority_mappings import priority_mapping_update
 @allows(UserRole.VIEWER)
 def mapping_list(request: HttpRequest) -> HttpResponse:
     rows = catalogue.priority_mappings().order_by("tenant__name")
-    return render(request, "console/mappings.html", {"mappings": rows})
+    return render(request, "console/configuration/mappings.html", {"mappings": rows})
 
 
 @require_http_methods(["GET", "POST"])
@@ -71,7 +71,9 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
             return saved("mappings")
     context = {"form": form, "levels": levels, "row": row, "conflict": conflict, "restoring": bool(before)}
     bad = form.errors or any(levels.errors) or levels.non_form_errors()
-    return render(request, "console/mapping_form.html", context, status=STALE if conflict else 422 if bad else 200)
+    return render(
+        request, "console/configuration/mapping_form.html", context, status=STALE if conflict else 422 if bad else 200
+    )
 
 
 def newest_decision(row: PriorityMapping) -> Decision | None:

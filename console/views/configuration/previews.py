@@ -83,7 +83,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
         return JsonResponse({**said, "slug": row.slug})
     found = previews.last_hour(edit, timezone.now())
     context = {"judged": found, "mapping": isinstance(edit, MappingEdit)}
-    html = render_to_string("console/partials/_judged.html", context, request=request)
+    html = render_to_string("console/configuration/_judged.html", context, request=request)
     return JsonResponse({**said, "html": html})
 
 
@@ -96,7 +96,7 @@ def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
         raise Http404(f"no preview {slug}")
     rows = compared(row.result) if row.result else []
     context = {"row": row, "rows": rows, "sample": (row.result or {}).get("sample")}
-    return render(request, "console/partials/_preview.html", context)
+    return render(request, "console/configuration/_preview.html", context)
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def patterns(request: HttpRequest) -> HttpResponse:
             "nothing": charts.goodput([], {}, *window),
         },
     }
-    return render(request, "console/patterns.html", context)
+    return render(request, "console/site/patterns.html", context)
 
 
 def sample_record(now: Any) -> RequestRecord:

@@ -14,8 +14,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from console.views import fleet as fleet_views
 from console.views import scaling as scaling_views
+from console.views.fleet import instances as fleet_views
 from controller.models import ScalingPolicy
 from tests import factories
 from tests.console.live.live_data import fleet, instance

@@ -45,7 +45,7 @@ TAKERS = {
 # Gathered under one of these names, and no record of a decision.
 OTHER = {
     "console/charts/experiments.py", "console/forms/experiments.py", "console/views/site/patterns.py",
-    "console/views/configuration/previews.py", "console/views/requests.py", "console/live/live_view.py",
+    "console/views/configuration/previews.py", "console/views/traffic/requests.py", "console/live/live_view.py",
     "workers/engine", "workers/backends", "workers/experiments/runner.py", "controller/services/experiments/specs.py",
 }  # fmt: skip
 UNITS = {

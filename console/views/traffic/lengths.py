@@ -1,0 +1,27 @@
+"""Answer lengths: the versions of each model's length forest, how they were judged, and which is in force."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from console.access import allows
+from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S
+from controller.predict.length_bounds import TARGET
+from controller.selectors.records.length_versions import RECENT, model_versions
+from controller.selectors.roles import UserRole
+
+
+@require_GET
+@allows(UserRole.VIEWER)
+def lengths_page(request: HttpRequest) -> HttpResponse:
+    context = {
+        "models": model_versions(timezone.now()),
+        "target": TARGET,
+        "recent": RECENT,
+        "least": LEAST_ANSWERS,
+        "most_days": round(MOST_AGE_S / 86_400),
+    }
+    return render(request, "console/traffic/lengths.html", context)
