@@ -183,8 +183,8 @@ class Gate:
         return flow_id in self._senders
 
     def layer_started(self, unit: str, batch: str, layer: int, now: float) -> None:
-        """The unit computes this layer of the batch now, from 0. Until `computed`, its KV transfers are promoted only
-        when a layer begins."""
+        """The unit computes this layer of the batch now, from 0, or waits for what it needs. Until `computed`, its KV
+        transfers are promoted only when a layer begins."""
         self._computing[unit, batch] = now
         self._events.append(LayerStarted(unit, batch, layer))
 

@@ -57,7 +57,11 @@ class BatchQueued(NamedTuple):
 
 
 class LayerStarted(NamedTuple):
-    """A batch computes this layer now, from 0."""
+    """A batch computes this layer now, from 0, or waits for what the layer needs (L_curr of MFS' app. A.1).
+
+    It is told when the layer before ends. If it came only with the computing, flows that a stalled batch waits for
+    would rank behind those of batches that begin, and stay there.
+    """
 
     unit: str
     batch: str

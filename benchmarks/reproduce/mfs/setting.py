@@ -23,14 +23,36 @@ from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, Prefi
 
 ON_TIME = 1e-3  # share of the target by which a first token may be late: Karuna ends its transfers on the deadline
 TARGET = 3.0  # TTFT target over the request's own TTFT on an idle cluster
-# Published shapes: layers, hidden size, KV heads, head dimension, parameters a token passes, experts a token passes.
+
+
+def _model(
+    name: str, layers: int, hidden: int, query_heads: int, dense: int, expert: int = 0, experts_per_token: int = 0
+) -> ModelShape:
+    """From a published configuration: `dense` and `expert` are the intermediate sizes of the dense layer and of one
+    expert (three matrices each). All have 8 KV heads of 128 values.
+    """
+    attention = 2 * hidden * query_heads * 128 + 2 * hidden * 8 * 128
+    return ModelShape(
+        name, layers, hidden, query_heads, 8, 128, layers * (attention + 3.0 * hidden * dense),
+        3.0 * layers * hidden * expert * experts_per_token, experts_per_token,
+    )  # fmt: skip
+
+
 SHAPES = {
-    "mixtral": PrefillShape(ModelShape("Mixtral 8x22B", 56, 6144, 8, 128, 39e9, 2), tensor_parallel=4, ranks=8),
-    "dbrx": PrefillShape(ModelShape("DBRX", 40, 6144, 8, 128, 36e9, 4), tensor_parallel=2, ranks=16),
-    "qwen": PrefillShape(ModelShape("Qwen3-Coder", 62, 6144, 8, 128, 35e9, 8), tensor_parallel=1, ranks=32),
-    "grok": PrefillShape(ModelShape("Grok-2", 64, 8192, 8, 128, 115e9, 2), tensor_parallel=4, ranks=8),
+    "mixtral": PrefillShape(
+        _model("Mixtral 8x22B", 56, 6144, 48, 0, expert=16_384, experts_per_token=2), tensor_parallel=4, ranks=8
+    ),
+    "dbrx": PrefillShape(
+        _model("DBRX", 40, 6144, 48, 0, expert=10_752, experts_per_token=4), tensor_parallel=2, ranks=16
+    ),
+    "qwen": PrefillShape(
+        _model("Qwen3-Coder", 62, 6144, 96, 0, expert=2_560, experts_per_token=8), tensor_parallel=1, ranks=32
+    ),
+    "grok": PrefillShape(
+        _model("Grok-2", 64, 8192, 64, 32_768, expert=16_384, experts_per_token=2), tensor_parallel=4, ranks=8
+    ),
     "llama": PrefillShape(
-        ModelShape("Llama 3 8B", 32, 4096, 8, 128, 8e9, 0), tensor_parallel=4, sequence_parallel=4, ranks=1,
+        _model("Llama 3 8B", 32, 4096, 32, 14_336), tensor_parallel=4, sequence_parallel=4, ranks=1,
         batch_tokens=8_192,
     ),
 }  # fmt: skip
@@ -103,6 +125,7 @@ class FlowContender:
     ordered: bool = False
     budget: float = 0.0
     nic_factor: float = 1.0  # how much faster than the setting's its links are
+    kv_share: float = 1.0  # of the KV's bytes that are moved
 
 
 BUDGET = 0.05  # share of the requests in the cluster that may be pruned
@@ -111,9 +134,8 @@ SHORTEST = FlowContender("SJF", ShortestFirst)
 EARLIEST = FlowContender("EDF", EarliestDeadline)
 KARUNA = FlowContender("Karuna", Karuna)
 MFS = FlowContender("MFS", DeferAndPromote, ordered=True, budget=BUDGET)
-FREE = FlowContender(
-    "links 1,000 times faster", FairSharing, nic_factor=1e3
-)  # what no order of flows can exceed by much
+FREE = FlowContender("links 1,000 times faster", FairSharing, nic_factor=1e3)
+NO_KV = FlowContender("collectives alone", FairSharing, kv_share=1e-3)  # what no order of flows can exceed by much
 BASELINES = (FAIR, SHORTEST, EARLIEST, KARUNA)
 ABLATIONS = (
     FlowContender("MFS without MLU", _without_promotion, ordered=True, budget=BUDGET),
@@ -141,17 +163,20 @@ class FlowSetting:
     model: str
     workload: PromptMix
     size: ClusterSize
+    nic_factor: float = 1.0  # links of this share of the paper's bandwidth
     shape: PrefillShape = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", SHAPES[self.model])
+        shape = SHAPES[self.model]
+        object.__setattr__(self, "shape", replace(shape, nic_bytes_per_s=shape.nic_bytes_per_s * self.nic_factor))
 
     @property
     def capacity(self) -> float:
         """Requests/s that the prefill ranks could compute and exchange if no link was shared and no rank waited."""
         new, prompt = self.workload.mean * (1 - self.workload.reuse), self.workload.mean
         exchange = self.shape.collective_bytes(new, new) / self.shape.port_bytes_per_s
-        each = self.shape.groups * (self.shape.compute_s(new, prompt) + exchange)
+        compute = self.shape.dense_s(new, prompt) + self.shape.experts_s(new * self.shape.ranks)
+        each = self.shape.groups * (compute + exchange)
         return self.size.instances(self.shape) * self.shape.ranks / each
 
     def per_gpu(self, load: float) -> float:
@@ -192,7 +217,11 @@ class FlowFigures(NamedTuple):
 def serve(setting: FlowSetting, contender: FlowContender, load: float, seed: int) -> FlowFigures:
     """One run."""
     requests = setting.requests(load, seed)
-    shape = replace(setting.shape, nic_bytes_per_s=setting.shape.nic_bytes_per_s * contender.nic_factor)
+    shape = replace(
+        setting.shape,
+        nic_bytes_per_s=setting.shape.nic_bytes_per_s * contender.nic_factor,
+        kv_share=contender.kv_share,
+    )
     settings = PrefillSettings(
         shape, setting.size.instances(setting.shape), TARGET, budget=contender.budget,
         ordered=contender.ordered, copies=False,

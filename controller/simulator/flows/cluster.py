@@ -16,16 +16,20 @@ BYTES_OF_VALUE = 2  # bfloat16
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """`active_parameters`: that one token passes. `experts_per_token`: 0 for a dense model. `kv_heads` x `head_dim`: of
-    the keys, and again of the values, in each layer.
+    """- `query_heads`, `kv_heads`, `head_dim`: of the attention in each layer.
+    - `dense_parameters`: attention and dense layers, which a token passes on the rank that holds its request.
+    - `expert_parameters`: of the experts that one token passes, on whichever ranks hold them. `experts_per_token`: 0
+      for a dense model. Embeddings are looked up and not counted.
     """
 
     name: str
     layers: int
     hidden: int
+    query_heads: int
     kv_heads: int
     head_dim: int
-    active_parameters: float
+    dense_parameters: float
+    expert_parameters: float
     experts_per_token: int
 
     @property
@@ -43,6 +47,8 @@ class PrefillShape:
     - `flops`: peak of a GPU, of which `efficiency` is reached. `nic_bytes_per_s`: of one NIC.
     - `groups`: consecutive layers that are simulated as one, with all of their bytes.
     - `batch_tokens`: most new tokens of a rank in one batch.
+    - `kv_share`: share of the KV's bytes that reuse and transfers move. Near 0 it shows what any order of flows could
+      win at most, since only collectives are left on the links.
     """
 
     model: ModelShape
@@ -55,11 +61,14 @@ class PrefillShape:
     nic_bytes_per_s: float = 25e9
     groups: int = 8
     batch_tokens: int = 8192
+    kv_share: float = 1.0
 
     def __post_init__(self) -> None:
         for field in ("tensor_parallel", "sequence_parallel", "ranks", "gpus_per_server", "groups", "batch_tokens"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} must be at least 1", field=field)
+        if not self.kv_share > 0:
+            raise ConfigError("kv_share must be positive", field="kv_share")
         if self.groups > self.model.layers:
             raise ConfigError("groups must not be more than the model's layers", field="groups")
 
@@ -86,12 +95,26 @@ class PrefillShape:
         here = max(1, min(self.ranks, self.gpus_per_server // self.rank_gpus))
         return (self.ranks - here) / self.ranks
 
-    def compute_s(self, new_tokens: float, context_tokens: float) -> float:
-        """Computing of one group of layers for a rank's `new_tokens`, each of which attends `context_tokens`."""
+    def dense_s(self, new_tokens: float, context_tokens: float) -> float:
+        """Attention and dense layers of one group, for the last `new_tokens` of a prompt of `context_tokens` on their
+        rank. Each new token attends to those before it.
+        """
         model = self.model
-        linear = 2.0 * model.active_parameters * new_tokens
-        attention = 4.0 * model.layers * model.hidden * new_tokens * context_tokens / 2.0
-        return (linear + attention) / self.groups / (self.rank_gpus * self.flops * self.efficiency)
+        linear = 2.0 * model.dense_parameters * new_tokens
+        attended = new_tokens * (context_tokens - new_tokens / 2.0)
+        return self._seconds(linear + 4.0 * model.layers * model.query_heads * model.head_dim * attended)
+
+    def experts_s(self, tokens: float) -> float:
+        """The experts of one group of layers, for `tokens` of all ranks together.
+
+        Tokens are exchanged before, so the experts of all ranks compute them, evenly: a batch on one rank alone
+        does not wait for that rank's experts alone.
+        """
+        return self._seconds(2.0 * self.model.expert_parameters * tokens / self.ranks)
+
+    def _seconds(self, operations: float) -> float:
+        """Of a rank, for one group of layers out of the operations of all layers."""
+        return operations / self.groups / (self.rank_gpus * self.flops * self.efficiency)
 
     def collective_bytes(self, own_tokens: float, mean_tokens: float) -> float:
         """What a rank's port sends, and receives, in the exchanges of one group of layers.
@@ -104,5 +127,5 @@ class PrefillShape:
         return self.group_layers * (gathered + each * (own_tokens + mean_tokens) * self.remote_share)
 
     def kv_bytes(self, tokens: float) -> float:
-        """KV of these tokens in one group of layers."""
-        return self.group_layers * self.model.kv_layer_bytes * tokens
+        """Bytes that move for the KV of these tokens in one group of layers."""
+        return self.group_layers * self.model.kv_layer_bytes * tokens * self.kv_share

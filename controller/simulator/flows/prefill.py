@@ -87,7 +87,7 @@ def alone_s(shape: PrefillShape, request: PrefillRequest, remote: bool = True) -
     new = request.prompt_tokens - request.reuse_tokens
     port = shape.port_bytes_per_s
     fetch = shape.kv_bytes(request.reuse_tokens) / port if remote else 0.0
-    compute = shape.compute_s(new, request.prompt_tokens)
+    compute = shape.dense_s(new, request.prompt_tokens) + shape.experts_s(new)
     collective = shape.collective_bytes(new, new / shape.ranks) / port
     send = shape.kv_bytes(request.prompt_tokens) / port
     fetched = computed = sent = 0.0
@@ -246,19 +246,24 @@ class PrefillRun:
     def _start_next(self, instance: int) -> None:
         queue = self._queues[instance]
         if queue and queue[0].group < 0 and queue[0].requests:
-            queue[0].group = 0
-            self._advance_batch(queue[0])
+            self._reach(queue[0], 0)
+
+    def _reach(self, batch: _Batch, group: int) -> None:
+        """The batch's next group is this one. Hosts hear of it now, also if its reuse has not come: what the batch
+        waits for has to go before what other batches need later (L_curr of MFS' app. A.1)."""
+        batch.group = group
+        self._tell(batch.instance, [LayerStarted(f"p{batch.instance}", batch.id, group)])
+        self._advance_batch(batch)
 
     def _advance_batch(self, batch: _Batch) -> None:
         """Compute the batch's group if it is not busy and all reuse of the group has come."""
         if batch.busy or batch.group < 0 or any(each.fetched <= batch.group for each in batch.requests):
             return
         batch.busy = True
-        self._tell(batch.instance, [LayerStarted(f"p{batch.instance}", batch.id, batch.group)])
         work = [0.0] * self.shape.ranks
         for each in batch.requests:
-            work[each.rank] += self.shape.compute_s(each.new_tokens, each.request.prompt_tokens)
-        seconds = max(work)  # the exchange waits for the slowest rank
+            work[each.rank] += self.shape.dense_s(each.new_tokens, each.request.prompt_tokens)
+        seconds = max(work) + self.shape.experts_s(sum(batch.tokens))  # an exchange waits for the slowest rank
         self._at(self.now + seconds, lambda: self._exchange(batch))
 
     def _exchange(self, batch: _Batch) -> None:
@@ -283,11 +288,11 @@ class PrefillRun:
         self.collective_s.append(self.now - self._exchange_began.pop(batch.id))
         for each in batch.requests:
             self._send_kv(batch, each)
-        batch.group += 1
         batch.busy = False
-        if batch.group < self.shape.groups:
-            self._advance_batch(batch)
+        if batch.group + 1 < self.shape.groups:
+            self._reach(batch, batch.group + 1)
             return
+        batch.group += 1
         for each in batch.requests:
             each.computed_at = self.now
             self._maybe_served(each)
@@ -394,5 +399,5 @@ class PrefillRun:
                 load[into] += fetch
                 load[each.source] = load.get(each.source, 0.0) + fetch
             requests.append(BatchRequest(each.request.id, each.due, load))
-        compute = self.shape.compute_s(busiest, context) * left
+        compute = (self.shape.dense_s(busiest, context) + self.shape.experts_s(sum(batch.tokens))) * left
         return Batch(batch.id, f"p{batch.instance}", compute, requests)

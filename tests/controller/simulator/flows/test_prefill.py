@@ -9,12 +9,13 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
+from controller.flow.scheduler import LayerStarted
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
 from controller.simulator.flows.run import FlowRun
 
-MIXTRAL = ModelShape("Mixtral 8x22B", 56, 6144, 8, 128, 39e9, 2)
-LLAMA = ModelShape("Llama 3 8B", 32, 4096, 8, 128, 8e9, 0)
+MIXTRAL = ModelShape("Mixtral 8x22B", 56, 6144, 48, 8, 128, 5e9, 34e9, 2)
+LLAMA = ModelShape("Llama 3 8B", 32, 4096, 32, 8, 128, 7e9, 0.0, 0)
 EXPERTS = PrefillShape(MIXTRAL, tensor_parallel=4, ranks=8)
 SEQUENCE = PrefillShape(LLAMA, tensor_parallel=4, ranks=1, sequence_parallel=4)
 SLOW = replace(EXPERTS, nic_bytes_per_s=1e9, batch_tokens=4096)
@@ -41,10 +42,40 @@ def test_bytes_of_a_shape():
     assert EXPERTS.collective_bytes(1000, 125) == pytest.approx(7 * 6144 * 2 * 2 * 1125 * 0.75)
     assert SEQUENCE.port_bytes_per_s == 400e9
     assert SEQUENCE.collective_bytes(1000, 1000) == 4 * 4096 * 1000 * 3
-    assert 8 * EXPERTS.compute_s(1000, 0) == pytest.approx(2 * 39e9 * 1000 / (4 * 312e12 * 0.45))
+    assert replace(EXPERTS, kv_share=0.5).kv_bytes(1000) == EXPERTS.kv_bytes(1000) / 2
 
 
-@pytest.mark.parametrize("shape", [EXPERTS, SEQUENCE, SLOW])
+def test_experts_are_computed_by_all_ranks_and_attention_by_one():
+    """1,000 new tokens after 500 reused ones, which attend 1,000 tokens each on average."""
+    peak = 4 * 312e12 * 0.45
+    attention = 4 * 56 * 48 * 128 * 1000 * 1000
+    assert 8 * EXPERTS.dense_s(1000, 1500) == pytest.approx((2 * 5e9 * 1000 + attention) / peak)
+    assert 8 * EXPERTS.experts_s(1000) == pytest.approx(2 * 34e9 * 1000 / 8 / peak)
+    alone = PrefillRun(PrefillSettings(EXPERTS, 1), FLOW_POLICIES["fair_sharing"])
+    shared = PrefillRun(PrefillSettings(EXPERTS, 1), FLOW_POLICIES["fair_sharing"])
+    one = alone.serve([PrefillRequest("a", 0.0, 4000, 0, "x")])["a"].ttft_s
+    both = shared.serve([PrefillRequest(name, 0.0, 4000, 0, name) for name in "ab"])["b"].ttft_s
+    assert one < both < 2 * one  # on another rank: only the experts' share is longer
+
+
+def test_hosts_hear_which_layer_a_stalled_batch_waits_for(monkeypatch):
+    """Its reuse comes more slowly than it computes. A host that heard of a layer only once its reuse had come would
+    send the first layers of other batches before it."""
+    shape = replace(SEQUENCE, nic_bytes_per_s=2e8)
+    run = PrefillRun(PrefillSettings(shape, 2, ordered=False, copies=False), FLOW_POLICIES["mfs"])
+    told, tell = {}, FlowRun.tell
+
+    def heard(self, host, events):
+        told.update({(event.unit, event.layer): run.now for event in events if isinstance(event, LayerStarted)})
+        tell(self, host, events)
+
+    monkeypatch.setattr(FlowRun, "tell", heard)
+    run.serve([PrefillRequest("first", 0.0, 4000, 0, "x"), PrefillRequest("second", 0.001, 4000, 3900, "x")])
+    came = [run.network.ends[f"second.r{layer}"] for layer in range(8)]
+    assert all(told["p1", layer] < came[layer] - 0.01 for layer in range(1, 8))
+
+
+@pytest.mark.parametrize("shape", [EXPERTS, SEQUENCE, replace(SLOW, nic_bytes_per_s=2.5e9)])
 @pytest.mark.parametrize("policy", list(FLOW_POLICIES))
 def test_a_request_alone_takes_what_was_computed_for_it(shape, policy):
     if policy == "karuna":
