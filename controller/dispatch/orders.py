@@ -42,7 +42,9 @@ class OrderBook:
         lanes = list(lanes)
         for name in sorted(self._pruned - orders.scavengers.keys()):
             actions += self._move(lanes, name, False, "room_again", {}, now)
-        for name in sorted(orders.scavengers.keys() - self._pruned):
+        for name in sorted(orders.scavengers):
+            if name in self._pruned and _is_pruned(lanes, name):  # one that was sent and came back is not, any more
+                continue
             instance, behind_s = orders.scavengers[name]
             figures: dict[str, Figure] = {"instance": instance, "behind_s": behind_s}
             actions += self._move(lanes, name, True, "others_in_time", figures, now)
@@ -73,3 +75,8 @@ class OrderBook:
                 kind = "prune" if pruned else "unprune"
                 return [ev.Prune(entry.request, Decision(kind, reason, name, now, figures))]
         return []
+
+
+def _is_pruned(lanes: list[Lane], name: str) -> bool:
+    found = (lane.queue.get(name) for lane in lanes)
+    return any(entry.pruned for entry in found if entry is not None)

@@ -4,7 +4,8 @@ MFS prunes on links. Here the same algorithm (`batches.order_batches`) prunes qu
 what an instance prefills next, and its ports are the instance's prefill time and its sequence slots.
 
 It sees the queues of all gateways and keeps nothing between two decisions, so a request that was pruned comes back as
-soon as there is room for it.
+soon as there is room for it. Where requests wait at one gateway alone it prunes nothing: that gateway's dispatcher sees
+the whole queue and more of its instances, and defers better by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from controller.flow.batches import Batch, BatchRequest, order_batches
 
 PREFILL, SLOTS = "prefill", "slots"  # the ports of an instance
 PERIODS = 3  # how old a report may be
+LEAST_GATEWAYS = 2  # at which requests for a model wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,17 @@ class Coordinator:
         """`now`: epoch seconds. Reports older than three periods are left out. O(n log n) for n waiting requests."""
         fresh = [each for each in reports if now - each.at <= PERIODS * self.config.period_s]
         by_model: dict[str, list[ModelQueue]] = defaultdict(list)
+        waits_at: dict[str, set[str]] = defaultdict(set)
         for report in fresh:
             for queue in report.queues:
                 by_model[queue.model].append(queue)
+                if queue.waiting:
+                    waits_at[queue.model].add(report.gateway)
         scavengers: dict[str, PruneReason] = {}
         waiting = batches = 0
-        for queues in by_model.values():
+        for model, queues in by_model.items():
+            if len(waits_at[model]) < LEAST_GATEWAYS:
+                continue
             rows = sorted((row for queue in queues for row in queue.waiting), key=lambda row: (row.due, row.id))
             waiting += len(rows)
             units = _merged(queues)

@@ -111,6 +111,15 @@ def test_orders_for_requests_that_left_do_no_harm(dispatcher):
     assert reasons(dispatcher.handle([orders(2)], 0.3)) == []
 
 
+def test_one_that_was_sent_and_came_back_is_pruned_again(dispatcher):
+    dispatcher.handle([orders(1, "a")], 0.1)
+    dispatcher.handle([ev.Cancelled("a")], 0.2)  # it left the queue, as when it is sent
+    dispatcher.handle([ev.Arrived(request("a", ttft=5.0))], 0.3)
+    assert reasons(dispatcher.handle([orders(2, "a")], 0.4)) == [("prune", "a", "others_in_time")]
+    assert reasons(dispatcher.handle([orders(3, "a")], 0.5)) == []
+    assert reasons(dispatcher.handle([orders(4)], 0.6)) == [("unprune", "a", "room_again")]
+
+
 def test_pruned_is_not_refused(dispatcher):
     """It keeps its waiting time, and its record says that it was pruned."""
     dispatcher.handle([orders(1, "a", expires_at=math.inf)], 0.1)

@@ -28,9 +28,15 @@ def report(gateway, *rows, at=NOW, unit=None):
     return QueueReport(gateway, at, [ModelQueue("m", list(rows), [unit or PrefillUnit("w0", 1.0, 0.0)])])
 
 
+def elsewhere(model="m", at=NOW):
+    """A request that waits at another gateway, needs next to nothing and is exempt: without one nothing is pruned."""
+    row = WaitingPrefill("elsewhere", NOW + 1e3, 1e-6, 1, 0.0, exempt=True)
+    return QueueReport("other", at, [ModelQueue(model, [row], [])])
+
+
 def pruned(*reports, budget=1.0, now=NOW):
     config = CoordinatorConfig(drop_budget=budget, trust=1.0)
-    return set(Coordinator(config).decide(reports, now).scavengers)
+    return set(Coordinator(config).decide([*reports, elsewhere()], now).scavengers)
 
 
 def test_nothing_is_pruned_while_all_are_in_time():
@@ -40,9 +46,17 @@ def test_nothing_is_pruned_while_all_are_in_time():
 def test_the_heaviest_is_pruned_so_that_the_others_are_in_time():
     """Moore-Hodgson where every batch is one prompt: 3 s of work until 2.5 s, so the prompt of 2 s goes."""
     rows = waiting("short", 1.0, 0.5), waiting("long", 2.0, 2.0), waiting("late", 2.5, 0.5)
-    found = Coordinator(CoordinatorConfig(1.0, trust=1.0)).decide([report("a", *rows)], NOW)
+    found = Coordinator(CoordinatorConfig(1.0, trust=1.0)).decide([report("a", *rows), elsewhere()], NOW)
     assert found.scavengers == {"long": PruneReason("w0", NOW + 2.5, NOW + 2.0)}
-    assert (found.waiting, found.batches, found.gateways) == (3, 3, ["a"])
+    assert (found.waiting, found.batches, found.gateways) == (4, 4, ["a", "other"])
+
+
+def test_a_queue_at_one_gateway_alone_is_left_to_its_dispatcher():
+    rows = waiting("short", 1.0, 0.5), waiting("long", 2.0, 2.0), waiting("late", 2.5, 0.5)
+    coordinator = Coordinator(CoordinatorConfig(1.0, trust=1.0))
+    for others in ([], [report("b")], [elsewhere("another model")], [elsewhere(at=NOW - 10.0)]):
+        found = coordinator.decide([report("a", *rows), *others], NOW)
+        assert (found.scavengers, found.waiting) == ({}, 0)
 
 
 def test_queues_of_two_gateways_are_one_queue():
