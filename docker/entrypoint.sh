@@ -17,7 +17,7 @@ case "$role" in
     ;;
   worker)
     SLACKLINE_ROLE=worker exec celery -A workers.celery:app worker -P prefork -c "${WORKER_CONCURRENCY:-2}" \
-      -Q "${WORKER_QUEUES:-control,actions,analysis}" -l "${LOG_LEVEL:-INFO}" --without-gossip --without-mingle --without-heartbeat "$@"
+      -Q "${WORKER_QUEUES:-control,actions,analysis,pruning}" -l "${LOG_LEVEL:-INFO}" --without-gossip --without-mingle --without-heartbeat "$@"
     ;;
   beat)
     SLACKLINE_ROLE=beat exec celery -A workers.celery:app beat -l "${LOG_LEVEL:-INFO}" -s "$DATA_DIR/celerybeat-schedule" --pidfile= "$@"

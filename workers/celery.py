@@ -1,8 +1,9 @@
 """The Celery app: broker settings, queues, time limits and the beat schedule.
 
-Queues: `control` (scaler, reconciler, heartbeat: short tasks, every second), `actions` (actions on instances) and
-`analysis` (long tasks). In `make up` one worker serves the first two and another one serves `analysis`, because an
-experiment takes minutes and no other task may wait for it.
+Queues: `control` (scaler, reconciler, heartbeat: short tasks, every second), `actions` (actions on instances),
+`analysis` (long tasks) and `pruning` (the coordinator). In `make up` one worker serves the first two, another one
+serves `analysis`, because an experiment takes minutes and no other task may wait for it, and a third one serves
+`pruning`, whose task waits for news of the gateways.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from workers.tasks.names import (
     LENGTHS,
     LINKS,
     PARTITIONS,
+    PRUNING,
     RECONCILE,
     RETENTION,
     SCALE,
@@ -55,6 +57,7 @@ app.conf.update(
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
         "lengths.*": {"queue": "analysis"},
+        "pruning.*": {"queue": "pruning"},
     },
     task_ignore_result=True,  # results of tasks are in PostgreSQL
     task_acks_late=False,  # else Redis would deliver long tasks twice; the next tick does what a killed worker left
@@ -75,6 +78,7 @@ app.conf.update(
         "actions": {"task": ACTIONS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "links": {"task": LINKS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "flows": {"task": FLOWS, "schedule": FLOWS_EVERY_S, "options": {"expires": 2 * FLOWS_EVERY_S}},
+        "pruning": {"task": PRUNING, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},

@@ -6,7 +6,7 @@ control API), those whose names start with `a` for an event loop. `LiveState` is
 one, and each event loop of the console has one.
 
 What both need is written once, as a generator (`Dialogue`) that yields Redis commands and receives their results.
-`_run` executes it with the synchronous client, `LiveState.run` with the asynchronous one.
+`run` executes it with the synchronous client, `LiveState.run` with the asynchronous one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from controller.core.messages import (
     LIVE_EXPERIMENTS,
     LIVE_QUEUE,
     LIVE_TYPE,
+    PRUNING_CHANNEL,
     QUEUE_ASKED_KEY,
     QUEUE_KEY,
     TELEMETRY_KEY,
@@ -57,6 +58,7 @@ from controller.core.messages import (
     LiveMessage,
     QueueState,
 )
+from controller.core.pruning import PruningOrders, orders_from_json
 from controller.wording.sentences import StoredDecision, message_of
 from workers.shared_clock import SharedClock
 
@@ -108,6 +110,14 @@ def _seconds(told: tuple[int, int]) -> float:
     return told[0] + told[1] / 1e6
 
 
+def orders_of(value: bytes) -> PruningOrders | None:
+    """None for anything but orders of the coordinator of pruning, such as those of another release."""
+    try:
+        return orders_from_json(orjson.loads(value))
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
 def _live(topic: str, seq: int, data: Any) -> dict[str, Any]:
     message = LiveMessage(topic=topic, seq=seq, at=time.time(), data=data)
     return {"type": LIVE_TYPE, "message": message}
@@ -132,24 +142,25 @@ class AnswersLost(LiveUnavailable):
 # ---- what synchronous and asynchronous callers share ----------------------------------------------------------------
 
 
-def _gateways() -> Dialogue[list[str]]:
+def gateways() -> Dialogue[list[str]]:
     members = yield ("SMEMBERS", GATEWAYS_KEY)
     return sorted(_text(member) for member in members)
 
 
 def _published(key: str, clock: SharedClock) -> Dialogue[list[Any]]:
     """The message that each gateway has stored under `key`, ordered by gateway. Redis' own time goes to `clock`."""
-    gateways = yield from _gateways()
-    if not gateways:
+    names = yield from gateways()
+    if not names:
         return []
     sent = time.monotonic()
     told = yield ("TIME",)
     clock.heard(_seconds(told), sent, time.monotonic())
-    values = yield ("MGET", *(key.format(gateway=name) for name in gateways))
+    values = yield ("MGET", *(key.format(gateway=name) for name in names))
     return _messages(values)
 
 
-def _time() -> Dialogue[float]:
+def server_time() -> Dialogue[float]:
+    """Redis' own clock, epoch seconds."""
     return _seconds((yield ("TIME",)))
 
 
@@ -163,7 +174,7 @@ def _ask_queue() -> Dialogue[int]:
 
 
 def _exchange_flows(message: HostFlows) -> Dialogue[str | None]:
-    message["at"] = yield from _time()
+    message["at"] = yield from server_time()
     yield ("HSET", HOST_FLOWS_KEY, message["host"], orjson.dumps(message))
     yield ("EXPIRE", HOST_FLOWS_KEY, HOST_FLOWS_KEPT_S)
     policy = yield ("GET", FLOW_POLICY_KEY)
@@ -171,7 +182,7 @@ def _exchange_flows(message: HostFlows) -> Dialogue[str | None]:
 
 
 def _host_flows() -> Dialogue[list[HostFlows]]:
-    now = yield from _time()
+    now = yield from server_time()
     messages: list[HostFlows] = _messages((yield ("HVALS", HOST_FLOWS_KEY)))
     for message in messages:
         message["at"] += time.time() - now
@@ -293,20 +304,23 @@ class LiveState:
 
     # ---- commands and notices -------------------------------------------------------------------------------------
 
-    async def listen(self) -> AsyncIterator[CommandMessage | int]:
-        """Yields commands to this gateway and configuration versions (int). Raises LiveUnavailable if the connection is
-        lost."""
-        mine = COMMAND_CHANNEL.format(gateway=self.gateway)
+    async def listen(self) -> AsyncIterator[CommandMessage | PruningOrders | int]:
+        """Yields commands to this gateway, orders of the coordinator of pruning, and configuration versions (int).
+        Raises LiveUnavailable if the connection is lost."""
+        mine = COMMAND_CHANNEL.format(gateway=self.gateway).encode()
         pubsub = self._listener.pubsub(ignore_subscribe_messages=True)
         try:
-            await self._call(pubsub.subscribe(mine, CONFIG_CHANNEL))
+            await self._call(pubsub.subscribe(mine, CONFIG_CHANNEL, PRUNING_CHANNEL))
             while True:
                 message = await pubsub.get_message(timeout=5.0)
                 if message is None:
                     await self._call(pubsub.ping())
+                elif message["type"] == "message" and message["channel"] == PRUNING_CHANNEL.encode():
+                    if (orders := orders_of(message["data"])) is not None:
+                        yield orders
                 elif message["type"] == "message":
                     data = orjson.loads(message["data"])
-                    yield data if message["channel"] == mine.encode() else int(data)
+                    yield data if message["channel"] == mine else int(data)
         except (*_AWAY, orjson.JSONDecodeError) as error:
             raise LiveUnavailable(f"Redis is unavailable: {error}") from error
         finally:
@@ -325,9 +339,12 @@ class LiveState:
 
 
 async def follow(
-    state: LiveState, on_command: Callable[[CommandMessage], None], on_config: Callable[[int], None]
+    state: LiveState,
+    on_command: Callable[[CommandMessage], None],
+    on_config: Callable[[int], None],
+    on_orders: Callable[[PruningOrders], None],
 ) -> None:
-    """Pass commands and configuration versions on, until cancelled. Reconnects after an outage of Redis."""
+    """Pass commands, configuration versions and orders on, until cancelled. Reconnects after an outage of Redis."""
     pause_s = 0.5
     while True:
         try:
@@ -336,6 +353,8 @@ async def follow(
                     pause_s = 0.5
                     if isinstance(message, int):
                         on_config(message)
+                    elif isinstance(message, PruningOrders):
+                        on_orders(message)
                     else:
                         on_command(message)
         except LiveUnavailable:
@@ -397,7 +416,7 @@ def _client(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
 
 
-def _run(dialogue: Dialogue[T]) -> T:
+def run(dialogue: Dialogue[T]) -> T:
     """The result of the dialogue. Each of its commands takes at most CALL_S; raises LiveUnavailable."""
     client, result = _client(_settings().REDIS_URL), None
     while True:
@@ -425,12 +444,12 @@ def read_queue() -> list[QueueState]:
 def ask_queue() -> int:
     """Have each gateway publish its whole queue. It does within about half a second, with the number returned here, or
     a higher one, in `asked`."""
-    return _run(_ask_queue())
+    return run(_ask_queue())
 
 
 def _read(key: str) -> list[Any]:
     clock = SharedClock()
-    messages = _run(_published(key, clock))
+    messages = run(_published(key, clock))
     ahead = clock.ahead_of_wall()
     if abs(ahead) >= LEAST_AHEAD_S:
         for message in messages:
@@ -444,22 +463,27 @@ def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
     def read() -> Dialogue[list[bytes | None]]:
         return (yield ("MGET", *(HEARTBEAT_KEY.format(process=name) for name in processes)))
 
-    values = _run(read())
+    values = run(read())
     return {name: float(value) for name, value in zip(processes, values, strict=True) if value is not None}
 
 
 def evaluate(script: str, keys: Sequence[str], *arguments: str | int) -> Any:
     """Run a Lua script in Redis, as one atomic step. It must use no other keys."""
 
-    def run() -> Dialogue[Any]:
+    def evaluated() -> Dialogue[Any]:
         return (yield ("EVAL", script, len(keys), *keys, *arguments))
 
-    return _run(run())
+    return run(evaluated())
+
+
+def lease(what: str, holder: str, ttl_s: float) -> bool:
+    """Take or renew the lease; True if `holder` has it. Call again before `ttl_s` is over to keep it."""
+    return bool(evaluate(_RENEW, [LEASE_KEY.format(what=what)], holder, int(ttl_s * 1000)))
 
 
 def read_host_flows() -> list[HostFlows]:
     """The newest report of each transfer daemon in the last hour, by host, with `at` on this host's clock."""
-    return _run(_host_flows())
+    return run(_host_flows())
 
 
 def publish_flow_policy(policy: str | None) -> None:
@@ -468,7 +492,7 @@ def publish_flow_policy(policy: str | None) -> None:
     def publish() -> Dialogue[None]:
         yield ("DEL", FLOW_POLICY_KEY) if policy is None else ("SET", FLOW_POLICY_KEY, policy)
 
-    _run(publish())
+    run(publish())
 
 
 def notify_config(version: int) -> None:
@@ -477,7 +501,7 @@ def notify_config(version: int) -> None:
     def publish() -> Dialogue[None]:
         yield ("PUBLISH", CONFIG_CHANNEL, str(version))
 
-    _run(publish())
+    run(publish())
 
 
 def announce(decision: StoredDecision | None) -> None:
@@ -536,9 +560,9 @@ def send_command(
         kind=kind,
         request_ids=request_ids,
         priority=priority,
-        expires_at=_run(_time()) + valid_s,
+        expires_at=run(server_time()) + valid_s,
     )
-    return _send_and_wait(_client(_settings().REDIS_URL), _run(_gateways()), message, wait_s)
+    return _send_and_wait(_client(_settings().REDIS_URL), run(gateways()), message, wait_s)
 
 
 def _send_and_wait(client: redis.Redis, gateways: Sequence[str], message: CommandMessage, wait_s: float) -> Answers:

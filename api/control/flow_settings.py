@@ -1,4 +1,4 @@
-"""The flow settings: who may send first on a shared link (MFS)."""
+"""The flow settings: who may send first on a shared link, and which waiting requests are pruned (MFS)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ class FlowSettingsPut(serializers.Serializer):
         required=False,
         help_text="Which transfers may send first on a host's link. `off`: all at once.",
     )
+    drop_budget = serializers.FloatField(
+        min_value=0,
+        max_value=1,
+        required=False,
+        help_text=(
+            "Largest share of an instance's waiting requests that is pruned at a time: served last, so that the others "
+            "are in time. Only where requests wait at several gateways. 0 prunes nothing."
+        ),
+    )
 
 
 class FlowSettingsOutput(VersionedOutput):
@@ -34,7 +43,7 @@ class FlowSettingsOutput(VersionedOutput):
 
     class Meta:
         model = FlowSettings
-        fields = ("flow_policy", "version", "created_at", "updated_at")
+        fields = ("flow_policy", "drop_budget", "version", "created_at", "updated_at")
         read_only_fields = fields
 
 

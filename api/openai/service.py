@@ -12,6 +12,7 @@ import aiohttp
 
 from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
+from api.openai.pruning_feed import PruningFeed
 from api.openai.publisher import Audit, Publisher
 from api.openai.state.length_forests import ForestStore, LengthForests
 from api.openai.state.length_refinements import LengthRefinements
@@ -78,7 +79,9 @@ class GatewayService:
         publisher = self._publisher = Publisher(gateway, live, self._store, self._recorder.losses)
         await publisher.tick()  # before its first request it knows the shared clock and its share of the fleet
         self._keep("publisher", publisher.run)
-        self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
+        pruning = PruningFeed(gateway, live)
+        self._keep("pruning", pruning.run)
+        self._keep("commands", lambda: follow(live, publisher.command, self._config.notice, pruning.enforce))
 
     def close(self) -> None:
         """Refuse new requests from now on; open ones continue."""

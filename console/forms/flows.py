@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django import forms
 
-from console.forms.base import EditForm
+from console.forms.base import EditForm, PercentField
 from controller.flow.gate import GATED, OFF
 from controller.wording.values import VALUES
 
@@ -20,4 +20,13 @@ class FlowSettingsForm(EditForm):
         help_text="Which transfers may send first on a host's link. Transfers in flight end as they began.",
     )
 
-    CHANGEABLE = ("flow_policy",)
+    drop_budget = PercentField(
+        low=0,
+        label="Drop budget",
+        help_text=(
+            "Largest share of the waiting requests that may be pruned at a time: served last, so that the others are "
+            "in time. Requests are pruned only where they wait at several gateways. 0 prunes nothing."
+        ),
+    )
+
+    CHANGEABLE = ("flow_policy", "drop_budget")

@@ -116,4 +116,4 @@ class ScalingPolicyAdmin(ReadOnlyAdmin):
 
 @admin.register(FlowSettings)
 class FlowSettingsAdmin(ReadOnlyAdmin):
-    list_display = ("__str__", "flow_policy", "version", "updated_at")
+    list_display = ("__str__", "flow_policy", "drop_budget", "version", "updated_at")

@@ -20,6 +20,11 @@ FAILING_POLICIES_KEY = "slackline:failing-policies"  # FailingPolicies, TTL 60 s
 COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
 COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
 FLOW_POLICY_KEY = "slackline:flow-policy"  # the stored flow policy; absent: transfer daemons follow their FLOW_POLICY
+PRUNING_REPORT_KEY = "slackline:pruning:report:{gateway}"  # QueueReport as JSON, TTL three periods
+PRUNING_WAKE_KEY = "slackline:pruning:wake"  # list of at most one entry: a queue changed; BLPOP by the coordinator
+PRUNING_SEQUENCE_KEY = "slackline:pruning:sequence"  # counts the coordinator's orders
+PRUNING_ORDERS_KEY = "slackline:pruning:orders"  # PruningOrders as JSON, until they expire
+PRUNING_CHANNEL = "slackline:pruning:orders"  # pub/sub: the same, to all gateways
 HOST_FLOWS_KEY = "slackline:host-flows"  # hash: HostFlows by host, each second from its transfer daemon, TTL an hour
 
 # ---- Channels groups (live pages) ------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ class GatewaySnapshot:
     draining: tuple[str, ...] = ()  # ids of instances that get no new requests
     coming: tuple[ComingConfig, ...] = ()
     telemetry_period_s: float = 1.0
+    pruning: bool = False  # whether the coordinator of pruning is to know the queues
 
 
 def _tenant(item: dict[str, Any]) -> TenantConfig:
@@ -159,6 +160,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
         draining=tuple(raw.get("draining", ())),
         coming=tuple(ComingConfig(**item) for item in raw.get("coming", ())),
         telemetry_period_s=raw.get("telemetry_period_s", 1.0),
+        pruning=raw.get("pruning", False),  # absent in a file of an older release
     )
 
 

@@ -76,16 +76,19 @@ class Entry:
 class Journal:
     """Ids of requests that came, left or moved since the journal was last read, while it is followed.
 
-    Its cost grows with what happens, not with what waits. While it is not followed it costs one test.
+    Its cost grows with what happens, not with what waits. While it is not followed it costs one test. `noted`: how many
+    times anything came, left or moved, followed or not.
     """
 
-    __slots__ = ("_touched", "following")
+    __slots__ = ("_touched", "following", "noted")
 
     def __init__(self) -> None:
         self.following = False
+        self.noted = 0
         self._touched: set[str] = set()
 
     def note(self, request_id: str) -> None:
+        self.noted += 1
         if self.following:
             self._touched.add(request_id)
 

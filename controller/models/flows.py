@@ -1,4 +1,4 @@
-"""How flows on shared links are ordered."""
+"""How flows on shared links are ordered, and which waiting requests are pruned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from controller.models.base import Versioned
 
 
 class FlowSettings(Versioned):
-    """One row (id 1). Until it exists, each transfer daemon follows its own FLOW_POLICY. `flow_policy`: OFF or one of
-    GATED."""
+    """One row (id 1). Until it exists, each transfer daemon follows its own FLOW_POLICY, and nothing is pruned.
+
+    `flow_policy`: OFF or one of GATED. `drop_budget`: largest share of an instance's waiting requests that is pruned at
+    a time (MFS, App. B); 0: nothing is.
+    """
 
     flow_policy = models.CharField("flow policy", max_length=32, default=OFF)
+    drop_budget = models.FloatField("drop budget", default=0.0)
 
     class Meta:
         db_table = "flow_settings"
@@ -21,6 +25,7 @@ class FlowSettings(Versioned):
         constraints = [
             models.CheckConstraint(condition=Q(id=1), name="flow_settings_one_row"),
             models.CheckConstraint(condition=Q(flow_policy__in=(OFF, *GATED)), name="flow_settings_policy"),
+            models.CheckConstraint(condition=Q(drop_budget__gte=0, drop_budget__lte=1), name="flow_settings_budget"),
         ]
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ from controller.models import (
     Action,
     ApiKey,
     ConfigVersion,
+    FlowSettings,
     Instance,
     PriorityMapping,
     ServedModel,
@@ -43,7 +44,7 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Eight queries. The version is read first, so that a change in the meantime makes the next poll read again."""
+    """Nine queries. The version is read first, so that a change in the meantime makes the next poll read again."""
     version = config_version()
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
@@ -59,6 +60,7 @@ def gateway_snapshot() -> GatewaySnapshot:
         draining=tuple(row.id for row in instances if _drains(row)),
         coming=tuple(_coming(row) for row in rows if row.switches_role or not row.now_serves),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
+        pruning=FlowSettings.objects.filter(drop_budget__gt=0).exists(),
     )
 
 

@@ -122,6 +122,12 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_wake_ordered", ""): "{actor} requested a wake-up for instance {subject}",
     # people
     ("sessions_ended", "person_asked"): "{actor} ended {sessions} of the sessions of {subject}",
+    # pruning
+    ("pruning", "others_in_time"): (
+        "{actor} pruned {pruned} waiting requests, so that others are in time, and brought {returned} back, within "
+        "{seconds:g} s"
+    ),
+    ("pruning", "room_again"): "{actor} brought {returned} pruned requests back within {seconds:g} s",
     # links
     ("records_lost", ""): (
         "{actor} gave up the records of {requests} requests, {refused_requests} of them refused, that arrived within "

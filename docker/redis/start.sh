@@ -11,11 +11,11 @@ list="${REDIS_FOLDER:-/run/redis}/users.acl"
 # Commands that never read or write keys of others, and those of the data types in use.
 common="+@connection +@read +@write +@pubsub +@transaction +@scripting +@blocking +time -@admin -@dangerous +info"
 # Celery's queues: the console orders work, beat does so each second, the worker takes it.
-celery="~control* ~actions* ~analysis* ~_kombu* ~unacked* ~celery* &celery* &/0.*"
+celery="~control* ~actions* ~analysis* ~pruning* ~_kombu* ~unacked* ~celery* &celery* &/0.*"
 ours="resetchannels &slackline* ~slackline*"
 # A gateway has no part in sign-ins or jobs. It tells browsers of live topics, not that a session has ended.
-live="resetchannels &slackline:config &slackline:command:* &slackline.channels__group__live.* ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
-  ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:*"
+live="resetchannels &slackline:config &slackline:command:* &slackline.channels__group__live.* &slackline:pruning:orders ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
+  ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:* ~slackline:pruning:report:* ~slackline:pruning:wake"
 {
   printf 'user default off\n'
   user gateway "$REDIS_GATEWAY_PASSWORD" "$(echo $live)" "$common"

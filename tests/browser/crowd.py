@@ -72,7 +72,9 @@ class Crowd:
         await self.feed.start()
         redis.Redis.from_url(self.options.url).sadd(GATEWAYS_KEY, NAME)
         if self.options.answer_after is not None:
-            self.tasks.add(asyncio.create_task(follow(self.board, self.obey, lambda version: None)))
+            self.tasks.add(
+                asyncio.create_task(follow(self.board, self.obey, lambda version: None, lambda orders: None))
+            )
             mine = COMMAND_CHANNEL.format(gateway=NAME)
             while not dict(redis.Redis.from_url(self.options.url).pubsub_numsub(mine))[mine.encode()]:
                 await asyncio.sleep(0.01)

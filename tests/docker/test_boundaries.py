@@ -24,6 +24,7 @@ SECRETS = {
     "console": {"CONSOLE_DB_PASSWORD", "REDIS_CONSOLE_PASSWORD", "SECRET_KEY", "METRICS_TOKEN"},
     "worker": {"WORKER_DB_PASSWORD", "REDIS_WORKER_PASSWORD", "FLEET_TOKEN"},
     "analysis": {"WORKER_DB_PASSWORD", "REDIS_WORKER_PASSWORD"},
+    "pruning": {"WORKER_DB_PASSWORD", "REDIS_WORKER_PASSWORD"},
     "beat": {"REDIS_BEAT_PASSWORD"},
     "engine-1": {"FLEET_TOKEN"},
     "engine-2": {"FLEET_TOKEN"},
@@ -38,6 +39,7 @@ NETWORKS = {
     "console": {"front", "store"},
     "worker": {"store", "engines"},
     "analysis": {"store"},
+    "pruning": {"store"},
     "beat": {"store"},
     "engine-1": {"engines"},
     "engine-2": {"engines"},
@@ -114,7 +116,7 @@ def test_no_two_processes_share_a_user(variable):
             users.setdefault(urlsplit(re.sub(r"\$\{[^}]*\}", "x", url)).username, set()).add(name)
     assert "postgres" not in users
     once = {"migrate", "seed", "register"}  # they run as the owner, and end
-    assert [names - once for names in users.values() if len(names - once) > 1] == [{"worker", "analysis"}]
+    assert [names - once for names in users.values() if len(names - once) > 1] == [{"worker", "analysis", "pruning"}]
 
 
 def test_scripts_that_are_mounted_are_there():

@@ -5,7 +5,7 @@ import pytest
 from workers.celery import app
 from workers.tasks.names import HEARTBEAT, TASK_MODULES
 
-QUEUES = {"control", "actions", "analysis"}
+QUEUES = {"control", "actions", "analysis", "pruning"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -87,7 +87,9 @@ async def test_a_command_is_answered_by_each_gateway(pair: tuple[LiveState, Live
             said = CommandAnswer(command=message["id"], gateway=state.gateway, applied=["r1"], gone=[], too_late=[])
             tasks.append(asyncio.get_running_loop().create_task(state.answer(said)))
 
-        tasks.append(asyncio.get_running_loop().create_task(follow(state, answer, versions.append)))
+        tasks.append(
+            asyncio.get_running_loop().create_task(follow(state, answer, versions.append, lambda orders: None))
+        )
     while (
         sum(
             count for _, count in await pair[0]._redis.pubsub_numsub("slackline:command:gw-a", "slackline:command:gw-b")

@@ -14,12 +14,19 @@ from workers.supervisor.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The gateway stops early, to drain; what it needs stops later. Engines, Redis and PostgreSQL follow after these.
-STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",), ("flowd",))
+STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis", "pruning"), ("console",), ("flowd",))
 GATEWAY_DRAIN_S = 30.0  # requests in flight have 20 s, their error events 1 s, their records 4 s
 # glibc keeps one memory arena for each thread; two are enough here and save tens of MB for each process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
 # Each role loads only the parts of Django that it needs.
-ROLES = {"gateway": "gateway", "console": "console", "worker": "worker", "analysis": "worker", "beat": "beat"}
+ROLES = {
+    "gateway": "gateway",
+    "console": "console",
+    "worker": "worker",
+    "analysis": "worker",
+    "pruning": "worker",
+    "beat": "beat",
+}
 PYTHON = (sys.executable, "-m")
 CHECK_TIMEOUT_S = 60.0
 
@@ -87,6 +94,7 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
         _spec(settings, env, "worker", _worker(env, "control,actions"), 10.0),
         # The next start continues an experiment after its last finished run, so a stop need not wait for it.
         _spec(settings, env, "analysis", _worker(env, "analysis"), 2.0),
+        _spec(settings, env, "pruning", _worker(env, "pruning"), 2.0),
         _spec(settings, env, "beat", _beat(env, settings.data_dir), 5.0),
     ]
 

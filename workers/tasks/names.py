@@ -13,6 +13,8 @@ RETENTION = "records.retention"
 EXPERIMENTS = "experiments.work"
 EXPERIMENTS_RETAIN = "experiments.retain"
 LENGTHS = "lengths.train"
+PRUNING = "pruning.coordinate"
+PRUNING_PROCESS = "pruning"  # whose heartbeat says that the coordinator runs
 TASK_MODULES = (
     "workers.tasks.scaling",
     "workers.tasks.reconcile",
@@ -23,4 +25,5 @@ TASK_MODULES = (
     "workers.tasks.records",
     "workers.tasks.experiments",
     "workers.tasks.lengths",
+    "workers.tasks.pruning",
 )

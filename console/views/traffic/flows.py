@@ -26,6 +26,7 @@ from console.live.polled import REDIS_AWAY, SHARED_S, AsOf, PagePart
 from console.live.ttl_cache import TtlCache
 from console.views.configuration.changes import before_of
 from console.views.editing import Difference, form_page, saved, say_updated, updated, written
+from console.views.traffic.pruning import pruning_context
 from controller.core.messages import HostFlow, HostFlows
 from controller.flow.gate import OFF
 from controller.selectors import catalogue
@@ -105,6 +106,7 @@ def _context(page: int) -> dict[str, Any]:
         "pages": pages,
         "away": reported.away,
         "as_of": reported.as_of(now),
+        "pruning": pruning_context(stored),
     }
 
 

@@ -14,12 +14,12 @@ from controller.services.actors import Actor
 from controller.services.replace import ExpectedVersion, defaults_of, put
 
 ONLY = 1  # the row's id
-EDITABLE = ("flow_policy",)
+EDITABLE = ("flow_policy", "drop_budget")
 
 
-def flow_settings_create(*, actor: Actor, flow_policy: str = OFF) -> FlowSettings:
+def flow_settings_create(*, actor: Actor, flow_policy: str = OFF, drop_budget: float = 0.0) -> FlowSettings:
     """Raises ValidationError if the row exists."""
-    row = FlowSettings(pk=ONLY, flow_policy=flow_policy)
+    row = FlowSettings(pk=ONLY, flow_policy=flow_policy, drop_budget=drop_budget)
     return change.create(row, actor=actor, kind="flow_settings", check=_check)
 
 
@@ -58,3 +58,5 @@ def flow_settings_put(
 def _check(row: FlowSettings) -> None:
     if row.flow_policy not in (OFF, *GATED):
         raise ValidationError({"flow_policy": f"Must be one of: {', '.join((OFF, *GATED))}."})
+    if not 0 <= row.drop_budget <= 1:
+        raise ValidationError({"drop_budget": "Must be between 0 and 1."})

@@ -23,6 +23,7 @@ class Pruning:
         self._settings = settings
         self._coordinator = Coordinator(CoordinatorConfig(drop_budget=settings.drop_budget))
         self._sequence = count(1)
+        self._told = False  # whether orders that name requests may be in force
 
     def start(self) -> None:
         self._run.heap.push(0.0, EventKind.TICK, self._look)
@@ -32,8 +33,11 @@ class Pruning:
         schedulers = [run.scheduler] if isinstance(run.scheduler, Scheduler) else run.scheduler.schedulers
         reports = [queue_report(each.dispatcher, str(number), now) for number, each in enumerate(schedulers)]
         if any(queue.waiting for report in reports for queue in report.queues):
-            orders = _orders(self._coordinator.decide(reports, now), next(self._sequence), now + VALID_S)
-            run.heap.push(now + self._settings.delay_s, EventKind.TICK, lambda: run.tell(orders))
+            found = self._coordinator.decide(reports, now)
+            if found.scavengers or self._told:
+                orders = _orders(found, next(self._sequence), now + VALID_S)
+                run.heap.push(now + self._settings.delay_s, EventKind.TICK, lambda: run.tell(orders))
+            self._told = bool(found.scavengers)
         run.heap.push(now + self._settings.every_s, EventKind.TICK, self._look)
 
 

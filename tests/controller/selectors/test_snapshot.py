@@ -77,7 +77,7 @@ def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queri
         factories.instance(factories.served_model())
         factories.api_key()
 
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         snapshot = gateway_snapshot()
 
     assert (len(snapshot.models), len(snapshot.instances), len(snapshot.keys)) == (6, 6, 6)

@@ -82,7 +82,7 @@ def test_all_processes_go_by_the_same_files(tmp_path):
 def test_workers_and_beat_log_at_the_level_that_is_asked_for(tmp_path, environ, level):
     specs = plan.processes(settings_from({"DATA_DIR": str(tmp_path)}), environ)
     told = {spec.name: spec.argv[spec.argv.index("-l") + 1] for spec in specs if "celery" in spec.argv}
-    assert told == dict.fromkeys(("worker", "analysis", "beat"), level)
+    assert told == dict.fromkeys(("worker", "analysis", "pruning", "beat"), level)
 
 
 def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):

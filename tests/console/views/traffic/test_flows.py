@@ -143,9 +143,9 @@ def test_those_that_go_on_come_first_then_the_newest_that_ended(viewer, on):
 
 
 def test_the_first_save_stores_the_policy_and_the_next_one_changes_it(operator, live_store, announced):
-    assert operator.post(reverse("flow-settings"), {"flow_policy": "mfs"}).url == "/flows/"
+    assert operator.post(reverse("flow-settings"), {"flow_policy": "mfs", "drop_budget": "0"}).url == "/flows/"
     assert FlowSettings.objects.get().flow_policy == "mfs"
-    answer = operator.post(reverse("flow-settings"), {"flow_policy": "off", "version": 1})
+    answer = operator.post(reverse("flow-settings"), {"flow_policy": "off", "drop_budget": "0", "version": 1})
     assert answer.url == "/flows/"
     row = FlowSettings.objects.get()
     assert (row.flow_policy, row.version) == ("off", 2)
@@ -190,14 +190,14 @@ def test_without_transfers_the_form_says_so(operator, live_store):
 def test_two_people_who_save_see_both_values(operator, live_store, announced):
     flow_settings_create(actor=ACTOR, flow_policy="mfs")
     FlowSettings.objects.update(version=2, flow_policy="earliest_deadline")
-    answer = operator.post(reverse("flow-settings"), {"flow_policy": "off", "version": 1})
+    answer = operator.post(reverse("flow-settings"), {"flow_policy": "off", "drop_budget": "0", "version": 1})
     assert answer.status_code == 412
     assert "was changed by someone else" in answer.content.decode()
     assert FlowSettings.objects.get().flow_policy == "earliest_deadline"
 
 
 def test_an_unknown_policy_is_refused_at_its_field(operator, live_store):
-    answer = operator.post(reverse("flow-settings"), {"flow_policy": "karuna"})
+    answer = operator.post(reverse("flow-settings"), {"flow_policy": "karuna", "drop_budget": "0"})
     assert answer.status_code == 422
     assert "Select a valid choice" in answer.content.decode()
     assert not FlowSettings.objects.exists()

@@ -1,0 +1,219 @@
+"""The coordinator of pruning through real Redis: two gateways report, the job decides, both gateways enforce.
+
+One instance with one slot serves both. Each gateway alone could keep its requests in time; together they cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import connections
+
+from api.openai.pruning_feed import PruningFeed
+from controller.core.types import InstanceSpec, LatencyCoefficients
+from controller.flow.coordinator import Coordinator, CoordinatorConfig
+from controller.models import Decision, FlowSettings
+from controller.selectors.snapshot import gateway_snapshot
+from controller.services.actors import SYSTEM
+from controller.services.slo.flow_settings import flow_settings_create
+from controller.wording.sentences import message_of
+from tests.api.openai.gateways import TestBed, completion, snapshot
+from tests.waiting import until_on_loop
+from workers import live
+from workers.backends.fake import Script
+from workers.live import LiveState, follow
+from workers.pruning import read_orders, read_reports
+from workers.tasks import pruning
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
+
+SLOW = LatencyCoefficients(0.01, 1e-3, 0.0, 0.02, 0.0, 0.001)  # a prompt of 800 tokens takes 0.8 s
+LONG = [1] * 800
+
+
+@pytest.fixture(autouse=True)
+def batch(monkeypatch, redis_server):
+    """The job's memory, empty; and an empty Redis."""
+    live._client(settings.REDIS_URL).flushdb()
+    made = pruning.Untold()
+    monkeypatch.setattr(pruning, "_untold", made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+async def closed(batch):
+    """Connections of the thread in which the job ran."""
+    yield
+    await sync_to_async(connections.close_all)()
+
+
+@asynccontextmanager
+async def gateway(name, *, on=True):
+    """A gateway that reports and listens, with a request in the one slot of its instance and two that wait."""
+    engine = InstanceSpec("e1", "demo", backend="fake", latency=SLOW, max_num_seqs=1)
+    async with AsyncExitStack() as stack:
+        bed = await stack.enter_async_context(TestBed(replace(snapshot(), instances=(engine,), pruning=on)))
+        object.__setattr__(bed.gateway.options, "name", name)
+        bed.every(Script(hang_after=0))
+        board = LiveState(settings.REDIS_URL, name)
+        stack.push_async_callback(board.close)
+        await board.publish_fleet({"gateway": name, "at": time.time(), "seq": 1, "instances": [], "classes": []}, 60.0)
+        bed.gateway.shared.heard(await board.server_time(), bed.gateway.clock(), bed.gateway.clock())
+        bed.feed = PruningFeed(bed.gateway, board)
+        tasks = [
+            asyncio.ensure_future(follow(board, lambda command: None, lambda version: None, bed.feed.enforce)),
+            asyncio.ensure_future(bed.feed.run()),
+        ]
+        stack.callback(lambda: [task.cancel() for task in tasks])
+        bed.clients = [bed.send(completion(prompt=LONG)) for _ in range(3)]
+        stack.push_async_callback(lambda: asyncio.gather(*(client.hang_up() for client in bed.clients)))
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue().ids()) == 2)
+        yield bed
+
+
+def waiting(bed):
+    queue = bed.gateway.scheduler.dispatcher.queue()
+    return [queue.row(name) for name in queue.ids()]
+
+
+def pruned(*beds):
+    return [row["id"] for bed in beds for row in waiting(bed) if row["hopeless"]]
+
+
+def decide(budget=0.5):
+    return pruning.decide(Coordinator(CoordinatorConfig(drop_budget=budget)))
+
+
+def sequence():
+    orders, _ = live.run(read_orders())
+    return None if orders is None else orders.sequence
+
+
+def reported(*beds):
+    names = {report.gateway for report in live.run(read_reports())[0]}
+    return names >= {bed.gateway.options.name for bed in beds}
+
+
+async def test_what_two_gateways_cannot_serve_in_time_is_pruned_and_comes_back():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        found = await sync_to_async(decide)()
+        assert len(found.scavengers) == 2
+        await until_on_loop(lambda: sorted(pruned(one, two)) == sorted(found.scavengers))
+        assert len(waiting(one)) + len(waiting(two)) == 4  # nobody was refused
+        for client in two.clients[1:]:
+            await client.hang_up()
+        await until_on_loop(lambda: not reported(two))  # nothing waits there any more
+        await sync_to_async(decide)()
+        await until_on_loop(lambda: pruned(one, two) == [])
+
+
+async def test_each_request_says_why_it_was_pruned():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        found = await sync_to_async(decide)()
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        name, reason = next(iter(found.scavengers.items()))
+        (in_flight,) = [
+            bed.gateway.runtime.requests[name] for bed in (one, two) if name in bed.gateway.runtime.requests
+        ]
+        (step,) = [step for step in in_flight.decisions if step["kind"] == "prune"]
+        assert (step["reason"], step["figures"]["instance"]) == ("others_in_time", "e1")
+        assert step["figures"]["behind_s"] == pytest.approx(reason.behind_s, abs=0.01)
+
+
+async def test_requests_of_one_gateway_are_left_to_it():
+    async with gateway("gw-a") as one:
+        await until_on_loop(lambda: reported(one))
+        assert (await sync_to_async(decide)()).scavengers == {}
+        assert sequence() is None
+
+
+async def test_a_gateway_without_a_drop_budget_reports_nothing():
+    async with gateway("gw-a", on=False) as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(two))
+        await one.feed.tick()
+        assert not reported(one)
+
+
+async def test_orders_of_a_coordinator_that_stopped_end_by_themselves(monkeypatch):
+    monkeypatch.setattr("workers.pruning.VALID_S", 0.5)
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        await sync_to_async(decide)()
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        await until_on_loop(lambda: pruned(one, two) == [])
+        await until_on_loop(lambda: sequence() is None)
+
+
+async def test_a_restarted_coordinator_counts_on(monkeypatch):
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        await sync_to_async(decide)()
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        monkeypatch.setattr(pruning, "_untold", pruning.Untold())
+        await sync_to_async(decide)(0.25)  # one of four
+        await until_on_loop(lambda: len(pruned(one, two)) == 1)
+        assert sequence() == 2
+
+
+async def test_anything_but_orders_and_reports_is_ignored():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        client = live._client(settings.REDIS_URL)
+        client.sadd("slackline:gateways", "gw-c", "gw-d")
+        client.set("slackline:pruning:report:gw-c", b"<html>")
+        client.set("slackline:pruning:report:gw-d", b'["gw-d", 1.0, [["demo", [[1]], []]]]')
+        for message in (b"<html>", b"[]", b'{"sequence": 9}'):
+            client.publish("slackline:pruning:orders", message)
+        await until_on_loop(lambda: reported(one, two))
+        assert len((await sync_to_async(decide)()).scavengers) == 2
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+
+
+async def test_without_redis_requests_wait_as_they_would():
+    async with gateway("gw-a") as one:
+        before = [row["id"] for row in waiting(one)]
+        board = LiveState("redis://127.0.0.1:1/0", "gw-a")
+        feed = PruningFeed(one.gateway, board)
+        with pytest.raises(live.LiveUnavailable):
+            await feed.tick()
+        running = asyncio.ensure_future(feed.run())
+        await asyncio.sleep(0.2)
+        assert not running.done()  # it goes on trying
+        running.cancel()
+        await board.close()
+        assert [row["id"] for row in waiting(one)] == before
+
+
+async def test_the_job_prunes_and_writes_one_decision_for_what_happened(monkeypatch):
+    monkeypatch.setattr(pruning, "BATCH_S", 0.0)
+    await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+    assert (await sync_to_async(gateway_snapshot)()).pruning
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        await sync_to_async(pruning.coordinate)()
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        decision = await Decision.objects.aget(kind="pruning")
+        assert decision.inputs["pruned"] == 2
+        assert decision.inputs["by_instance"] == {"e1": 2}
+        assert decision.inputs["gateways"] == ["gw-a", "gw-b"]
+        assert sorted(decision.inputs["requests"]) == sorted(pruned(one, two))
+        assert message_of(decision)["sentence"].startswith("coordinator pruned 2 waiting requests, so that")
+
+
+async def test_the_job_does_nothing_while_pruning_is_off_or_another_one_has_the_lease():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        await sync_to_async(pruning.coordinate)()
+        await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+        assert await sync_to_async(live.lease)(pruning.LEASE, "another", 60.0)
+        await sync_to_async(pruning.coordinate)()
+        assert sequence() is None
+        assert await Decision.objects.filter(kind="pruning").acount() == 0
+    assert not await FlowSettings.objects.filter(drop_budget=0).aexists()

@@ -1,0 +1,84 @@
+"""What gateways and the coordinator of pruning exchange through Redis: reports of queues, orders, and what wakes whom.
+
+Written once, as dialogues of Redis commands, for the asynchronous client of a gateway and the synchronous one of the
+coordinator's task (see `workers.live`). Moments are epoch seconds of Redis' clock, which gateways share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from controller.core.messages import (
+    PRUNING_CHANNEL,
+    PRUNING_ORDERS_KEY,
+    PRUNING_REPORT_KEY,
+    PRUNING_SEQUENCE_KEY,
+    PRUNING_WAKE_KEY,
+)
+from controller.core.pruning import (
+    PruneReason,
+    PruningOrders,
+    QueueReport,
+    orders_to_json,
+    report_from_json,
+    report_to_json,
+)
+from workers.live import Dialogue, gateways, orders_of, server_time
+
+PERIOD_S = 1.0  # gateways report at least so often while requests wait
+VALID_S = 3 * PERIOD_S  # of orders; reports are kept as long
+
+
+def publish_report(report: QueueReport) -> Dialogue[None]:
+    """Store the gateway's report and wake the coordinator."""
+    key = PRUNING_REPORT_KEY.format(gateway=report.gateway)
+    yield ("SET", key, orjson.dumps(report_to_json(report)), "PX", int(VALID_S * 1000))
+    yield ("LPUSH", PRUNING_WAKE_KEY, b"1")
+    yield ("LTRIM", PRUNING_WAKE_KEY, 0, 0)
+
+
+def withdraw_report(gateway: str) -> Dialogue[None]:
+    """Nothing waits at this gateway any more."""
+    yield ("DEL", PRUNING_REPORT_KEY.format(gateway=gateway))
+
+
+def wait_for_news(timeout_s: float) -> Dialogue[bool]:
+    """Whether a queue changed within `timeout_s`."""
+    return (yield ("BLPOP", PRUNING_WAKE_KEY, timeout_s)) is not None
+
+
+def read_reports() -> Dialogue[tuple[Sequence[QueueReport], float]]:
+    """The newest report of each gateway that wrote a readable one lately, and the time. One of another release, which
+    cannot be read, is left out: that gateway's queue is then not pruned."""
+    names = yield from gateways()
+    values = (yield ("MGET", *(PRUNING_REPORT_KEY.format(gateway=name) for name in names))) if names else []
+    found = [report for value in values if value is not None and (report := _report(value)) is not None]
+    return found, (yield from server_time())
+
+
+def _report(value: bytes) -> QueueReport | None:
+    try:
+        return report_from_json(orjson.loads(value))
+    except (orjson.JSONDecodeError, TypeError, ValueError):
+        return None
+
+
+def publish_orders(
+    scavengers: Mapping[str, PruneReason], now: float, waiting: int, batches: int, known: Sequence[str]
+) -> Dialogue[PruningOrders]:
+    """Count the orders and send them to all gateways. The count is Redis' own, so that a restarted coordinator's orders
+    follow on those before it."""
+    sequence = int((yield ("INCR", PRUNING_SEQUENCE_KEY)))
+    orders = PruningOrders(sequence, now, now + VALID_S, scavengers, waiting, batches, known)
+    message = orjson.dumps(orders_to_json(orders))
+    yield ("SET", PRUNING_ORDERS_KEY, message, "PX", int(VALID_S * 1000))
+    yield ("PUBLISH", PRUNING_CHANNEL, message)
+    return orders
+
+
+def read_orders() -> Dialogue[tuple[PruningOrders | None, float]]:
+    """The orders in force, if there are any, and the time."""
+    value = yield ("GET", PRUNING_ORDERS_KEY)
+    return (None if value is None else orders_of(value)), (yield from server_time())
