@@ -2,6 +2,7 @@
 
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
 from benchmarks.flow_permits import permit_seconds
+from benchmarks.prune_orders import order_seconds
 from controller.flow.flows import FlowStage
 
 
@@ -24,3 +25,9 @@ def test_a_real_daemon_gives_every_transfer_its_permit():
     took = permit_seconds(100.0, 0.5)
     assert 20 <= len(took) <= 60
     assert 0.0 < took[0] <= took[-1] < 0.5
+
+
+def test_orders_of_a_real_coordinator_are_enforced():
+    took = order_seconds(3)
+    assert len(took) == 3
+    assert 0.0 < took[0] <= took[-1] < 2.0

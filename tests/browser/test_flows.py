@@ -1,4 +1,4 @@
-"""The flow policy, switched on and off in the console: the transfer daemon of `make up` follows."""
+"""Flow policy and pruning, switched on and off in the console: transfer daemon and coordinator of `make up` follow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_an_operator_switches_it_on_and_back(visit):
     page = visit("operator", "/flows/")
     part = page.locator("[data-part=flows]")
     expect(part).to_contain_text("The flow policy is off")
-    expect(part.get_by_role("heading", name=re.compile("off$"))).to_be_visible()
+    expect(part.get_by_role("heading", level=3, name=re.compile("off$"))).to_be_visible()
     part.get_by_role("link", name="Choose a flow policy").click()
     page.get_by_label("Flow policy").select_option("mfs")
     page.get_by_role("button", name="Save").click()
@@ -26,4 +26,25 @@ def test_an_operator_switches_it_on_and_back(visit):
     expect(page.get_by_label("Flow policy")).to_have_value("off")
     page.get_by_role("button", name="Save").click()
     expect(part).to_contain_text("The flow policy is off")
-    expect(part.get_by_role("heading", name=re.compile("off$"))).to_be_visible()
+    expect(part.get_by_role("heading", level=3, name=re.compile("off$"))).to_be_visible()
+
+
+def test_an_operator_switches_pruning_on_and_back(visit, trouble):
+    trouble.expected = ("422",)
+    page = visit("operator", "/flows/")
+    part = page.locator("[data-part=flows]")
+    expect(part).to_contain_text("Waiting requests are not pruned.")
+    part.get_by_role("link", name="a drop budget").click()
+    page.get_by_label("Drop budget").fill("120")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".field", has_text="Drop budget")).to_contain_text("less than or equal to 100")
+    page.get_by_label("Drop budget").fill("20")
+    page.get_by_role("button", name="Save").click()
+    expect(part.get_by_role("heading", name="Pruning on")).to_be_visible()
+    expect(part).to_contain_text("Drop budget 20 %")
+    expect(part).to_contain_text("No request is pruned now.")
+    expect(part).not_to_contain_text("The coordinator has not run")
+    page.get_by_role("link", name="Edit flow settings").click()
+    page.get_by_label("Drop budget").fill("0")
+    page.get_by_role("button", name="Save").click()
+    expect(part.get_by_role("heading", name="Pruning off")).to_be_visible()

@@ -163,12 +163,12 @@ def flow_settings_edit(request: HttpRequest) -> HttpResponse:
         if row is None:
             stored = written(form, lambda: flow_settings_create(actor=actor_of(request), **form.values()))
             if stored is not None:
-                messages.success(request, "Flow settings saved. Transfer daemons use them within a second.")
+                messages.success(request, "Flow settings saved. Transfer daemons and gateways follow within a second.")
                 return saved("flows")
         else:
             stored, conflict = updated(form, row, partial(flow_settings_update, actor=actor_of(request)))
             if stored is not None:
-                text = "Flow settings updated. New transfers use them within a second."
+                text = "Flow settings updated. Transfer daemons and gateways follow within a second."
                 say_updated(request, form, stored, text)
                 return saved("flows")
     elif request.method == "GET" and row is not None:

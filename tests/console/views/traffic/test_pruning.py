@@ -91,7 +91,7 @@ def test_the_budget_is_a_percentage_in_the_form_and_audited(operator):
     assert 'name="drop_budget" value="20"' in page
     operator.post(reverse("flow-settings"), {"flow_policy": "off", "drop_budget": "0", "version": "1"})
     changed = Decision.objects.filter(subject_type="flow_settings").latest("at")
-    assert "drop_budget" in changed.inputs
+    assert changed.inputs == {"before": {"drop_budget": 0.2}, "after": {"drop_budget": 0.0}}
 
 
 @pytest.mark.parametrize("value", ["", "-1", "101", "much"])
