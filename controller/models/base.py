@@ -9,7 +9,7 @@ from django.core.validators import RegexValidator
 from django.db import models
 
 NAME = RegexValidator(
-    r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", "Letters, digits and . _ : / - only, starting with a letter or digit."
+    r"\A[A-Za-z0-9][A-Za-z0-9._:/-]*\Z", "Letters, digits and . _ : / - only, starting with a letter or digit."
 )
 # Of an instance: it is one part of addresses and of files.
 INSTANCE_ID = RegexValidator(

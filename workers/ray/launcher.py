@@ -106,7 +106,9 @@ class EngineRun:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", **plain, **secrets, **keyed}
         self.headers = {"Authorization": "Bearer " + key} if keyed else {}
         command = [fill(each) for each in order["command"]]
-        program = shutil.which(command[0], path=env.get("ENGINE_PATH", "") + os.pathsep + env.get("PATH", os.defpath))
+        # An empty entry would mean the job's working folder.
+        folders = (env.get("ENGINE_PATH", ""), env.get("PATH", os.defpath))
+        program = shutil.which(command[0], path=os.pathsep.join(filter(None, folders)))
         if program is None:
             raise StartRefused(f"the program {command[0]} was not found on this node")
         self.output = EngineOutput(order.get("steps", {}))
