@@ -160,10 +160,14 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
+        workflow = None
+        if parsed.workflow:
+            gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
+            workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
-        in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS)
+        in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS, workflow=workflow)
         del parsed
         while (await receive())["type"] != "http.disconnect":
             continue

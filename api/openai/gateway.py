@@ -36,8 +36,9 @@ from api.openai.state.spool import RecordBounds
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tenants import KeyRing, QueueBounds, Quotas
 from api.openai.tokenizers import Tokenizers
+from api.openai.workflows import Workflows
 from controller.core import events as ev
-from controller.core.decisions import Decision
+from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
@@ -45,10 +46,12 @@ from controller.predict.answer_lengths import AnswerLengths, Foretold
 from controller.predict.lengths import PromptEstimates
 from controller.scale.traffic import ModelRates
 from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
+from controller.slo.workflow import WorkflowTime, within
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
 from workers.shared_clock import SharedClock
 
+JOINED = {"began": "workflow_began", "inherited": "workflow_inherited", "alone": "workflow_alone"}
 CLOCK_NEWS_S = 0.05  # engines order requests by deadlines: less than a step or two of theirs is no news
 
 
@@ -118,6 +121,7 @@ class Gateway:
         self.named_models: dict[str, ModelConfig] = {}  # by name alone
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
+        self.workflows = Workflows()
         self.used_keys: set[int] = set()  # since they were last written to the database
         self._salts: dict[str, bytes] = {}
         self.closing = False
@@ -173,13 +177,30 @@ class Gateway:
         self.used_keys.add(key.id)
         return Caller(tenant, key.id)
 
-    def submit(self, parsed: Parsed, caller: Caller, send: Send, arrival: float, *, chat: bool) -> InFlightRequest:
+    def check_entitled(self, parsed: Parsed, tenant: TenantConfig) -> None:
+        """Whether the tenant may ask for what the request names itself. Raises ApiError."""
+        try:
+            check_fields(parsed.asked, tenant.entitled)
+            check_model(parsed.model.name, tenant.entitled)
+        except NotEntitled as error:
+            raise ApiError("permission_denied", f"{error}.", param=error.field) from None
+
+    def submit(
+        self,
+        parsed: Parsed,
+        caller: Caller,
+        send: Send,
+        arrival: float,
+        *,
+        chat: bool,
+        workflow: WorkflowTime | None = None,
+    ) -> InFlightRequest:
         """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued.
 
-        `caller`: as of now, not as of when its body began to come.
+        `caller`: as of now, not as of when its body began to come. `workflow`: what its workflow has left.
         """
         tenant = caller.tenant
-        request, applied, foretold = self._request(parsed, tenant, arrival)
+        request, applied, foretold = self._request(parsed, tenant, arrival, workflow)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
         translation = None
@@ -205,6 +226,8 @@ class Gateway:
         in_flight.salt = self._salt(tenant.name)
         in_flight.key_id = caller.key_id
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
+        if workflow is not None:
+            in_flight.note(_joined(request, workflow))
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         self._charge(in_flight, tenant)
@@ -212,12 +235,14 @@ class Gateway:
         self.runtime.arrive(in_flight)
         return in_flight
 
-    def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied, Foretold]:
+    def _request(
+        self, parsed: Parsed, tenant: TenantConfig, arrival: float, workflow: WorkflowTime | None
+    ) -> tuple[Request, Applied, Foretold]:
+        self.check_entitled(parsed, tenant)  # what the client says, not what a workflow leaves it
         model = parsed.model
+        asked = parsed.asked if workflow is None else within(parsed.asked, workflow)
         try:
-            check_fields(parsed.asked, tenant.entitled)
-            check_model(model.name, tenant.entitled)
-            applied = self.book.resolve(parsed.asked, tenant, self.scheduler.pending_above, arrival)
+            applied = self.book.resolve(asked, tenant, self.scheduler.pending_above, arrival)
         except NotEntitled as error:
             raise ApiError("permission_denied", f"{error}.", param=error.field) from None
         except SloError as error:
@@ -285,3 +310,12 @@ class Gateway:
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
+
+
+def _joined(request: Request, workflow: WorkflowTime) -> Decision:
+    """What the record says of the request's workflow."""
+    reason = "workflow_late" if workflow.late else JOINED[workflow.source]
+    figures: dict[str, Figure] = {"left_s": round(workflow.left_s, 3), "steps_left": workflow.steps_left}
+    if not workflow.late:
+        figures["step_s"] = round(workflow.step_s, 3)
+    return Decision("workflow", reason, request.workflow, request.arrival, figures)

@@ -28,7 +28,7 @@ OFF_S = 0.5  # between two looks at the configuration while pruning is off
 T = TypeVar("T")
 
 
-class Board(Protocol):
+class _Board(Protocol):
     """The part of workers.live.LiveState that is used here."""
 
     async def run(self, dialogue: Dialogue[T]) -> T: ...
@@ -37,7 +37,7 @@ class Board(Protocol):
 class PruningFeed:
     """`wanted` is read from the configuration, so that a gateway that nobody prunes sends nothing."""
 
-    def __init__(self, gateway: Gateway, board: Board) -> None:
+    def __init__(self, gateway: Gateway, board: _Board) -> None:
         self._gateway = gateway
         self._board = board
         self._noted = -1  # of the journal, at the last report

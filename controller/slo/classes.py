@@ -26,7 +26,9 @@ FLOORS = (
     ("target_ttft", "tightest_ttft_s"),
     ("target_tbt", "tightest_tpot_s"),
     ("deadline", "tightest_deadline_s"),
+    ("workflow_deadline", "tightest_deadline_s"),
 )
+MOST_STEPS = 1_000  # of a workflow, that follow one another
 
 
 class SloError(ConfigError):
@@ -54,6 +56,8 @@ class SloFields:
     waiting_time: float | None = None
     slo_class: str | None = None
     priority: int | None = None
+    workflow_deadline: float | None = None  # of the workflow that the request belongs to, from its first request
+    workflow_steps_left: int | None = None  # requests that follow one another until its end, this one included
 
     @property
     def explicit(self) -> bool:
@@ -109,10 +113,21 @@ def parse_slo_fields(body: Mapping[str, object]) -> SloFields:
         waiting_time=_seconds(body, "waiting_time", zero=True),
         slo_class=_class_name(body),
         priority=_priority(body),
+        workflow_deadline=_seconds(body, "workflow_deadline"),
+        workflow_steps_left=_steps_left(body),
     )
     if asked.deadline is not None and asked.target_ttft is not None and asked.deadline < asked.target_ttft:
         raise SloError("deadline", "is before target_ttft: the whole answer cannot be due before its first token")
     return asked
+
+
+def _steps_left(body: Mapping[str, object]) -> int | None:
+    value = body.get("workflow_steps_left")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_STEPS:
+        raise SloError("workflow_steps_left", f"must be a whole number from 1 to {MOST_STEPS}")
+    return value
 
 
 def _class_name(body: Mapping[str, object]) -> str | None:

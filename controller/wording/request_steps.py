@@ -13,6 +13,7 @@ from controller.wording.vocabulary import SOURCES, reason_in_words
 # Steps of one request, as the gateway records them with it.
 STEPS: dict[str, str] = {
     "slo": "Targets set",
+    "workflow": "Deadline of its workflow",
     "dispatch": "Dispatched",
     "refuse": "Refused",
     "expire": "Timed out",

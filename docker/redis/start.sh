@@ -15,7 +15,7 @@ celery="~control* ~actions* ~analysis* ~pruning* ~_kombu* ~unacked* ~celery* &ce
 ours="resetchannels &slackline* ~slackline*"
 # A gateway has no part in sign-ins or jobs. It tells browsers of live topics, not that a session has ended.
 live="resetchannels &slackline:config &slackline:command:* &slackline.channels__group__live.* &slackline:pruning:orders ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
-  ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:* ~slackline:pruning:report:* ~slackline:pruning:wake"
+  ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:* ~slackline:pruning:report:* ~slackline:pruning:wake ~slackline:workflows:*"
 {
   printf 'user default off\n'
   user gateway "$REDIS_GATEWAY_PASSWORD" "$(echo $live)" "$common"

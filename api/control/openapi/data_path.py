@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.openai.protocol.schemas import LONGEST_NAME
+from controller.slo.classes import MOST_STEPS
 
 Fragment = dict[str, Any]
 
@@ -29,6 +30,20 @@ SLO_FIELDS: Fragment = {
         "Mean time per output token after the first, seconds; also the pace by which token goodput is counted.", 0.1
     ),
     "deadline": _seconds("Time for the whole answer, seconds from arrival.", 30.0),
+    "workflow_deadline": _seconds(
+        "Time for the whole workflow `metadata.workflow_id`, seconds from its first request. The first one that is "
+        "given counts; later requests of the workflow, at any gateway, get their share of what is left as their "
+        "`deadline`.",
+        120.0,
+    ),
+    "workflow_steps_left": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MOST_STEPS,
+        "default": 1,
+        "description": "Requests of the workflow that follow one another from here to its end, this one included. The "
+        "time that is left is shared evenly among them.",
+    },
     "waiting_time": {
         "type": "number",
         "minimum": 0,

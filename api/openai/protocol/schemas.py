@@ -19,7 +19,10 @@ from controller.core.snapshot import ModelConfig
 from controller.predict.lengths import HIGHEST, MESSAGE_TOKENS, PromptText
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
-OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
+OUR_FIELDS = (
+    "target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "workflow_deadline",
+    "workflow_steps_left", "request_id",
+)  # fmt: skip
 # What engines tell each other through the gateway: a client could send them to any host with it.
 BETWEEN_ENGINES = (
     "kv_transfer_params",
@@ -112,6 +115,8 @@ def parse_body(
     _numbers(body)
     _single_choice(body)
     workflow, stage = _metadata(body)
+    if asked.workflow_deadline is not None and not workflow:
+        raise wrong("workflow_deadline", "needs metadata.workflow_id, which says which requests share it")
     max_tokens = _max_tokens(body, chat)
     tokens, texts = (0, _messages(body)) if chat else _prompt(body)
     messages = len(body["messages"]) if chat else 0

@@ -27,8 +27,8 @@ from controller.simulator.workloads.concord_mix import LONGEST_ANSWER, LONGEST_P
 from controller.simulator.workloads.demand import Demand
 from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
 from controller.simulator.workloads.programs import Foresight, Programs, Speeds
-from controller.simulator.workloads.stage_deadlines import STAGE_DEADLINES
 from controller.simulator.workloads.stage_pace import StagePace
+from controller.slo.stage_deadlines import STAGE_DEADLINES
 
 FORESIGHTS = ("noisy", "oracle", "blind")
 MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # means of a call and of a program of the even mix, used by `blind`

@@ -21,8 +21,8 @@ from controller.core.types import Outcome, Targets
 from controller.simulator.report.results import ProgramRecord
 from controller.simulator.workloads.demand import Demand
 from controller.simulator.workloads.mixes import PATIENT_S
-from controller.simulator.workloads.stage_deadlines import accumulated_shares, checked_rule, stage_due
 from controller.simulator.workloads.stage_pace import StagePace
+from controller.slo.stage_deadlines import accumulated_shares, checked_rule, stage_due
 
 
 class ProgramCall(NamedTuple):
@@ -135,7 +135,7 @@ class Programs:
 
     `count`: what goodput is counted in, "tokens" or "requests" (then each program is worth 1). `pace`: learns how much
     longer than at `speeds` stages take; None: they take that long. `stage_deadlines`: the rule that divides the
-    deadline among stages (stage_deadlines.py).
+    deadline among stages (controller/slo/stage_deadlines.py).
     """
 
     programs: Sequence[Program]

@@ -15,8 +15,8 @@ from controller.simulator.workloads.concord_mix import KINDS, ConcordMix
 from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
 from controller.simulator.workloads.mixes import PATIENT_S
 from controller.simulator.workloads.programs import Program, ProgramCall, Programs, ProgramStage, Speeds
-from controller.simulator.workloads.stage_deadlines import STAGE_DEADLINES, accumulated_shares, stage_due
 from controller.simulator.workloads.stage_pace import StagePace
+from controller.slo.stage_deadlines import STAGE_DEADLINES, accumulated_shares, stage_due
 from tests.controller.simulator.runs import SMALL, facts
 
 WIDE = replace(SMALL, max_num_seqs=64, kv_tokens=65_536)

@@ -1,0 +1,208 @@
+"""One deadline for a workflow: through two gateways and a real Redis, from the requests to their records."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from django.conf import settings
+
+from api.openai.workflows import Workflows
+from controller.core.snapshot import Entitlements
+from tests.api.openai.gateways import KEY, TestBed, completion, key_config, snapshot
+from tests.waiting import until_on_loop
+from workers import live, workflows
+from workers.backends.fake import Script
+from workers.live import LiveState
+
+pytestmark = pytest.mark.db
+OTHER = "sk-other-key"
+
+
+@pytest.fixture(autouse=True)
+def empty(redis_server):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+def config(**entitled):
+    found = snapshot()
+    (acme,) = found.tenants
+    tenants = (replace(acme, entitled=Entitlements(**entitled)), replace(acme, id=2, name="other"))
+    return replace(found, tenants=tenants, keys=(*found.keys, key_config(OTHER, id=2, tenant="other")))
+
+
+@asynccontextmanager
+async def gateway(name="gw-a", url=None, **entitled):
+    async with TestBed(config(**entitled)) as bed:
+        board = LiveState(url or settings.REDIS_URL, name)
+        bed.gateway.workflows.board = board
+        yield bed
+        await board.close()
+
+
+def call(workflow="w1", **fields):
+    return completion(metadata={"workflow_id": workflow}, **fields)
+
+
+def joined(bed):
+    """What the newest record says of its workflow, and the deadline that applied."""
+    record = bed.sink.records[-1]
+    steps = [step for step in record.decisions if step["kind"] == "workflow"]
+    return (steps[0] if steps else None), record.target_deadline_s
+
+
+async def test_a_later_request_inherits_what_is_left_at_another_gateway():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        assert (await one.ask(call(workflow_deadline=10))).status == 200
+        step, deadline_s = joined(one)
+        assert step["reason"] == "workflow_began"
+        assert deadline_s == pytest.approx(10, abs=0.01)
+        await asyncio.sleep(0.5)
+        assert (await two.ask(call())).status == 200
+        step, deadline_s = joined(two)
+        assert step["reason"] == "workflow_inherited"
+        assert step["subject"] == "w1"
+        assert deadline_s == pytest.approx(9.5, abs=0.2)
+        assert two.sink.records[-1].workflow == "w1"
+
+
+async def test_steps_that_follow_leave_a_request_its_share():
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=12, workflow_steps_left=4))
+        step, deadline_s = joined(bed)
+        assert deadline_s == pytest.approx(3, abs=0.01)
+        assert step["figures"]["steps_left"] == 4
+        await bed.ask(call(workflow_steps_left=2))
+        assert joined(bed)[1] == pytest.approx(6, abs=0.2)  # the first one left more than its share
+
+
+async def test_a_slow_step_makes_the_next_one_more_urgent_than_another_workflows():
+    """Both wait for one slot. The workflow that has lost time is served first, although it came last."""
+    found = config()
+    (first, *_) = found.instances
+    async with gateway() as bed:
+        bed.gateway.configure(replace(found, instances=(replace(first, max_num_seqs=1),)))
+        await bed.ask(call("slow", workflow_deadline=2))
+        await asyncio.sleep(1.0)
+        bed.every(Script(token_delay_s=0.1), Script())
+        running = bed.send(completion())
+        await until_on_loop(lambda: bed.backend(first.id).running)
+        fresh = bed.send(call("fresh", workflow_deadline=2))
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue().ids()) == 1)
+        slow = bed.send(call("slow"))
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue().ids()) == 2)
+        for client in (running, slow, fresh):
+            await client.done()
+        served = [record.workflow for record in bed.sink.records]
+        assert served[-2:] == ["slow", "fresh"]
+
+
+async def test_the_first_deadline_counts_and_a_late_workflow_is_served_by_its_own_targets():
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=0.2))
+        await asyncio.sleep(0.3)
+        answer = await bed.ask(call(workflow_deadline=60))
+        assert answer.status == 200
+        step, deadline_s = joined(bed)
+        assert step["reason"] == "workflow_late"
+        assert step["figures"]["left_s"] < 0
+        assert deadline_s is None
+
+
+async def test_a_request_may_have_an_earlier_deadline_of_its_own():
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=30, deadline=5, target_ttft=1))
+        assert joined(bed)[1] == 5
+        await bed.ask(call(deadline=60, target_ttft=40))  # its first token is due with the workflow at the latest
+        assert joined(bed)[1] == pytest.approx(30, abs=0.3)
+        assert bed.sink.records[-1].target_ttft_s == pytest.approx(30, abs=0.3)
+
+
+async def test_workflows_of_other_tenants_and_requests_without_one_are_not_touched():
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=10))
+        await bed.ask(call(), key=OTHER)
+        assert joined(bed) == (None, None)
+        await bed.ask(completion())
+        assert joined(bed) == (None, None)
+        await bed.ask(call("w2"))
+        assert joined(bed) == (None, None)
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", None])
+async def test_without_redis_the_deadline_counts_from_the_request(url):
+    async with gateway(url="redis://127.0.0.1:1/0") as bed:
+        if url is None:
+            bed.gateway.workflows.board = None
+        assert (await bed.ask(call(workflow_deadline=10))).status == 200
+        step, deadline_s = joined(bed)
+        assert (step["reason"], deadline_s) == ("workflow_alone", 10)
+        assert (await bed.ask(call())).status == 200
+        assert joined(bed) == (None, None)
+
+
+async def test_a_redis_that_hangs_holds_nobody_up(monkeypatch):
+    class Hanging:
+        async def run(self, dialogue):
+            await asyncio.sleep(60)
+
+    async with gateway() as bed:
+        bed.gateway.workflows = Workflows(Hanging())
+        assert (await asyncio.wait_for(bed.ask(call(workflow_deadline=10)), 2)).status == 200
+        assert joined(bed)[0]["reason"] == "workflow_alone"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (completion(workflow_deadline=5), "workflow_deadline"),
+        (call(workflow_deadline=0), "workflow_deadline"),
+        (call(workflow_deadline=-3), "workflow_deadline"),
+        (call(workflow_deadline="soon"), "workflow_deadline"),
+        (call(workflow_deadline=1e9), "workflow_deadline"),
+        (call(workflow_deadline=5, workflow_steps_left=0), "workflow_steps_left"),
+        (call(workflow_deadline=5, workflow_steps_left=10_000), "workflow_steps_left"),
+        (call(workflow_deadline=5, workflow_steps_left=1.5), "workflow_steps_left"),
+        (call(workflow_deadline=5, workflow_steps_left=True), "workflow_steps_left"),
+        (call("w" * 200, workflow_deadline=5), "metadata.workflow_id"),
+    ],
+)
+async def test_bad_input_names_its_field(body, field):
+    async with gateway() as bed:
+        answer = await bed.ask(body)
+        assert answer.status == 400
+        assert answer.error["param"] == field
+        assert not live._client(settings.REDIS_URL).keys("slackline:workflows:*")
+
+
+async def test_entitlements_bound_the_workflows_deadline_and_not_what_it_leaves():
+    async with gateway(tightest_deadline_s=5.0) as bed:
+        refused = await bed.ask(call(workflow_deadline=3))
+        assert (refused.status, refused.error["param"]) == (403, "workflow_deadline")
+        assert (await bed.ask(call(workflow_deadline=6, workflow_steps_left=3))).status == 200
+        assert joined(bed)[1] == pytest.approx(2, abs=0.1)
+
+
+async def test_a_tenant_has_a_bounded_number_of_open_workflows(monkeypatch):
+    monkeypatch.setattr(workflows, "MOST_OPEN", 2)
+    async with gateway() as bed:
+        for name in ("w1", "w2"):
+            assert (await bed.ask(call(name, workflow_deadline=10))).status == 200
+        answer = await bed.ask(call("w3", workflow_deadline=10))
+        assert (answer.status, answer.error["param"]) == (429, "workflow_deadline")
+        assert (await bed.ask(call("w1", workflow_deadline=10))).status == 200  # those that are open go on
+        assert (await bed.ask(call("w3", workflow_deadline=10), key=OTHER)).status == 200
+        monkeypatch.setattr(workflows, "KEPT_S", -20.0)  # as if they had been due long ago
+        assert (await bed.ask(call("w3", workflow_deadline=10))).status == 200
+    assert KEY
+
+
+async def test_ten_thousand_requests_of_one_workflow_take_one_entry():
+    async with gateway() as bed:
+        for _ in range(20):
+            await bed.ask(call(workflow_deadline=10))
+    client = live._client(settings.REDIS_URL)
+    assert client.zcard("slackline:workflows:acme") == 1
+    assert 0 < client.ttl("slackline:workflows:acme") <= 86400 + 3600
