@@ -14,7 +14,7 @@ from console.views.accounts import service_accounts, sessions, sign_in, tenants
 from console.views.configuration import changes, classes, mappings, previews
 from console.views.fleet import edit, instances, launch_templates, log, new, role
 from console.views.site import health, metrics, patterns
-from console.views.traffic import flows, lengths, queue, requests, traces
+from console.views.traffic import flows, lengths, queue, requests, traces, workflows
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -24,6 +24,7 @@ urlpatterns = [
     path("queue/command/all/", queue.queue_command_all, name="queue-command-all"),
     re_path(r"^queue/command/all/(?P<order_id>[0-9a-f]{32})/$", queue.queue_command_ended, name="queue-command-ended"),
     path("requests/", requests.request_list, name="requests"),
+    path("workflows/", workflows.workflow_list, name="workflows"),
     path("requests/compare/", requests.request_compare, name="request-compare"),
     path("requests/<str:request_id>/", requests.request_detail, name="request"),
     path("classes/", classes.class_list, name="classes"),

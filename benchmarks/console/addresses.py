@@ -136,6 +136,7 @@ def traffic_pages(about: Subjects) -> dict[str, str]:
         "queue": "/queue/",
         "queue, what came of an order": f"/queue/command/all/{32 * '0'}/",
         "requests": "/requests/",
+        "workflows": "/workflows/",
         "requests, missed of a tenant": f"/requests/?tenant={about.tenant.name}&attained=no",
         "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
         "requests, refused": "/requests/?outcome=refused",

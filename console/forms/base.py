@@ -238,6 +238,7 @@ class RequestSearch(forms.Form):
     slo_class = forms.CharField(max_length=64, required=False, label="Class")
     model = forms.CharField(max_length=120, required=False)
     instance = forms.CharField(max_length=64, required=False)
+    workflow = forms.CharField(max_length=120, required=False)
     outcome = forms.ChoiceField(
         required=False,
         choices=[("", "any"), *((name, name) for name in ("ok", "refused", "expired", "failed", "cut", "cancelled"))],

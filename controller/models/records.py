@@ -74,6 +74,7 @@ class RequestRecord(models.Model):
                 condition=~Q(prefill_instance=""),
             ),
             models.Index(fields=["outcome", "arrived_at"], name="request_record_missed", condition=Q(attained=False)),
+            models.Index(fields=["arrived_at"], name="request_record_workflow", condition=~Q(workflow="")),
         ]
 
     def __str__(self) -> str:

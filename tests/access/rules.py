@@ -36,6 +36,7 @@ PAGES: dict[str, Rule] = {
     "queue/command/all/<order_id>/": Rule(OPERATOR),
     "requests/": READ,
     "requests/compare/": READ,
+    "workflows/": READ,
     "requests/<str:request_id>/": READ,
     "classes/": READ,
     "classes/new/": EDIT,

@@ -32,6 +32,7 @@ PAGES = (
     Listed("overview", "/"),
     Listed("queue", "/queue/"),
     Listed("requests", "/requests/"),
+    Listed("workflows", "/workflows/"),
     Listed("request", "/requests/{missed}/"),
     Listed("compare", "/requests/compare/?id={missed}&id={request}"),
     Listed("lengths", "/lengths/"),

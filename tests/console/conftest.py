@@ -10,7 +10,7 @@ from django.test import Client
 
 from console.views import overview, scaling
 from console.views.fleet import instances
-from console.views.traffic import flows, pruning
+from console.views.traffic import flows, pruning, workflows
 from console.warm_up import warm
 from tests import factories
 from workers import live
@@ -60,7 +60,14 @@ def warmed() -> None:
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test has its own figures: none of another test's."""
-    for kept in (overview.POLLED, instances.POLLED, flows.POLLED, pruning.LATELY, *scaling.POLLED.values()):
+    for kept in (
+        overview.POLLED,
+        instances.POLLED,
+        flows.POLLED,
+        pruning.LATELY,
+        workflows.READ,
+        *scaling.POLLED.values(),
+    ):
         monkeypatch.setattr(kept, "kept_s", 0.0)
 
 

@@ -32,7 +32,7 @@ PAGE_ROWS = 50
 AUDITED_MAX = 20
 COMMANDS = ("queue_cancel", "queue_pause", "queue_resume", "queue_reprioritise")
 RECORDED_WITHIN = timedelta(minutes=2)  # a command on thousands of requests is recorded when it has finished
-EXACT = ("id", "tenant", "model", "instance", "outcome")
+EXACT = ("id", "tenant", "model", "instance", "workflow", "outcome")
 ATTAINED = {"yes": True, "no": False}
 # Label, field and unit ("s": seconds, "n": a count, "": shown as stored) of the rows of a comparison.
 COMPARED = (

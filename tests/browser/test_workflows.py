@@ -1,0 +1,34 @@
+"""Two requests of a workflow share a deadline: the page of workflows, and what a request's own page says of it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_two_requests_of_a_workflow_share_its_deadline(visit, stack):
+    name = f"report-{secrets.token_hex(4)}"
+    for stage, more in (("plan", {"workflow_deadline": 120, "workflow_steps_left": 2}), ("write", {})):
+        body = {"model": "demo", "prompt": "Say something.", "max_tokens": 4, **more}
+        stack.ask({**body, "metadata": {"workflow_id": name, "stage": stage}}).raise_for_status()
+    page = visit("viewer", "/requests/")
+    page.get_by_role("link", name="Workflows", exact=True).click()
+    expect(page.get_by_role("heading", name="Workflows", level=1)).to_be_visible()
+    row = page.get_by_role("row", name=re.compile(name))
+    for _ in range(20):  # records are stored within a second
+        if row.count() and "plan, write" in row.inner_text():
+            break
+        page.wait_for_timeout(250)
+        page.reload()
+    expect(row).to_contain_text("in time so far")
+    expect(row).to_contain_text("plan, write")
+    row.get_by_role("link", name=name).click()
+    expect(page.locator("#request-rows tr")).to_have_count(2)
+    page.locator("#request-rows tr").first.get_by_role("link").first.click()
+    expect(page.locator("main")).to_contain_text("Deadline of its workflow")
+    expect(page.locator("main")).to_contain_text("its share of what the workflow has left")
