@@ -6,6 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.dispatch import build_dispatcher
+from controller.dispatch.event_log import EventRecorder, Log
 from controller.dispatch.queue_report import queue_report
 from tests.controller.dispatch.fleet import request, up
 
@@ -142,3 +143,17 @@ def test_paused_requests_are_not_reported(dispatcher):
     dispatcher.handle([ev.Command("k", "ann", "pause", ("b",))], 0.1)
     (queue,) = queue_report(dispatcher, "gw", 0.2).queues
     assert [row.id for row in queue.waiting] == ["a", "c"]
+
+
+def test_a_scheduler_log_has_orders_and_what_they_did(dispatcher):
+    """Read back they are the events that came, so that a replay prunes the same requests."""
+    sent, recorder = [orders(1, "a", "b")], EventRecorder()
+    written = recorder.events(sent)
+    lines = [recorder.header("slackline", {}), recorder.line(0.1, written, dispatcher.handle(sent, 0.1))]
+    (batch,) = Log(lines).batches()
+    (read,) = batch.events
+    assert read._replace(scavengers={name: tuple(why) for name, why in read.scavengers.items()}) == sent[0]
+    assert [(name, each["request"]) for name, each in batch.actions if name == "Prune"] != []
+    fresh = build_dispatcher("slackline", {"pacing": {"name": "fixed_window", "window": 1}})
+    fresh.handle([up(slots=1), ev.Arrived(request("first")), ev.Arrived(request("a", ttft=5.0))], 0.0)
+    assert reasons(fresh.handle(batch.events, 0.1)) == [("prune", "a", "others_in_time")]
