@@ -16,10 +16,15 @@ from controller.core.messages import (
     LIVE_DECISIONS,
     LIVE_OVERVIEW,
     LIVE_QUEUE,
+    PRUNING_CHANNEL,
+    PRUNING_ORDERS_KEY,
     SIGN_IN_KEY,
     TELEMETRY_KEY,
 )
+from controller.core.pruning import QueueReport
+from workers.pruning import publish_orders, publish_report, read_reports, wait_for_news, withdraw_report
 from workers.supervisor.ports import free_port
+from workers.workflows import join_workflow
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "redis" / "start.sh"
 USERS = ("gateway", "console", "worker", "beat")
@@ -77,6 +82,31 @@ def test_no_user_rules_the_server(server, user, command):
 def test_no_user_reaches_other_keys(server, user):
     with pytest.raises(redis.exceptions.NoPermissionError):
         client(server, user).set("other", "1")
+
+
+def run(found, dialogue):
+    """As `workers.live.run` does, with this client."""
+    result = None
+    while True:
+        try:
+            command = dialogue.send(result)
+        except StopIteration as end:
+            return end.value
+        result = found.execute_command(*command)
+
+
+def test_a_gateway_reports_its_queue_and_joins_workflows_and_gives_no_orders(server):
+    gateway = client(server, "gateway")
+    run(gateway, publish_report(QueueReport("g", 1.0, [])))
+    run(gateway, withdraw_report("g"))
+    assert run(gateway, join_workflow("acme", "w", 5.0)).began
+    gateway.pubsub().subscribe(PRUNING_CHANNEL)
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        gateway.set(PRUNING_ORDERS_KEY, "{}")
+    worker = client(server, "worker")
+    run(worker, read_reports())
+    run(worker, publish_orders({}, 1.0, 0, 0, []))
+    assert run(worker, wait_for_news(0.1))
 
 
 def test_a_gateway_publishes_and_touches_neither_sign_ins_nor_jobs(server):
