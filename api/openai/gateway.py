@@ -240,13 +240,15 @@ class Gateway:
     ) -> tuple[Request, Applied, Foretold]:
         self.check_entitled(parsed, tenant)  # what the client says, not what a workflow leaves it
         model = parsed.model
-        asked = parsed.asked if workflow is None else within(parsed.asked, workflow)
+        asked = parsed.asked
         try:
             applied = self.book.resolve(asked, tenant, self.scheduler.pending_above, arrival)
         except NotEntitled as error:
             raise ApiError("permission_denied", f"{error}.", param=error.field) from None
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
+        if workflow is not None:
+            applied = within(applied, workflow, own_waiting=asked.waiting_time is not None)
         prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)
         kind = (tenant.name, applied.slo_class, model.name)
         foretold = self.answer_lengths.foretell(kind, parsed.workflow, prompt, parsed.max_tokens)

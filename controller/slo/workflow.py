@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from controller.slo.classes import SloFields
+from controller.core.types import Targets
+from controller.slo.classes import Applied
 from controller.slo.stage_deadlines import stage_due
 
 RULE = "share_of_rest"  # a step that ends early or late leaves more or less to all that follow it
@@ -31,11 +32,17 @@ class WorkflowTime(NamedTuple):
         return stage_due(RULE, [1.0] * self.steps_left, 0, 0.0, 0.0, self.left_s)
 
 
-def within(asked: SloFields, time: WorkflowTime) -> SloFields:
-    """The request's fields with the workflow's deadline in them. A deadline of its own that is earlier stays, and so
-    does what it asked for if the workflow is late already: its answer may still be of use."""
+def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
+    """The targets with the workflow's deadline in them. An earlier one of the request or its class stays.
+
+    The share is a guess that steps to come can make up for, so it orders requests and refuses none: the request is
+    served late instead, and waits as long as its class says (or itself, with `own_waiting`), at most until the workflow
+    is due. If the workflow is late already, nothing changes: the answer may still be of use.
+    """
     if time.late:
-        return asked
-    deadline = time.step_s if asked.deadline is None else min(asked.deadline, time.step_s)
-    ttft = asked.target_ttft
-    return replace(asked, deadline=deadline, target_ttft=None if ttft is None else min(ttft, deadline))
+        return applied
+    targets = applied.targets
+    deadline = time.step_s if targets.deadline_s is None else min(targets.deadline_s, time.step_s)
+    waiting = targets.waiting_time_s if own_waiting else min(targets.waiting_time_s, time.left_s)
+    shared = Targets(min(targets.ttft_s, deadline), targets.tpot_s, deadline, waiting)
+    return replace(applied, targets=shared, may_defer=True)

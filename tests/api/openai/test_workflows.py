@@ -11,6 +11,7 @@ from django.conf import settings
 
 from api.openai.workflows import Workflows
 from controller.core.snapshot import Entitlements
+from controller.core.types import LatencyCoefficients
 from tests.api.openai.gateways import KEY, TestBed, completion, key_config, snapshot
 from tests.waiting import until_on_loop
 from workers import live, workflows
@@ -118,6 +119,34 @@ async def test_a_request_may_have_an_earlier_deadline_of_its_own():
         await bed.ask(call(deadline=60, target_ttft=40))  # its first token is due with the workflow at the latest
         assert joined(bed)[1] == pytest.approx(30, abs=0.3)
         assert bed.sink.records[-1].target_ttft_s == pytest.approx(30, abs=0.3)
+
+
+async def test_a_share_that_is_too_small_is_served_late_and_not_refused():
+    """Shares are guesses: a step may take longer, and those after it have less. Only the workflow's own end is firm."""
+    found = config()
+    (first, *_) = found.instances
+    latency = LatencyCoefficients(0.5, 0.0, 0.0, 0.02, 0.0, 0.001)  # no answer comes in less than half a second
+    async with gateway() as bed:
+        bed.gateway.configure(replace(found, instances=(replace(first, max_num_seqs=1, latency=latency),)))
+        answer = await bed.ask(call(workflow_deadline=20, workflow_steps_left=100))
+        assert answer.status == 200
+        bed.every(Script(first_delay_s=0.6), Script())
+        running = bed.send(completion())
+        await until_on_loop(lambda: bed.backend(first.id).running)
+        waiting = await bed.ask(call(workflow_steps_left=100))  # its share, 0.2 s, is over before there is room
+        assert waiting.status == 200
+        await running.done()
+
+
+async def test_a_class_may_have_an_earlier_deadline_and_keeps_its_name():
+    found = config()
+    (chat,) = found.classes
+    async with gateway() as bed:
+        bed.gateway.configure(replace(found, classes=(replace(chat, deadline_s=5.0),)))
+        await bed.ask(call(workflow_deadline=30))
+        record = bed.sink.records[-1]
+        assert (record.target_deadline_s, record.slo_class) == (5.0, "chat")
+        assert record.decisions[0]["reason"] == "tenant_default"
 
 
 async def test_workflows_of_other_tenants_and_requests_without_one_are_not_touched():
