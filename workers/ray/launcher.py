@@ -107,7 +107,7 @@ class EngineRun:
         self.headers = {"Authorization": "Bearer " + key} if keyed else {}
         command = [fill(each) for each in order["command"]]
         # An empty entry would mean the job's working folder.
-        folders = (env.get("ENGINE_PATH", ""), env.get("PATH", os.defpath))
+        folders = [*env.get("ENGINE_PATH", "").split(os.pathsep), *env.get("PATH", os.defpath).split(os.pathsep)]
         program = shutil.which(command[0], path=os.pathsep.join(filter(None, folders)))
         if program is None:
             raise StartRefused(f"the program {command[0]} was not found on this node")

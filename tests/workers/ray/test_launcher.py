@@ -22,8 +22,10 @@ def beside(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("told", [None, ""])
-def test_the_working_folder_of_a_job_is_not_searched(beside, monkeypatch, told):
+@pytest.mark.parametrize("path", ["/nowhere", "/nowhere:", ":/nowhere"])
+@pytest.mark.parametrize("told", [None, "", ":/opt", "/opt::/usr"])
+def test_the_working_folder_of_a_job_is_not_searched(beside, monkeypatch, told, path):
+    monkeypatch.setenv("PATH", path)
     monkeypatch.delenv("ENGINE_PATH", raising=False)
     if told is not None:
         monkeypatch.setenv("ENGINE_PATH", told)
