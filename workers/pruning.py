@@ -78,7 +78,7 @@ def publish_orders(
     return orders
 
 
-def read_orders() -> Dialogue[tuple[PruningOrders | None, float]]:
-    """The orders in force, if there are any, and the time."""
+def read_orders() -> Dialogue[PruningOrders | None]:
+    """The orders in force, if there are any."""
     value = yield ("GET", PRUNING_ORDERS_KEY)
-    return (None if value is None else orders_of(value)), (yield from server_time())
+    return None if value is None else orders_of(value)

@@ -127,6 +127,10 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{actor} pruned {pruned} waiting requests, so that others are in time, and brought {returned} back, within "
         "{seconds:g} s"
     ),
+    (
+        "pruning",
+        "orders_over",
+    ): "none of the {left} requests that {actor} had pruned waits any more, after {seconds:g} s",
     ("pruning", "room_again"): "{actor} brought {returned} pruned requests back within {seconds:g} s",
     # links
     ("records_lost", ""): (

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from celery import shared_task
@@ -39,19 +39,23 @@ ACTOR = Actor.job("coordinator")
 
 @dataclass(slots=True)
 class Untold:
-    """What was pruned and brought back since the last decision in the audit."""
+    """What was pruned since the last decision in the audit, and what became of it: `returned` to its place, or `left`
+    the reports, since it was sent, ended, or cannot be in time any more."""
 
     since: float = field(default_factory=time.monotonic)
     in_force: Mapping[str, PruneReason] = field(default_factory=dict)
     pruned: dict[str, PruneReason] = field(default_factory=dict)
     returned: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
     most_waiting: int = 0
     gateways: set[str] = field(default_factory=set)
 
-    def take(self, found: Coordinated) -> None:
+    def take(self, found: Coordinated, waiting: Collection[str] = ()) -> None:
+        """`waiting`: requests that gateways report."""
         new = {name: reason for name, reason in found.scavengers.items() if name not in self.in_force}
         self.pruned |= new
-        self.returned |= self.in_force.keys() - found.scavengers.keys()
+        for name in self.in_force.keys() - found.scavengers.keys():
+            (self.returned if name in waiting else self.left).add(name)
         self.in_force = found.scavengers
         self.most_waiting = max(self.most_waiting, found.waiting)
         self.gateways |= set(found.gateways)
@@ -61,6 +65,7 @@ class Untold:
         return {
             "pruned": len(self.pruned),
             "returned": len(self.returned),
+            "left": len(self.left),
             "seconds": round(time.monotonic() - self.since, 1),
             "most_waiting": self.most_waiting,
             "gateways": sorted(self.gateways),
@@ -74,6 +79,7 @@ class Untold:
         self.since, self.most_waiting = time.monotonic(), 0
         self.pruned.clear()
         self.returned.clear()
+        self.left.clear()
         self.gateways.clear()
 
 
@@ -92,9 +98,10 @@ def coordinate() -> None:
             _untold.take(Coordinated({}, 0, 0, ()))  # those in force expire
     except live.LiveUnavailable as error:
         log.warning("nothing is pruned: %s", error)
-    if (_untold.pruned or _untold.returned) and time.monotonic() - _untold.since >= BATCH_S:
+    happened = _untold.pruned or _untold.returned or _untold.left
+    if happened and time.monotonic() - _untold.since >= BATCH_S:
         _record(budget)
-    elif not _untold.pruned and not _untold.returned:
+    elif not happened:
         _untold.empty()
 
 
@@ -117,14 +124,14 @@ def decide(coordinator: Coordinator) -> Coordinated:
     found = coordinator.decide(reports, now)
     if found.scavengers or _untold.in_force:
         live.run(publish_orders(found.scavengers, now, found.waiting, found.batches, found.gateways))
-    _untold.take(found)
+    _untold.take(found, {row.id for report in reports for queue in report.queues for row in queue.waiting})
     return found
 
 
 def _record(drop_budget: float) -> None:
     """Add the batch to the audit."""
     figures = _untold.figures(drop_budget)
-    reason = "others_in_time" if _untold.pruned else "room_again"
+    reason = "others_in_time" if _untold.pruned else "room_again" if _untold.returned else "orders_over"
     decision = decision_record(
         actor=ACTOR, kind="pruning", subject_type="flow_settings", subject="waiting requests", reason=reason,
         inputs=figures,

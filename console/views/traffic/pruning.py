@@ -25,11 +25,11 @@ def pruning_context(stored: FlowSettings | None) -> dict[str, Any]:
     """`state`: off, away (Redis cannot be read), silent (the coordinator does not run) or on."""
     budget = 0.0 if stored is None else stored.drop_budget
     found: dict[str, Any] = {"budget": budget, "minutes": round(WINDOW.total_seconds() / 60)}
-    found["lately"] = LATELY.get(lambda: pruned_lately(timezone.now()))
     if not budget:
         return found | {"state": "off"}
+    found["lately"] = LATELY.get(lambda: pruned_lately(timezone.now()))
     try:
-        orders, _ = live.run(read_orders())
+        orders = live.run(read_orders())
         heard_at = live.read_heartbeats((PRUNING_PROCESS,)).get(PRUNING_PROCESS)
     except live.LiveUnavailable:
         return found | {"state": "away"}

@@ -106,10 +106,10 @@ class TestBed:
 
     __test__ = False
 
-    def __init__(self, config: GatewaySnapshot | None = None, policy: str = "slackline") -> None:
+    def __init__(self, config: GatewaySnapshot | None = None, policy: str = "slackline", name: str = "test") -> None:
         self.sink = ListSink()
         session: Any = None  # fake backends open no connection
-        self.gateway = Gateway(GatewayOptions("test", policy), session, self.sink)
+        self.gateway = Gateway(GatewayOptions(name, policy), session, self.sink)
         self.config = config or snapshot()
         self.app = OpenAIApp(self._start, self._stop)
 

@@ -58,8 +58,7 @@ async def gateway(name, *, on=True):
     """A gateway that reports and listens, with a request in the one slot of its instance and two that wait."""
     engine = InstanceSpec("e1", "demo", backend="fake", latency=SLOW, max_num_seqs=1)
     async with AsyncExitStack() as stack:
-        bed = await stack.enter_async_context(TestBed(replace(snapshot(), instances=(engine,), pruning=on)))
-        object.__setattr__(bed.gateway.options, "name", name)
+        bed = await stack.enter_async_context(TestBed(replace(snapshot(), instances=(engine,), pruning=on), name=name))
         bed.every(Script(hang_after=0))
         board = LiveState(settings.REDIS_URL, name)
         stack.push_async_callback(board.close)
@@ -91,7 +90,7 @@ def decide(budget=0.5):
 
 
 def sequence():
-    orders, _ = live.run(read_orders())
+    orders = live.run(read_orders())
     return None if orders is None else orders.sequence
 
 
@@ -107,11 +106,13 @@ async def test_what_two_gateways_cannot_serve_in_time_is_pruned_and_comes_back()
         assert len(found.scavengers) == 2
         await until_on_loop(lambda: sorted(pruned(one, two)) == sorted(found.scavengers))
         assert len(waiting(one)) + len(waiting(two)) == 4  # nobody was refused
+        at_one, at_two = set(pruned(one)), set(pruned(two))
         for client in two.clients[1:]:
             await client.hang_up()
         await until_on_loop(lambda: not reported(two))  # nothing waits there any more
         await sync_to_async(decide)()
         await until_on_loop(lambda: pruned(one, two) == [])
+        assert (pruning._untold.returned, pruning._untold.left) == (at_one, at_two)
 
 
 async def test_each_request_says_why_it_was_pruned():
@@ -150,6 +151,7 @@ async def test_orders_of_a_coordinator_that_stopped_end_by_themselves(monkeypatc
         await until_on_loop(lambda: len(pruned(one, two)) == 2)
         await until_on_loop(lambda: pruned(one, two) == [])
         await until_on_loop(lambda: sequence() is None)
+        assert len(waiting(one)) + len(waiting(two)) == 4
 
 
 async def test_a_restarted_coordinator_counts_on(monkeypatch):
