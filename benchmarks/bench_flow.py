@@ -23,8 +23,8 @@ import statistics
 import time
 
 from benchmarks.engines import prefer
-from benchmarks.flow_permits import permit_seconds
-from benchmarks.prune_orders import order_seconds
+from benchmarks.flow.orders import order_seconds
+from benchmarks.flow.permits import permit_seconds
 from controller.flow.batches import Batch, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -85,6 +85,12 @@ if holder then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
+
+
+class Talks(Protocol):
+    """Whoever runs dialogues with Redis: a `LiveState`, or what a test puts in its place."""
+
+    async def run(self, dialogue: Dialogue[T]) -> T: ...
 
 
 class LiveUnavailable(SlacklineError, ConnectionError):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Protocol, TypeVar
 
 from api.openai.gateway import Gateway
 from controller.core import events as ev
 from controller.core.pruning import PruningOrders
 from controller.dispatch.queue_report import queue_report
-from workers.live import Dialogue, LiveUnavailable
+from workers.live import LiveUnavailable, Talks
 from workers.pruning import PERIOD_S, publish_report, withdraw_report
 
 log = logging.getLogger(__name__)
@@ -25,19 +24,11 @@ LEAST_S = 0.05  # between two reports
 SHARE = 20.0  # a report every so many times what the last one took
 OFF_S = 0.5  # between two looks at the configuration while pruning is off
 
-T = TypeVar("T")
-
-
-class _Board(Protocol):
-    """The part of workers.live.LiveState that is used here."""
-
-    async def run(self, dialogue: Dialogue[T]) -> T: ...
-
 
 class PruningFeed:
     """`wanted` is read from the configuration, so that a gateway that nobody prunes sends nothing."""
 
-    def __init__(self, gateway: Gateway, board: _Board) -> None:
+    def __init__(self, gateway: Gateway, board: Talks) -> None:
         self._gateway = gateway
         self._board = board
         self._noted = -1  # of the journal, at the last report

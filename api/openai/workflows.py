@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol, TypeVar
 
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.schemas import Parsed
 from controller.slo.workflow import WorkflowTime
-from workers.live import Dialogue, LiveUnavailable
+from workers.live import LiveUnavailable, Talks
 from workers.workflows import MOST_OPEN, JoinedWorkflow, TooManyWorkflows, join_workflow
 
 log = logging.getLogger(__name__)
 
 ASK_S = 0.1  # longest that a request waits for Redis; a second call of a workflow is rarely that urgent
 
-T = TypeVar("T")
-
-
-class _Board(Protocol):
-    """The part of workers.live.LiveState that is used here."""
-
-    async def run(self, dialogue: Dialogue[T]) -> T: ...
-
 
 class Workflows:
     """`board` None: a gateway that runs alone knows of no other request."""
 
-    def __init__(self, board: _Board | None = None) -> None:
+    def __init__(self, board: Talks | None = None) -> None:
         self.board = board
 
     async def time_of(self, parsed: Parsed, tenant: str) -> WorkflowTime | None:

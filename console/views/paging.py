@@ -1,4 +1,5 @@
-"""Keyset pages: the rows after the last one shown, read by an index. No OFFSET, no count, whatever the table's size."""
+"""Pages of lists. Keyset pages: the rows after the last one shown, read by an index. No OFFSET, no count, whatever the
+table's size. Numbered pages: of lists that are in memory."""
 
 from __future__ import annotations
 
@@ -8,11 +9,29 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil
 from typing import Any
 
 from django.core.exceptions import BadRequest, ValidationError
 from django.db.models import Field, Model, Q, QuerySet
 from django.http import HttpRequest
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedPage:
+    """Of a list that is in memory as a whole. `number`: from 1."""
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+    all_rows: int
+
+
+def numbered_page(rows: Sequence[Any], asked: int | None, size: int) -> NumberedPage:
+    """`asked`: None is the first page; one beyond the last is the last."""
+    pages = max(1, ceil(len(rows) / size))
+    number = min(max(1, asked or 1), pages)
+    return NumberedPage(rows[(number - 1) * size : number * size], number, pages, len(rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """bench-flow runs real flows through the network and orders real batches."""
 
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
-from benchmarks.flow_permits import permit_seconds
-from benchmarks.prune_orders import order_seconds
+from benchmarks.flow.orders import order_seconds
+from benchmarks.flow.permits import permit_seconds
 from controller.flow.flows import FlowStage
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
 
 from django.contrib import messages
@@ -26,6 +25,7 @@ from console.live.polled import REDIS_AWAY, SHARED_S, AsOf, PagePart
 from console.live.ttl_cache import TtlCache
 from console.views.configuration.changes import before_of
 from console.views.editing import Difference, form_page, saved, say_updated, updated, written
+from console.views.paging import numbered_page
 from console.views.traffic.pruning import pruning_context
 from controller.core.messages import HostFlow, HostFlows
 from controller.flow.gate import OFF
@@ -92,18 +92,13 @@ def _context(page: int) -> dict[str, Any]:
     reported, now = POLLED.get(_read), time.time()
     rows = [_row(host, flow) for host in reported.hosts for flow in host["flows"]]
     rows.sort(key=lambda row: (bool(row["flow"]["end"]), row["flow"]["ended_s"]))  # those in progress first
-    pages = max(1, ceil(len(rows) / PAGE_ROWS))
-    page = min(max(1, page), pages)
     stored = catalogue.flow_settings().first()
     return {
         "settings": stored,
         "policy": policy_in_words(stored.flow_policy) if stored else "",
         "off": stored.flow_policy == OFF if stored else all(host["policy"] == OFF for host in reported.hosts),
         "hosts": [_host(host, stored.flow_policy if stored else None, now) for host in reported.hosts],
-        "rows": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
-        "all_rows": len(rows),
-        "page": page,
-        "pages": pages,
+        "page": numbered_page(rows, page, PAGE_ROWS),
         "away": reported.away,
         "as_of": reported.as_of(now),
         "pruning": pruning_context(stored),

@@ -15,4 +15,5 @@ def test_a_line_break_is_in_no_name(validator, name):
 
 @pytest.mark.parametrize("validator", [NAME, INSTANCE_ID])
 def test_usual_names_are_taken(validator):
+    assert validator.regex.search("llama-3.1_8b")
     validator("llama-3.1_8b")
