@@ -132,7 +132,8 @@ class Lane:
         if self.queue.outdated:
             self.queue.recost(self.cost, now, RECOSTED_EACH_PASS)
         self.queue.advance(now)
-        if self.queue.planning is not None and now >= self._plan_at and self.queue.ready:
+        # One that waits alone is next, whatever a plan says of it.
+        if self.queue.planning is not None and now >= self._plan_at and len(self.queue.ready) > 1:
             able = [instance for instance in self.instances.values() if instance.takes]
             if able and not any(_guessed(instance) for instance in able):
                 self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
