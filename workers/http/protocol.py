@@ -406,6 +406,10 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle.response_started or self.pipeline or self._part != BODY:
                 self.transport.abort()
                 return
+        elif self.cycle is not None and self._part == BODY:  # answered before its body was complete
+            self.transport.close()
+            self._abort_soon()
+            return
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"message": message, "type": kind, "param": None, "code": reason}
         body = json.dumps({"error": error}).encode()

@@ -23,14 +23,15 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class App:
-    """Answers `ok` to whole bodies; `/flood` streams for ever; `/slow` answers after a while."""
+    """Answers `ok` to whole bodies; `/flood` streams for ever; `/slow` answers after a while,
+    `/early` before the body came."""
 
     def __init__(self) -> None:
         self.ended: list[str | None] = []
         self.headers: list[Any] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        more = True
+        more = scope["path"] != "/early"
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -164,6 +165,13 @@ async def test_a_body_that_drips_is_answered_408():
         assert seen.held == 0
         assert b"request_timeout" in seen.answer
         assert server.app.ended == ["request_timeout"] * 20
+
+
+async def test_a_request_that_was_answered_before_its_body_came_gets_no_second_answer():
+    async with serving() as server:
+        answer = await ask(server.port, POST.replace(b"/x", b"/early"))
+        assert (answer.count(b"HTTP/1.1 "), answer.endswith(b"ok")) == (1, True)
+        assert server.closed == {"request_timeout": 1}
 
 
 async def test_uploads_have_a_time_of_their_own():
