@@ -200,6 +200,8 @@ class Gateway:
         `caller`: as of now, not as of when its body began to come. `workflow`: what its workflow has left.
         """
         tenant = caller.tenant
+        if workflow is not None:
+            workflow = workflow.entitled(tenant.entitled)
         request, applied, foretold = self._request(parsed, tenant, arrival, workflow)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)

@@ -21,12 +21,14 @@ LEVEL_LABEL = re.compile(r"priority-[0-9]+")
 LONGEST_S = 86_400.0  # a day; larger values are assumed to be in the wrong unit
 
 
-# The client's field, the entitlement that bounds it from below, and its unit.
+# The client's field, and the entitlement that bounds it from below. The first token is due by the deadline too.
 FLOORS = (
     ("target_ttft", "tightest_ttft_s"),
     ("target_tbt", "tightest_tpot_s"),
     ("deadline", "tightest_deadline_s"),
+    ("deadline", "tightest_ttft_s"),
     ("workflow_deadline", "tightest_deadline_s"),
+    ("workflow_deadline", "tightest_ttft_s"),
 )
 MOST_STEPS = 1_000  # of a workflow, that follow one another
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from controller.core.snapshot import Entitlements
 from controller.core.types import Targets
 from controller.slo.classes import Applied
 from controller.slo.stage_deadlines import stage_due
@@ -15,11 +16,12 @@ RULE = "share_of_rest"  # a step that ends early or late leaves more or less to 
 class WorkflowTime(NamedTuple):
     """`left_s`: until the workflow is due, negative if it is late. `steps_left`: requests that follow one another from
     here to its end, this one included. `source`: began (this request began it), inherited, or alone (what is known of
-    it cannot be read, so the request's own deadline counts from its own arrival)."""
+    it cannot be read, so the request's own deadline counts from its own arrival). `least_s`: no share is shorter."""
 
     left_s: float
     steps_left: int
     source: str
+    least_s: float = 0.0
 
     @property
     def late(self) -> bool:
@@ -29,7 +31,12 @@ class WorkflowTime(NamedTuple):
     def step_s(self) -> float:
         """What the request gets of the time that is left. Steps to come are taken to be equally long, since nobody
         knows more of them yet."""
-        return stage_due(RULE, [1.0] * self.steps_left, 0, 0.0, 0.0, self.left_s)
+        return max(self.least_s, stage_due(RULE, [1.0] * self.steps_left, 0, 0.0, 0.0, self.left_s))
+
+    def entitled(self, entitled: Entitlements) -> WorkflowTime:
+        """With the shortest share that the tenant is entitled to: naming many steps, or the last moments of a workflow,
+        must not get a request before those of others."""
+        return self._replace(least_s=max(entitled.tightest_deadline_s or 0.0, entitled.tightest_ttft_s or 0.0))
 
 
 def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:

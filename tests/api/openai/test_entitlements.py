@@ -44,6 +44,14 @@ ASKS = [
     ({"tightest_ttft_s": 0.5}, {"target_ttft": 0.4}, "target_ttft", "tightest_ttft_s allows 0.5 s or more"),
     ({"tightest_tpot_s": 0.05}, {"target_tbt": 0.04}, "target_tbt", "tightest_tpot_s allows 0.05 s or more"),
     ({"tightest_deadline_s": 9.0}, {"deadline": 8.0}, "deadline", "tightest_deadline_s allows 9 s or more"),
+    ({"tightest_ttft_s": 0.5}, {"deadline": 0.4}, "deadline", "tightest_ttft_s allows 0.5 s or more"),
+    ({"tightest_ttft_s": 0.5}, {"deadline": 0.5}, None, ""),
+    (
+        {"tightest_ttft_s": 0.5},
+        {"workflow_deadline": 0.4, "metadata": {"workflow_id": "w"}},
+        "workflow_deadline",
+        "tightest_ttft_s allows 0.5 s or more",
+    ),
     ({}, {"priority": 0, "target_ttft": 0.1, "slo_class": "batch"}, None, ""),
 ]
 
@@ -62,6 +70,21 @@ async def test_a_tenant_gets_what_it_is_entitled_to(
         assert (answer.status, answer.error["code"], answer.error["param"]) == (403, "permission_denied", field)
         assert told in answer.error["message"]
         assert not any(record.tenant == "acme" for record in bed.sink.records)
+
+
+@pytest.mark.parametrize(
+    ("entitled", "least_s"),
+    [({"tightest_ttft_s": 0.5}, 0.5), ({"tightest_ttft_s": 0.5, "tightest_deadline_s": 20.0}, 20.0), ({}, 0.03)],
+)
+async def test_many_steps_of_a_workflow_ask_for_no_more_than_the_tenant_may(
+    entitled: dict[str, float], least_s: float
+) -> None:
+    async with TestBed(config(Entitlements(**entitled))) as bed:
+        asked = {"workflow_deadline": 30, "workflow_steps_left": 1000, "metadata": {"workflow_id": "w"}}
+        assert (await bed.ask(completion(**asked))).status == 200
+        [record] = bed.sink.records
+        assert record.target_deadline_s == pytest.approx(least_s, rel=0.05)
+        assert record.target_ttft_s == pytest.approx(min(2.0, least_s), rel=0.05)
 
 
 async def test_the_models_of_others_are_not_listed() -> None:

@@ -206,12 +206,12 @@ async def test_bad_input_names_its_field(body, field):
         assert not live._client(settings.REDIS_URL).keys("slackline:workflows:*")
 
 
-async def test_entitlements_bound_the_workflows_deadline_and_not_what_it_leaves():
+async def test_entitlements_bound_the_workflows_deadline_and_the_share_of_a_step():
     async with gateway(tightest_deadline_s=5.0) as bed:
         refused = await bed.ask(call(workflow_deadline=3))
         assert (refused.status, refused.error["param"]) == (403, "workflow_deadline")
         assert (await bed.ask(call(workflow_deadline=6, workflow_steps_left=3))).status == 200
-        assert joined(bed)[1] == pytest.approx(2, abs=0.1)
+        assert joined(bed)[1] == 5.0
 
 
 async def test_a_tenant_has_a_bounded_number_of_open_workflows(monkeypatch):
