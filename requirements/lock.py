@@ -1,8 +1,9 @@
 """The lock: every package that is installed, transitive ones too, at one version and with the hashes of its files.
 
-`renew` resolves the requirements of this folder together and writes lock.txt and vllm-lock.txt, `pick SETS` prints what
-`pip install --require-hashes` needs for some of them, `audit` asks a vulnerability database about lock.txt. torch is in
-neither file: its CPU and CUDA builds are different files under one version, and an index decides between them.
+`renew` resolves the requirements of this folder and writes lock.txt, and for environments of their own vllm-lock.txt
+and ray-lock.txt; `pick SETS` prints what `pip install --require-hashes` needs for some of lock.txt, `audit` asks a
+vulnerability database about lock.txt. torch is in none of the files: its CPU and CUDA builds are different files under
+one version, and an index decides between them.
 Standard library only, because it runs before anything is installed.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "lock.txt"
 VLLM_LOCK = HERE / "vllm-lock.txt"
+RAY_LOCK = HERE / "ray-lock.txt"
 SETS = ("base", "tokenizers", "dev", "torch", "torch-dev", "fuzz", "supply")
 PYTHON = "3.11"  # the oldest that is supported; markers in the lock cover the newer ones
 CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)$")
@@ -70,7 +72,7 @@ def compiled(uv: str, files: list[Path], *options: str) -> str:
 
 
 def renew(uv: str, upgrade: bool) -> None:
-    """Write both locks. Without `upgrade` packages keep their locked versions where the requirements allow it."""
+    """Write all locks. Without `upgrade` packages keep their locked versions where the requirements allow it."""
     files = {name: HERE / f"{name}.txt" for name in SETS}
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"
@@ -90,6 +92,17 @@ def renew(uv: str, upgrade: bool) -> None:
     sources = [HERE / "vllm-constraints.txt", HERE / "vllm.txt"]
     every = entries(compiled(uv, sources, "--no-deps", "--generate-hashes"))
     VLLM_LOCK.write_text(HEADER + "".join(entry for entry in every if name_of(entry) != "torch"))
+    renew_ray(uv, upgrade)
+
+
+def renew_ray(uv: str, upgrade: bool) -> None:
+    """Write the lock of Ray's own environment, which is resolved by itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder) / "pins.txt"
+        if RAY_LOCK.exists() and not upgrade:
+            pins.write_text(RAY_LOCK.read_text())
+        compiled(uv, [HERE / "ray.txt"], "--generate-hashes", "--output-file", str(pins))
+        RAY_LOCK.write_text(HEADER + pins.read_text())
 
 
 def audit(pip_audit: str, must: bool) -> int:
