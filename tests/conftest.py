@@ -30,7 +30,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 # What migrations write and no test changes.
 NEVER_CHANGED = {"django_content_type", "auth_permission"}
 NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
-PARTS = "slow|gpu|vllm|browser|torch|fuzz"
+PARTS = "slow|gpu|vllm|browser|torch|fuzz|ray"
 ASKED = re.compile(rf"(?<!not )\b({PARTS})\b")  # in an expression of marks
 EXCLUDED = re.compile(rf"\bnot ({PARTS})\b")
 OF_MODULE = re.compile(rf"^pytestmark = .*\bmark\.({PARTS})\b", re.MULTILINE)

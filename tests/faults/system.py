@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ STOP_S = 60.0
 
 
 class System:
-    """One data folder and the supervisor that runs over it."""
+    """One data folder and the supervisor that runs over it. `settings`: further variables of its environment."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    def __init__(self, database_url: str, redis_url: str, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
         self.folder = Path(tempfile.mkdtemp(prefix="slackline-faults-"))
         self.database_url, self.redis_url = database_url, redis_url
         self.gateway, self.console = (f"http://127.0.0.1:{port}" for port in (free_port(), free_port()))
@@ -65,7 +66,7 @@ class System:
         ports = {"GATEWAY_PORT": self.gateway, "CONSOLE_PORT": self.console}
         told = {variable: url.rpartition(":")[2] for variable, url in ports.items()}
         told |= {"DATA_DIR": str(self.folder), "DEMO_LOAD": "0", "DJANGO_SETTINGS_MODULE": ""}
-        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url}
+        return {**kept, **told, "DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url, **self.settings}
 
     def _welcomes(self) -> int:
         return self.output.read_text().count("is ready") if self.output.exists() else 0
@@ -170,9 +171,9 @@ class System:
 
 
 @contextmanager
-def running_system(database_url: str, redis_url: str) -> Iterator[System]:
+def running_system(database_url: str, redis_url: str, settings: Mapping[str, str] | None = None) -> Iterator[System]:
     """A system that is up, and nothing left of it afterwards."""
-    system = System(database_url, redis_url)
+    system = System(database_url, redis_url, settings)
     try:
         system.up()
         yield system

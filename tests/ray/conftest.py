@@ -1,0 +1,63 @@
+"""One cluster of a head and two nodes, and one system that uses it, for all tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.system import System, running_system
+from tests.ray.cluster import Cluster, ray_missing
+from tests.ray.fleet import Fleet
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+
+NODES = ("127.0.0.2", "127.0.0.3")
+DEVICES = 2  # of each node
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, object]]:
+    """What the tests saw, printed as the last line."""
+    seen: dict[str, object] = {}
+    yield seen
+    pytestconfig.stash[FIGURES] = seen
+
+
+FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if seen := config.stash.get(FIGURES, None):
+        print(json.dumps(seen))
+
+
+@pytest.fixture(scope="session")
+def cluster(figures: dict[str, object]) -> Iterator[Cluster]:
+    if (missing := ray_missing()) is not None:
+        pytest.fail(missing, pytrace=False)
+    made, began = Cluster(), time.monotonic()
+    try:
+        made.start()
+        for address in NODES:
+            made.add(address, DEVICES)
+        figures["cluster_up_s"] = round(time.monotonic() - began, 1)
+        yield made
+    finally:
+        left = [each.cmdline()[:3] for each in made.left()]
+        made.stop()
+        shutil.rmtree(made.folder, ignore_errors=True)
+    assert left == [], "its jobs left processes"
+
+
+@pytest.fixture(scope="session")
+def system(cluster: Cluster, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[System]:
+    with running_system(postgres.url, redis_server.url, {"RAY_ADDRESS": cluster.url}) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def fleet(system: System, cluster: Cluster) -> Fleet:
+    return Fleet(system, cluster)
