@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import BadRequest
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -20,13 +21,14 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from console.access import actor_of, allows
 from console.charts import base as charts
 from console.forms.base import TimeField
+from console.forms.numbers import number_of
 from console.forms.scaling import HoldForm, ScalingForm
 from console.forms.unsaved_forms import data_of
 from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
 from console.live.ttl_cache import TtlCache
 from console.removed import says_if_removed
 from console.views.configuration.changes import before_of
-from console.views.editing import Difference, created, differences, form_page, say_updated, updated, written
+from console.views.editing import STALE, Difference, created, differences, form_page, say_updated, updated, written
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue
 from controller.selectors.fleet import scaling
@@ -255,10 +257,12 @@ def scaling_hold(request: HttpRequest, policy_id: int) -> HttpResponse:
         if stored is not None:
             messages.success(request, f"{row.model.name}, {row.role} is set to {stored.held_instances} by hand.")
             return redirect("scaling")
-    now = timezone.now()
+    return form_page(request, "console/scaling/scaling_hold.html", form, conflict, **hold_context(row))
+
+
+def hold_context(row: ScalingPolicy) -> dict[str, Any]:
     there = scaling.instances_now().get((row.model_id, row.role), Counts())
-    context = {"row": row, "held": row.held(now), "there": there, "back": reverse("scaling")}
-    return form_page(request, "console/scaling/scaling_hold.html", form, conflict, **context)
+    return {"row": row, "held": row.held(timezone.now()), "there": there, "back": reverse("scaling")}
 
 
 def held(
@@ -276,9 +280,17 @@ def held(
 @allows(UserRole.OPERATOR)
 @says_if_removed("scaling_policy")
 def scaling_release(request: HttpRequest, policy_id: int) -> HttpResponse:
-    """End a hold."""
+    """End a hold, unless the policy changed since the page was loaded (`version`): then 412 with what is set now."""
     row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
-    scaling_policy_release(actor=actor_of(request), policy_id=row.pk)
+    version = number_of(request.POST.get("version", ""))
+    if version is None:
+        raise BadRequest("version must be the one that was shown")
+    try:
+        scaling_policy_release(actor=actor_of(request), policy_id=row.pk, version=version)
+    except VersionConflict:
+        row.refresh_from_db()
+        context = {"form": HoldForm(existing=row), "release_refused": True, **hold_context(row)}
+        return render(request, "console/scaling/scaling_hold.html", context, status=STALE)
     messages.success(request, f"{row.model.name}, {row.role} is scaled by load again.")
     return redirect("scaling")
 

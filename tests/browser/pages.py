@@ -161,7 +161,7 @@ ACTIONS = (
     Action("/scaling/new/", "operator", "scaling", ("link", "New policy"), {"upper": "9"}),
     Action("/scaling/{policy}/", "operator", "scaling", ("link", "Edit demo/collocated"), {"upper": "9"}),
     Action("/scaling/{policy}/hold/", "operator", "scaling", ("link", "Scale by hand: demo/collocated"), HOLD),
-    Action("/scaling/{policy}/release/", "operator", "scaling", None),
+    Action("/scaling/{policy}/release/", "operator", "scaling", None, {"version": "1"}),
     Action(
         "/flows/settings/",
         "operator",

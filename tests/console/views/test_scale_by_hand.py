@@ -22,6 +22,11 @@ def hold(client, policy, **other):
     return client.post(reverse("scaling-hold", args=[policy.pk]), fields | other)
 
 
+def release(client, policy):
+    policy.refresh_from_db()
+    return client.post(reverse("scaling-release", args=[policy.pk]), {"version": str(policy.version)})
+
+
 def test_it_is_set_shown_with_its_reason_and_ended(operator, policy):
     assert hold(operator, policy).status_code == 302
     policy.refresh_from_db()
@@ -32,7 +37,7 @@ def test_it_is_set_shown_with_its_reason_and_ended(operator, policy):
     assert "Set to 3 instances by hand until" in page
     assert ": a launch</span>" in page
     assert "It is set to 3 until" in operator.get(reverse("scaling-hold", args=[policy.pk])).content.decode()
-    assert operator.post(reverse("scaling-release", args=[policy.pk])).status_code == 302
+    assert release(operator, policy).status_code == 302
     policy.refresh_from_db()
     assert policy.held_instances is None
     page = operator.get(reverse("scaling")).content.decode()
@@ -43,7 +48,7 @@ def test_it_is_set_shown_with_its_reason_and_ended(operator, policy):
 def test_the_page_of_an_earlier_time_shows_what_was_set_then(operator, policy):
     hold(operator, policy)
     at = timezone.now()
-    operator.post(reverse("scaling-release", args=[policy.pk]))
+    release(operator, policy)
     page = operator.get(reverse("scaling"), {"at": at.isoformat()}).content.decode()
     assert "Set to 3 instances by hand until" in page
 
@@ -74,6 +79,22 @@ def test_somebody_else_s_change_is_told_first(operator, policy):
     assert hold(operator, policy, instances="5").status_code == 302
 
 
+def test_what_somebody_else_set_meanwhile_is_not_ended_unseen(operator, policy):
+    hold(operator, policy)
+    policy.refresh_from_db()
+    seen = policy.version
+    hold(operator, policy, instances="5", reason="more of it")
+    answer = operator.post(reverse("scaling-release", args=[policy.pk]), {"version": str(seen)})
+    assert answer.status_code == 412
+    page = answer.content.decode()
+    assert "was changed by someone else" in page
+    assert "Set to 5 until" in page
+    policy.refresh_from_db()
+    assert policy.held_instances == 5
+    assert release(operator, policy).status_code == 302
+    assert operator.post(reverse("scaling-release", args=[policy.pk])).status_code == 400
+
+
 def test_a_disabled_policy_is_not_held(operator, policy):
     type(policy).objects.filter(pk=policy.pk).update(enabled=False)
     assert reverse("scaling-hold", args=[policy.pk]) not in operator.get(reverse("scaling")).content.decode()
@@ -86,7 +107,7 @@ def test_a_disabled_policy_is_not_held(operator, policy):
 def test_viewers_see_it_and_cannot_change_it(viewer, operator, policy):
     hold(operator, policy)
     assert hold(viewer, policy).status_code == 403
-    assert viewer.post(reverse("scaling-release", args=[policy.pk])).status_code == 403
+    assert release(viewer, policy).status_code == 403
     page = viewer.get(reverse("scaling")).content.decode()
     assert "Set to 3 instances by hand until" in page
     assert reverse("scaling-hold", args=[policy.pk]) not in page
