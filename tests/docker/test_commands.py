@@ -12,6 +12,7 @@ import yaml
 from django.core.management import get_commands, load_command_class
 
 from workers.engine.config import build_parser
+from workers.supervisor.plan import console_module
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
@@ -93,6 +94,15 @@ def test_engines_take_their_options(service):
     assert (known.host, known.port) == ("0.0.0.0", 8100)
     # The fleet's calls are proved for the registered name; a container's own name is a random number.
     assert known.advertise_host == service
+
+
+def test_the_console_of_the_image_has_the_limits_of_that_of_make_up():
+    """Without these words uvicorn would serve without our limits, and believe headers that any client can send."""
+    image, ours = programs()["console"], list(console_module(8000))
+    for option in ("--http", "--ws", "--ws-max-size", "--ws-per-message-deflate"):
+        assert image[image.index(option) + 1] == ours[ours.index(option) + 1], option
+    assert "--no-proxy-headers" in image
+    assert "--no-proxy-headers" in ours
 
 
 def test_health_checks_are_programs():
