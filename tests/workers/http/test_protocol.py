@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
 
 from benchmarks.attacks import hostile
+from tests.waiting import until_on_loop
 from workers.http.limits import HttpLimits
-from workers.http.protocol import CLOSED, BoundedProtocol, address_of, bounded
+from workers.http.protocol import CLOSED, BoundedProtocol, address_of, bounded, counted_websocket
 
 SHORT = HttpLimits(head_s=0.5, body_s=0.5, send_s=0.5, upload_s=5.0, connections=400, connections_per_address=400)
 WITHIN_S = 3.0
@@ -23,14 +24,20 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class App:
-    """Answers `ok` to whole bodies; `/flood` streams for ever; `/slow` answers after a while,
-    `/early` before the body came."""
+    """Answers `ok` to whole bodies; `/flood` streams for ever; `/full` until the client takes in no more; `/slow`
+    answers after a while, `/early` before the body came. `unsent`: bytes that wait for clients."""
 
-    def __init__(self) -> None:
+    def __init__(self, unsent: Callable[[], int]) -> None:
+        self.unsent = unsent
         self.ended: list[str | None] = []
         self.headers: list[Any] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                continue
+            return
         more = scope["path"] != "/early"
         while more:
             message = await receive()
@@ -41,9 +48,12 @@ class App:
         self.headers.append(list(scope["headers"]))
         if scope["path"] == "/slow":
             await asyncio.sleep(1.5)
-        flood = scope["path"] == "/flood"
-        fields = [] if flood else [(b"content-length", b"2")]
+        flood, full = scope["path"] == "/flood", scope["path"] == "/full"
+        fields = [] if flood or full else [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": fields})
+        while full and not self.unsent():
+            await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
+            await asyncio.sleep(0)
         while flood:
             if scope.get(CLOSED):
                 self.ended.append(scope[CLOSED])
@@ -55,14 +65,14 @@ class App:
 
 class Server:
     def __init__(self, limits: HttpLimits, uploads: tuple[str, ...] = ()) -> None:
-        self.app = App()
+        self.app = App(self.unsent)
         self.protocol: type[BoundedProtocol] = bounded(limits, uploads)
         plain = bool(os.environ.get("PLAIN"))
         config = uvicorn.Config(
             self.app,
             port=0,
             http="httptools" if plain else self.protocol,
-            ws="none",
+            ws=counted_websocket(self.protocol.book),
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -73,6 +83,9 @@ class Server:
     @property
     def port(self) -> int:
         return int(self.server.servers[0].sockets[0].getsockname()[1])
+
+    def unsent(self) -> int:
+        return sum(each.transport.get_write_buffer_size() for each in self.server.server_state.connections)
 
     async def empty(self) -> None:
         """Wait until no connection is open."""
@@ -149,6 +162,20 @@ async def test_a_large_header_is_refused_before_it_is_kept():
         seen = await hostile.large_header(server.port)
         assert seen.held == 0
         assert seen.sent < 16 << 20  # what sockets buffer
+
+
+async def test_a_head_of_a_byte_too_much_is_refused():
+    """Far below the share of an address in all unfinished heads, so that its own limit is what refuses it."""
+    head = b"GET / HTTP/1.1\r\nHost: x\r\na: "
+    fits = head + b"x" * (SHORT.head_bytes - len(head) - 4) + b"\r\n\r\n"
+    over = fits.replace(b"a: ", b"a: x")
+    async with serving() as server:
+        assert len(fits) == SHORT.head_bytes
+        assert (await ask(server.port, fits, 0.5)).startswith(b"HTTP/1.1 200 ")
+        answer = await ask(server.port, over)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"head_too_large" in answer
+        assert server.closed == {"head_too_large": 1}
 
 
 async def test_many_headers_are_refused():
@@ -285,6 +312,26 @@ async def test_requests_under_way_are_not_closed_for_others():
         assert all(answer.startswith(b"HTTP/1.1 200") for answer in await asyncio.gather(*slow))
 
 
+async def test_a_websocket_keeps_the_place_of_its_connection():
+    upgrade = (
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    async with serving(HttpLimits(connections_per_address=3)) as server:
+        sockets = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(upgrade)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+            sockets.append(writer)
+        assert server.protocol.book.open == 3
+        assert (await ask(server.port, GET, 0.5)).startswith(b"HTTP/1.1 503 ")
+        for writer in sockets:
+            writer.close()
+        await server.empty()
+        assert (await ask(server.port, GET, 0.5)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_all_unfinished_heads_of_an_address_are_bounded():
     async with serving(HttpLimits(heads_bytes=8 << 20)) as server:
         seen = await hostile.half_open(server.port, 60, 0.5, b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
@@ -322,6 +369,18 @@ async def test_a_client_that_never_reads_is_hung_up_on_and_its_writer_goes_on():
         request = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
         assert (await hostile.never_read(server.port, 5, WITHIN_S, request)).held == 0
         assert server.app.ended == ["client_stalled"] * 5
+
+
+async def test_a_client_that_does_not_read_the_end_of_an_answer_is_hung_up_on():
+    """So little waits for it that no writer is stopped, and the connection would close once the client has read it."""
+    async with serving() as server:
+        connection = await hostile.connect(server.port, receive_buffer=2_048)
+        connection.reader._transport.pause_reading()
+        await connection.send(b"GET /full HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await until_on_loop(lambda: server.app.headers)
+        await server.empty()
+        assert server.protocol.book.open == 0
+        connection.close()
 
 
 async def test_a_client_that_reads_slowly_but_reads_is_served():
