@@ -14,11 +14,13 @@ import aiohttp
 import pytest
 import requests
 
+from api.openai.service import _session
 from controller.core.types import InstanceSpec
 from workers.actions.sleep_client import SleepClient
 from workers.actions.weights_client import EngineAway, WeightsClient
 from workers.backends.base import EngineError, Limits
 from workers.backends.http import HttpBackend
+from workers.backends.registry import ask
 from workers.backends.vllm import VllmBackend
 from workers.backends.wire import Patience, Wire
 from workers.http import outbound
@@ -118,6 +120,24 @@ def test_an_address_outside_is_never_called(server):
 @pytest.mark.usefixtures("only_ten")
 def test_a_name_that_resolves_to_elsewhere_is_never_called(server):
     calls(f"http://localhost:{server.port}")
+    assert (server.paths, server.connections) == ([], 0)
+
+
+@pytest.mark.usefixtures("only_ten")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_the_session_of_a_gateway_calls_no_address_outside(server, host):
+    """Telemetry and commands to all instances go through this one."""
+    async with _session() as session:
+        backend = VllmBackend(InstanceSpec("a", "demo", url=f"http://{host}:{server.port}"), session, Limits())
+        with pytest.raises(EngineError):
+            await backend.telemetry(0.0)
+    assert (server.paths, server.connections) == ([], 0)
+
+
+@pytest.mark.usefixtures("only_ten")
+def test_a_session_that_is_made_for_one_call_calls_no_address_outside(server):
+    with pytest.raises(EngineError):
+        ask(InstanceSpec("a", "demo", url=server.url, backend="vllm"), lambda backend: backend.telemetry(0.0))
     assert (server.paths, server.connections) == ([], 0)
 
 
