@@ -7,6 +7,7 @@ import contextlib
 import http.server
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -50,6 +51,7 @@ class FakeCluster:
             process.wait(10)
         self.server.shutdown()
         self.server.server_close()
+        shutil.rmtree(self.folder)
 
     # -- what happens on a cluster ---------------------------------------------------------------------------------
 
