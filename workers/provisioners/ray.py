@@ -109,7 +109,10 @@ class RayProvisioner:
         return self.hosts_seen
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
-        """Submit its job. One of this id that exists is read back, so a repeated start does nothing."""
+        """Submit its job. One of this id that exists is read back, so a repeated start does nothing. An instance that
+        was made after the rows were read starts in the next round: its job needs to tell which row it is of."""
+        if id not in self.rows:
+            return
         body = job_of(checked_id(id), spec, self.token, self._row(id).made)
         if not (refused := self.jobs.submit(body)):
             return

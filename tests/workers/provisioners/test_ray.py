@@ -129,6 +129,18 @@ def test_a_start_that_is_repeated_starts_one(fake, fleet):
     assert fleet.look("e1").state == "ready"
 
 
+def test_an_instance_that_was_made_after_the_rows_were_read_starts_at_the_next_look(fake, fleet):
+    """Its job would not be known as that of its row, and hold its resources until its launcher gives up."""
+    earlier = fleet.ray()
+    earlier.observe()
+    earlier.rows = {}
+    launch = {"command": [sys.executable, ENGINE, "${port}"], "environment": {}, "secrets": {}, "key_variable": ""}
+    earlier.start("e1", {"launch": {**launch, "health_path": "/health"}})
+    assert fake.submitted == []
+    fleet.start("e1")
+    assert fleet.becomes("e1", "ready")
+
+
 def test_a_job_of_somebody_else_is_not_touched(fake, fleet):
     fake.jobs["e1"] = {"submission_id": "e1", "status": "RUNNING", "metadata": None, "devices": 0}
     with pytest.raises(ConfigError, match="not of this Slackline"):
