@@ -108,7 +108,7 @@ class Cluster:
         env = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         }
-        # Launchers run the `python3` that comes first: the one that has Slackline, as its engines need it.
+        # Launchers run the first `python3`, which must be 3.9 or newer.
         env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: str(self.folder)}
         return subprocess.Popen(
             [_program(), "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}", *options],

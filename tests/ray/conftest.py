@@ -58,6 +58,9 @@ def system(cluster: Cluster, postgres: EmbeddedPostgres, redis_server: EmbeddedR
         yield made
 
 
-@pytest.fixture(scope="session")
-def fleet(system: System, cluster: Cluster) -> Fleet:
-    return Fleet(system, cluster)
+@pytest.fixture(scope="module")
+def fleet(system: System, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """A model of the module's own, without engines at first and at the end."""
+    made = Fleet(system, cluster, request.module.__name__.rpartition(".")[2].replace("_", "-"))
+    yield made
+    made.end()

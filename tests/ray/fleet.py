@@ -12,22 +12,18 @@ from tests.faults.system import System
 from tests.ray.cluster import Cluster
 from workers.supervisor.plan import ROOT
 
-MODEL, TEMPLATE = "on-ray", "reference-on-ray"
+TEMPLATE = "reference-on-ray"
 SLOTS = 4
 READY_S = 60.0
 PER_TOKEN = "constant:40ms"  # emulated: a step takes as long whatever is in it
 
 
 class Fleet:
-    """`first`: id of the instance that the others are started like."""
-
-    first = "ray-first"
-
-    def __init__(self, system: System, cluster: Cluster) -> None:
-        self.system, self.cluster = system, cluster
+    def __init__(self, system: System, cluster: Cluster, model: str) -> None:
+        self.system, self.cluster, self.model = system, cluster, model
         self.session = system.sign_in()
         self.call("launch-templates/by-name/" + TEMPLATE, template(), "PUT")
-        self.call("models", {"name": MODEL, "context_tokens": 4096})
+        self.call("models", {"name": model, "context_tokens": 4096})
 
     def call(self, path: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
         answer: requests.Response = self.system.control(self.session, path, body, method)
@@ -35,13 +31,49 @@ class Fleet:
         return answer.json()
 
     def start(self, id: str) -> None:
-        self.call("instances", {**INSTANCE, "id": id})
+        self.call("instances", {**INSTANCE, "id": id, "model": self.model})
+
+    def stop(self, id: str) -> None:
+        self.call(f"instances/{id}/stop", {})
+
+    def end(self) -> None:
+        """Stop all of them, and wait until the engines have ended."""
+        if self.rows():
+            self.policy(enabled=False)
+        for id in self.rows():
+            self.stop(id)
+        self.system.until(lambda: not self.rows("draining") and self.stopped(), READY_S)
+
+    def policy(self, **fields: Any) -> None:
+        """Change the model's scaling policy; made with the first change."""
+        listed = self.session.get(f"{self.system.console}/api/v1/scaling-policies", timeout=10).json()["items"]
+        mine = [each for each in listed if each["model"] == self.model]
+        if not mine:
+            self.call(
+                "scaling-policies", {"model": self.model, "sustain_s": 3.0, "cooldown_s": 2.0, "warm": 0, **fields}
+            )
+        else:
+            self.call(f"scaling-policies/{mine[0]['id']}", {**fields, "version": mine[0]["version"]}, "PATCH")
+
+    def hold(self, count: int, within_s: float = READY_S) -> float:
+        """Exactly so many instances, whatever the load; seconds until they were ready and the others had ended."""
+        if not self.rows():
+            self.start(f"{self.model}-first")
+        self.policy(min_instances=count, max_instances=count)
+        return self.system.until(
+            lambda: len(self.ready()) == count == len(self.rows()) and not self.rows("draining") and self.stopped(),
+            within_s,
+        )
 
     def rows(self, desired: str = "running") -> dict[str, str]:
         """Observed states by id."""
         sql = """SELECT i.id, i.observed_state FROM instance i JOIN served_model m ON m.id = i.model_id
                  WHERE m.name = %s AND i.desired_state = %s"""
-        return dict(self.system.query(sql, MODEL, desired))
+        return dict(self.system.query(sql, self.model, desired))
+
+    def stopped(self) -> bool:
+        """Whether all that shall not run have ended."""
+        return set(self.rows("stopped").values()) <= {"stopped", "failed"}
 
     def ready(self) -> list[str]:
         return sorted(id for id, state in self.rows().items() if state == "ready")
@@ -60,9 +92,7 @@ class Fleet:
         return self.system.query(sql)[0]
 
 
-INSTANCE = {
-    "model": MODEL, "backend": "reference", "provisioner": "ray", "template": TEMPLATE, "max_num_seqs": SLOTS,
-}  # fmt: skip
+INSTANCE = {"backend": "reference", "provisioner": "ray", "template": TEMPLATE, "max_num_seqs": SLOTS}
 
 
 def template() -> dict[str, Any]:
