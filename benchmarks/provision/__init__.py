@@ -1,0 +1,1 @@
+"""What `make bench-provision` looks at: emulated engines, launchers and a cluster's Jobs REST."""
