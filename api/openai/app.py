@@ -163,7 +163,8 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         workflow = None
         if parsed.workflow:
             gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
-            workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
+            if not gateway.quotas.used_up(caller.tenant, arrival):
+                workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came

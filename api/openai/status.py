@@ -196,6 +196,8 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         who = {"tenant": said["tenant"], "slo_class": said["slo_class"]}
         what = {"kind": said["kind"], "reason": said["reason"]}
         yield "decisions_total", "Decisions about requests.", who | what, said["count"]
+    alone = "Requests whose workflow's deadline could not be read from Redis, since the gateway started."
+    yield "workflow_steps_alone_total", alone, {}, gateway.workflows.alone
     for model, state in gateway.tokenizers.states().items():
         yield (
             "tokenizer_ready",

@@ -24,7 +24,7 @@ from controller.core.messages import (
 from controller.core.pruning import QueueReport
 from workers.pruning import publish_orders, publish_report, read_reports, wait_for_news, withdraw_report
 from workers.supervisor.ports import free_port
-from workers.workflows import join_workflow
+from workers.workflows import StepOfWorkflow, join_workflows
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "redis" / "start.sh"
 USERS = ("gateway", "console", "worker", "beat")
@@ -99,7 +99,8 @@ def test_a_gateway_reports_its_queue_and_joins_workflows_and_gives_no_orders(ser
     gateway = client(server, "gateway")
     run(gateway, publish_report(QueueReport("g", 1.0, [])))
     run(gateway, withdraw_report("g"))
-    assert run(gateway, join_workflow("acme", "w", 5.0)).began
+    [joined] = run(gateway, join_workflows([StepOfWorkflow("acme", "w", 5.0)]))
+    assert joined.began
     gateway.pubsub().subscribe(PRUNING_CHANNEL)
     with pytest.raises(redis.exceptions.NoPermissionError):
         gateway.set(PRUNING_ORDERS_KEY, "{}")

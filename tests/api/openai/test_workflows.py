@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from django.conf import settings
 
+from api.openai import status
 from api.openai.workflows import Workflows
 from controller.core.snapshot import Entitlements
 from controller.core.types import LatencyCoefficients
-from tests.api.openai.gateways import KEY, TestBed, completion, key_config, snapshot
+from tests.api.openai.gateways import TestBed, completion, key_config, snapshot
 from tests.waiting import until_on_loop
 from workers import live, workflows
 from workers.backends.fake import Script
 from workers.live import LiveState
+from workers.workflows import AT_ONCE, WORKFLOWS_KEY
 
 pytestmark = pytest.mark.db
 OTHER = "sk-other-key"
@@ -179,8 +183,11 @@ async def test_a_redis_that_hangs_holds_nobody_up(monkeypatch):
 
     async with gateway() as bed:
         bed.gateway.workflows = Workflows(Hanging())
-        assert (await asyncio.wait_for(bed.ask(call(workflow_deadline=10)), 2)).status == 200
-        assert joined(bed)[0]["reason"] == "workflow_alone"
+        for _ in range(5):  # together within the time that the first alone waits for Redis, and a little
+            assert (await asyncio.wait_for(bed.ask(call(workflow_deadline=10)), 2)).status == 200
+            assert joined(bed)[0]["reason"] == "workflow_alone"
+        figures = {name: value for name, _, _, value in status.gauges(bed.gateway)}
+        assert figures["workflow_steps_alone_total"] == 5
 
 
 @pytest.mark.parametrize(
@@ -214,6 +221,62 @@ async def test_entitlements_bound_the_workflows_deadline_and_the_share_of_a_step
         assert joined(bed)[1] == 5.0
 
 
+async def test_a_flood_of_one_tenant_takes_redis_from_nobody():
+    """Each request asks before it is queued, so that they must not take a connection each."""
+    async with gateway() as bed:
+        board, leased, over = bed.gateway.workflows.board, [], asyncio.Event()
+        assert (await bed.ask(call("theirs", workflow_deadline=30), key=OTHER)).status == 200
+
+        async def lease():
+            while not over.is_set():
+                leased.append(await board.lease("telemetry", 5.0))
+
+        leasing = asyncio.create_task(lease())
+        flood = [bed.ask(call(f"w{number}", workflow_deadline=30)) for number in range(400)]
+        steps = [bed.ask(call("theirs"), key=OTHER) for _ in range(20)]
+        answers = await asyncio.gather(*flood, *steps)
+        over.set()
+        await leasing
+        assert len(leased) > 5
+        assert {answer.status for answer in answers} == {200}
+        found = [
+            step["reason"] for record in bed.sink.records for step in record.decisions if step["kind"] == "workflow"
+        ]
+        assert Counter(found) == {"workflow_began": 401, "workflow_inherited": 20}
+
+
+async def test_asks_of_tenants_take_turns():
+    class Redis:
+        def __init__(self):
+            self.asked = []
+
+        async def run(self, dialogue):
+            command = dialogue.send(None)
+            self.asked.append([key.decode() if isinstance(key, bytes) else key for key in command[3 : 3 + command[2]]])
+            await asyncio.sleep(0)
+            try:
+                dialogue.send([None] * command[2])
+            except StopIteration as end:
+                return end.value
+
+    redis, asks = Redis(), Workflows()
+    asks.board = redis
+    parsed = SimpleNamespace(workflow="w", asked=SimpleNamespace(workflow_deadline=None, workflow_steps_left=None))
+    await asyncio.gather(*(asks.time_of(parsed, tenant) for tenant in ["loud"] * 300 + ["quiet"]))
+    assert sum(map(len, redis.asked)) == 301
+    assert WORKFLOWS_KEY.format(tenant="quiet") in redis.asked[0]
+    assert max(map(len, redis.asked)) == AT_ONCE
+
+
+async def test_a_request_over_its_quota_begins_no_workflow():
+    async with gateway() as bed:
+        (acme, other) = bed.gateway.snapshot.tenants
+        bed.gateway.configure(replace(bed.gateway.snapshot, tenants=(replace(acme, rpm=1), other)))
+        assert (await bed.ask(call("w1", workflow_deadline=10))).status == 200
+        assert (await bed.ask(call("w2", workflow_deadline=10))).status == 429
+        assert live._client(settings.REDIS_URL).zrange("slackline:workflows:acme", 0, -1) == [b"w1"]
+
+
 async def test_a_tenant_has_a_bounded_number_of_open_workflows(monkeypatch):
     monkeypatch.setattr(workflows, "MOST_OPEN", 2)
     async with gateway() as bed:
@@ -223,9 +286,12 @@ async def test_a_tenant_has_a_bounded_number_of_open_workflows(monkeypatch):
         assert (answer.status, answer.error["param"]) == (429, "workflow_deadline")
         assert (await bed.ask(call("w1", workflow_deadline=10))).status == 200  # those that are open go on
         assert (await bed.ask(call("w3", workflow_deadline=10), key=OTHER)).status == 200
-        monkeypatch.setattr(workflows, "KEPT_S", -20.0)  # as if they had been due long ago
-        assert (await bed.ask(call("w3", workflow_deadline=10))).status == 200
-    assert KEY
+        (due,) = [live._client(settings.REDIS_URL).zscore("slackline:workflows:acme", "w1")]
+        live._client(settings.REDIS_URL).zadd("slackline:workflows:acme", {"w1": due - 11})  # late by a second
+        assert (await bed.ask(call("w1", workflow_deadline=10))).status == 200
+        assert joined(bed)[0]["reason"] == "workflow_late", "as long as there is room"
+        assert (await bed.ask(call("w3", workflow_deadline=10))).status == 200, "late ones make room"
+        assert (await bed.ask(call("w4", workflow_deadline=10))).status == 429
 
 
 async def test_ten_thousand_requests_of_one_workflow_take_one_entry():
