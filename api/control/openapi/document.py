@@ -6,10 +6,17 @@ applies to it too.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from threading import Lock
 from typing import Any
 
+from django.http import HttpResponse
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.settings import spectacular_settings
+from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
 
 from api.control.openapi.data_path import COMPONENTS, PATHS
 
@@ -52,9 +59,28 @@ def add_data_path(result: dict[str, Any], generator: Any, request: Any, public: 
 
 
 class SchemaView(SpectacularAPIView):
-    """The document as YAML, or as JSON on request. It needs no login, since it contains no data."""
+    """The document as YAML, or as JSON on request. It needs no login, since it contains no data, so it is made once:
+    that takes a good part of a second, and anybody may ask for it."""
 
     authentication_classes = ()
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request, *args: Any, **named: Any) -> HttpResponse:
+        renderer: BaseRenderer = request.accepted_renderer
+        with _MAKING:
+            content = _rendered(renderer.__class__)
+        named_as = f'inline; filename="{spectacular_settings.TITLE}.{renderer.format}"'
+        kind = f"{renderer.media_type}; charset=utf-8"
+        return HttpResponse(content, content_type=kind, headers={"Content-Disposition": named_as})
+
+
+_MAKING = Lock()
+
+
+@lru_cache(maxsize=8)
+def _rendered(renderer: type[BaseRenderer]) -> bytes:
+    document = SchemaView.generator_class().get_schema(request=None, public=True)
+    return bytes(renderer().render(document, renderer.media_type, {}))
 
 
 class DocsView(SpectacularSwaggerSplitView):

@@ -9,6 +9,7 @@ import yaml
 from django.core.management import call_command
 
 from api.control.openapi.data_path import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
+from api.control.openapi.document import SchemaView
 from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import KINDS
 from api.openai.protocol.response_requests import NOT_SERVED
@@ -127,3 +128,11 @@ def test_the_pages_script_names_the_document(client):
     answer = client.get("/api/docs?script=")
     assert answer["Content-Type"].startswith("application/javascript")
     assert b"schema" in answer.content
+
+
+def test_it_is_made_once_however_often_and_however_it_is_asked_for(client, monkeypatch):
+    """Anybody may ask, and making it takes a good part of a second."""
+    first = client.get("/api/schema").content
+    monkeypatch.setattr(SchemaView, "generator_class", None)
+    for query in ({}, {"lang": "de"}, {"version": "9"}, {"x": "1"}):
+        assert client.get("/api/schema", query).content == first
