@@ -20,6 +20,7 @@ from api.control.framework.documented import operation
 from api.control.framework.errors import LiveDataUnavailable
 from api.control.framework.gateways import fresh_fleets
 from controller.core.messages import QUEUE_ROWS_SHOWN, QueueRow, QueueState
+from controller.postgres.waiting import give_back_connection
 from controller.services.records.queue_commands import queue_command_outcome, queue_command_record
 from workers import live
 
@@ -132,6 +133,7 @@ class _QueueCommand(ControlView):
     def send(self, kind: str, data: dict[str, Any]) -> Response:
         ids, priority = list(dict.fromkeys(data["request_ids"])), data.get("priority")
         record = partial(queue_command_record, actor=self.actor, kind=kind, request_ids=ids, priority=priority)
+        give_back_connection()
         try:
             answers = live.send_command(self.actor.name, kind, ids, priority)
         except live.AnswersLost as error:
@@ -184,6 +186,7 @@ class QueueResume(_QueueCommand):
 def _look(expected: int) -> list[QueueState]:
     """The current queues of the gateways, of which `expected` exist. For gateways that do not respond in time, their
     last queue if it is at most FRESH_S old."""
+    give_back_connection()
     asked = live.ask_queue()
     give_up_at = time.monotonic() + FIRST_LOOK_S
     while True:

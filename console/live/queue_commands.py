@@ -21,6 +21,7 @@ from console.live.live_view import row_key
 from console.live.polled import fleet_now
 from console.live.queue_filter import haystack, words_of
 from controller.core.messages import CommandAnswer, QueueRow, QueueState
+from controller.postgres.waiting import give_back_connection
 from controller.services.actors import Actor
 from controller.services.records.queue_commands import queue_filter_command_record
 from workers import live
@@ -74,6 +75,7 @@ def matching(order: Order) -> Matching:
 def _look(expected: set[str]) -> list[QueueState]:
     """Queues published after this call, by the expected gateways and any other that answers before them. If no gateway
     is known, by all that answer within LOOK_S. Queues published earlier are not used."""
+    give_back_connection()
     asked, give_up_at = live.ask_queue(), time.monotonic() + LOOK_S
     while True:
         states = [state for state in live.read_queue() if state["asked"] >= asked]
