@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from controller.engine import placement
 from controller.engine.process_spec import SAYABLE, start_after, start_refused, values_refused
-from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate
+from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate, ScalingPolicy
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE
 from controller.scale.lifecycle import (
@@ -30,13 +30,14 @@ from controller.scale.lifecycle import (
     Wanted,
     pause_before_start,
 )
+from controller.scale.observation import NO_CAPACITY
 from controller.selectors.fleet.topology import free_among, usable_devices
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import Kind, sleep_ended, weights_lost
 from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
 from controller.services.fleet.launch_templates import devices_of, launch_of, launch_template_pause
-from controller.services.fleet.scaling_stages import like
+from controller.services.fleet.scaling_stages import SERVING, like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)
@@ -44,6 +45,7 @@ REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that i
 TEMPLATE_TRIES = 3  # then its template is paused, for all instances that would be started from it
 START_TRIES = 8  # with their pauses at least two minutes
 BESIDE = timedelta(seconds=30)  # a replacement and its decision are stored in one transaction
+AT_MAX = "at_max"  # why it is not replaced: its policy's maximum is reached without it
 KINDS = {
     "pending": "instance_pending",
     "starting": "instance_started",
@@ -139,8 +141,8 @@ def instance_replace(*, step: Replace) -> Decision | None:
             _pause_template(row, end, never_ready, step.error)
             return _give_up(row, end, inputs)
         inputs["pause_s"] = pause
-        blocked = _without_device(row)
-        outcome = {"held": NO_DEVICE} if blocked else {"replacement": new_id}
+        blocked = NO_DEVICE if _without_device(row) else AT_MAX if _place_is_filled(row) else ""
+        outcome = {"held": blocked} if blocked else {"replacement": new_id}
         decision = _decide(row, "instance_replaced", step.reason, "replaced", inputs, outcome)
         if decision is None:
             return None
@@ -218,6 +220,17 @@ def _without_device(row: Instance) -> bool:
     usable = list(usable_devices(row.host, row.device_kind)) if row.host else []
     own = row.holdings.filter(released_at__isnull=True, device__in=usable).count()
     return bool(usable) and len(free_among(usable)) + own < row.tp
+
+
+def _place_is_filled(row: Instance) -> bool:
+    """Whether the scaler runs as many without it as its policy allows. It does not count an instance that gets no
+    requests, so while the engine of a lost one came to its end, another may have been started."""
+    if row.observed_state not in NO_CAPACITY or row.weights not in SERVING:
+        return False
+    policy = ScalingPolicy.objects.filter(model=row.model, role=row.role, enabled=True).first()
+    others = Instance.objects.live().filter(model=row.model, role=row.role, weights__in=SERVING)
+    others = others.filter(desired_state=Instance.Desired.RUNNING).exclude(observed_state__in=NO_CAPACITY)
+    return policy is not None and others.count() >= policy.bounds(timezone.now())[1]
 
 
 def instance_end_drain(*, step: StopWanted) -> Decision | None:

@@ -117,6 +117,25 @@ def test_a_crashed_instance_is_replaced_once(look, fake, one):
     assert "e1" in fake.stopped
 
 
+@pytest.mark.parametrize(("others", "outcome"), [(1, "replacement"), (2, "held")])
+def test_one_that_was_out_of_sight_is_replaced_once_by_scaler_or_reconciler(look, fake, one, policy, others, outcome):
+    """The scaler does not count one that is lost, so it may have filled its place before the engine ends."""
+    type(policy).objects.filter(pk=policy.pk).update(max_instances=2)
+    fake.becomes("e1", "ready")
+    look()
+    fake.becomes("e1", "lost")
+    look()
+    for number in range(others):
+        instance_create(actor=SYSTEM, id=f"other-{number}", model=policy.model)
+    look()
+    fake.becomes("e1", "exited")
+    look(2)
+    [decision] = Decision.objects.filter(kind="instance_replaced")
+    assert set(decision.outcome) == {outcome}
+    assert Instance.objects.get(pk="e1").observed_state == "failed"
+    assert Instance.objects.live().filter(desired_state="running").count() == 2
+
+
 def test_one_that_keeps_crashing_is_started_later_and_later(look, fake, one):
     for _ in range(4):
         look(2)
