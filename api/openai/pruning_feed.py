@@ -16,7 +16,7 @@ from controller.core import events as ev
 from controller.core.pruning import PruningOrders
 from controller.dispatch.queue_report import queue_report
 from workers.live import LiveUnavailable, Talks
-from workers.pruning import PERIOD_S, publish_report, withdraw_report
+from workers.pruning import PERIOD_S, VALID_S, publish_report, withdraw_report
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class PruningFeed:
             self._reported = False
 
     def enforce(self, orders: PruningOrders) -> None:
-        """Orders came, with moments on the clock that gateways share."""
+        """Orders came, with moments on the clock that gateways share. None are in force for longer than the
+        coordinator's are, whatever they say."""
         found = {name: (reason.instance, reason.behind_s) for name, reason in orders.scavengers.items()}
-        expires_at = orders.expires_at - self._gateway.shared.offset
+        expires_at = min(orders.expires_at - self._gateway.shared.offset, self._gateway.clock() + VALID_S)
         self._gateway.runtime.push(ev.Orders(orders.sequence, expires_at, found))

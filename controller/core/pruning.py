@@ -6,7 +6,7 @@ Moments are epoch seconds on the clock that gateways share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 
 class WaitingPrefill(NamedTuple):
@@ -82,6 +82,49 @@ class PruningOrders(NamedTuple):
     gateways: Sequence[str] = ()
 
 
+Row = TypeVar("Row", bound="WaitingPrefill | PrefillUnit | PruneReason")
+
+_NUMBER = (float, int)
+_WAITING = ((str,), _NUMBER, _NUMBER, (int,), _NUMBER, (bool,), _NUMBER)
+_UNIT = ((str,), _NUMBER, _NUMBER, _NUMBER, (int,))
+_REASON = ((str,), _NUMBER, _NUMBER)
+
+
+def _row(kind: type[Row], types: Sequence[tuple[type, ...]], values: Any) -> Row:
+    """Whoever has taken a gateway writes to Redis what it likes. Raises TypeError or ValueError for another type, or a
+    negative number where there can be none."""
+    row = kind(*values)
+    if not all(type(value) in allowed for value, allowed in zip(row, types, strict=True)):
+        raise TypeError(f"not a {kind.__name__}")
+    if isinstance(row, WaitingPrefill):
+        right = min(row.prefill_s, row.prompt_tokens, row.slot_tokens) >= 0 and row.value > 0
+    elif isinstance(row, PrefillUnit):
+        right = row.prefill_rate > 0 and min(row.backlog_s, row.token_rate, row.free_slots) >= 0
+    else:
+        right = True
+    if not right:
+        raise ValueError(f"a {kind.__name__} has figures that cannot be")
+    return row
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in _NUMBER:
+        raise TypeError("not a number of seconds")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("not a count")
+    return value
+
+
 def report_to_json(report: QueueReport) -> list[Any]:
     """Nested lists: rows are many, and names would be most of the message."""
     queues = [[q.model, [[*row] for row in q.waiting], [[*unit] for unit in q.units]] for q in report.queues]
@@ -92,10 +135,14 @@ def report_from_json(raw: Sequence[Any]) -> QueueReport:
     """Raises TypeError or ValueError for anything but a report."""
     gateway, at, queues = raw
     found = [
-        ModelQueue(model, [WaitingPrefill(*row) for row in rows], [PrefillUnit(*unit) for unit in units])
+        ModelQueue(
+            _text(model),
+            [_row(WaitingPrefill, _WAITING, row) for row in rows],
+            [_row(PrefillUnit, _UNIT, unit) for unit in units],
+        )
         for model, rows, units in queues
     ]
-    return QueueReport(gateway, float(at), found)
+    return QueueReport(_text(gateway), _seconds(at), found)
 
 
 def orders_to_json(orders: PruningOrders) -> dict[str, Any]:
@@ -104,6 +151,13 @@ def orders_to_json(orders: PruningOrders) -> dict[str, Any]:
 
 
 def orders_from_json(raw: Mapping[str, Any]) -> PruningOrders:
-    """Raises KeyError, TypeError or ValueError for anything but orders."""
-    scavengers = {name: PruneReason(*reason) for name, reason in raw["scavengers"].items()}
-    return PruningOrders(**{**raw, "scavengers": scavengers})
+    """Raises AttributeError, KeyError, TypeError or ValueError for anything but orders."""
+    return PruningOrders(
+        _count(raw["sequence"]),
+        _seconds(raw["made_at"]),
+        _seconds(raw["expires_at"]),
+        {_text(name): _row(PruneReason, _REASON, reason) for name, reason in raw["scavengers"].items()},
+        _count(raw["waiting"]),
+        _count(raw["batches"]),
+        [_text(name) for name in raw["gateways"]],
+    )

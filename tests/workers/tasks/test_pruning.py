@@ -10,12 +10,14 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+import orjson
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connections
 
 from api.openai.pruning_feed import PruningFeed
+from controller.core.pruning import report_from_json
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
 from controller.models import Decision, FlowSettings
@@ -165,13 +167,74 @@ async def test_a_restarted_coordinator_counts_on(monkeypatch):
         assert sequence() == 2
 
 
+UNIT = ["e1", 1.0, 0.0, 0.0, 0]
+WAITS = ["req-1", 9e9, 0.8, 800, 10.0, False, 1.0]
+BAD_REPORTS = [
+    ["gw", "late", []],
+    [7, 1.0, []],
+    ["gw", 1.0, [[7, [], []]]],
+    ["gw", 1.0, [["demo", [WAITS], [["e1", 0.0, 0.0, 0.0, 0]]]]],
+    ["gw", 1.0, [["demo", [WAITS], [["e1", "fast", 0.0, 0.0, 0]]]]],
+    ["gw", 1.0, [["demo", [[*WAITS[:2], -1.0, *WAITS[3:]]], [UNIT]]]],
+    ["gw", 1.0, [["demo", [["req-1", None, *WAITS[2:]]], [UNIT]]]],
+    ["gw", 1.0, [["demo", [[*WAITS[:6], 0]], [UNIT]]]],
+]
+GOOD_ORDERS = {
+    "sequence": 9, "made_at": 1.0, "expires_at": 9e9, "scavengers": {}, "waiting": 0, "batches": 0, "gateways": [],
+}  # fmt: skip
+BAD_ORDERS = [
+    {"expires_at": "never"},
+    {"sequence": "last"},
+    {"sequence": -1},
+    {"made_at": None},
+    {"scavengers": {"req-1": ["e1", "soon", 1.0]}},
+    {"scavengers": []},
+    {"gateways": 5},
+]
+
+
+@pytest.mark.parametrize("report", BAD_REPORTS)
+def test_a_report_with_figures_that_cannot_be_is_none(report):
+    assert report_from_json(["gw", 1.0, [["demo", [WAITS], [UNIT]]]]).queues
+    with pytest.raises((TypeError, ValueError)):
+        report_from_json(report)
+
+
+@pytest.mark.parametrize("wrong", BAD_ORDERS)
+def test_orders_with_figures_that_cannot_be_are_none(wrong):
+    assert live.orders_of(orjson.dumps(GOOD_ORDERS)) is not None
+    assert live.orders_of(orjson.dumps(GOOD_ORDERS | wrong)) is None
+
+
+async def test_no_orders_are_in_force_for_longer_than_the_coordinators(monkeypatch):
+    """Whoever has taken a gateway can publish some."""
+    monkeypatch.setattr("api.openai.pruning_feed.VALID_S", 0.3)
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        [first, _] = [row["id"] for row in waiting(one)]
+        forged = GOOD_ORDERS | {"sequence": 2**60, "scavengers": {first: ["e1", 2.0, 1.0]}}
+        live._client(settings.REDIS_URL).publish("slackline:pruning:orders", orjson.dumps(forged))
+        await until_on_loop(lambda: pruned(one, two) == [first])
+        await until_on_loop(lambda: pruned(one, two) == [])
+        await sync_to_async(decide)()
+        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+
+
 async def test_anything_but_orders_and_reports_is_ignored():
     async with gateway("gw-a") as one, gateway("gw-b") as two:
         client = live._client(settings.REDIS_URL)
         client.sadd("slackline:gateways", "gw-c", "gw-d")
         client.set("slackline:pruning:report:gw-c", b"<html>")
         client.set("slackline:pruning:report:gw-d", b'["gw-d", 1.0, [["demo", [[1]], []]]]')
-        for message in (b"<html>", b"[]", b'{"sequence": 9}'):
+        for number, report in enumerate(BAD_REPORTS):
+            client.sadd("slackline:gateways", f"bad-{number}")
+            client.set(f"slackline:pruning:report:bad-{number}", orjson.dumps(report))
+        for message in (
+            b"<html>",
+            b"[]",
+            b'{"sequence": 9}',
+            *(orjson.dumps(GOOD_ORDERS | each) for each in BAD_ORDERS),
+        ):
             client.publish("slackline:pruning:orders", message)
         await until_on_loop(lambda: reported(one, two))
         assert len((await sync_to_async(decide)()).scavengers) == 2
