@@ -31,6 +31,21 @@ async def test_a_client_cannot_choose_its_address_or_its_scheme():
     assert scope["headers"] == [(b"host", b"console")]
 
 
+@pytest.mark.parametrize(("peer", "client"), [("203.0.113.5", "203.0.113.5"), ("127.0.0.1", "192.0.2.1")])
+async def test_the_console_believes_the_proxies_of_its_settings_alone(monkeypatch, peer, client):
+    from console import asgi
+
+    given = []
+
+    async def pages(scope, receive, send):
+        given.append(scope)
+
+    monkeypatch.setattr(asgi, "bounded_pages", pages)
+    scope = {"type": "http", "client": (peer, 1), "scheme": "http", "path": "/login/", "method": "POST"}
+    await asgi.application({**scope, "headers": [(b"x-forwarded-for", b"192.0.2.1")]}, None, None)
+    assert [scope["client"][0] for scope in given] == [client]
+
+
 @pytest.mark.parametrize("proxy", ["127.0.0.1", "10.1.2.3", "::1", "::ffff:10.1.2.3"])
 async def test_a_listed_proxy_is_believed(proxy):
     scope = await seen((proxy, 1), (b"x-forwarded-for", b"192.0.2.1"), (b"x-forwarded-proto", b"https"))
