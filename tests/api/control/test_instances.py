@@ -40,6 +40,30 @@ def test_an_operator_registers_an_endpoint(operator):
     assert operator.post("/instances", body).status_code == 409
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://user:hunter2@gpu-2:8000", "user or password"),
+        ("http://gpu-2:8000/?to=elsewhere", "query"),
+        ("http://169.254.169.254/latest", "clouds serve credentials"),
+        ("http://198.51.100.7:8000", "in no network of ENGINE_NETWORKS"),
+    ],
+)
+def test_what_may_not_be_called_is_neither_registered_nor_the_new_address_of_an_instance(operator, url, why):
+    model = factories.served_model()
+    body = {"id": "gpu-1", "model": model.name, "backend": "vllm", "provisioner": "static"}
+    refused = operator.post("/instances", body | {"url": url})
+    assert (refused.status_code, list(refused.data["error"]["fields"])) == (400, ["url"])
+    assert why in str(refused.data)
+    assert not Instance.objects.exists()
+    made = operator.post("/instances", body | {"url": "http://gpu-1:8000"})
+    assert made.status_code == 201, made.data
+    refused = operator.patch("/instances/gpu-1", {"url": url, "version": made.data["version"]})
+    assert (refused.status_code, list(refused.data["error"]["fields"])) == (400, ["url"])
+    assert "hunter2" not in str(refused.data)
+    assert Instance.objects.get().url == "http://gpu-1:8000"
+
+
 def test_a_registered_server_names_its_key_and_the_audit_has_no_more(operator):
     model = factories.served_model()
     body = {"id": "gpu-1", "model": model.name, "backend": "vllm", "provisioner": "static", "url": "http://gpu-1:8000/"}
