@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot
 from tests.waiting import until_on_loop
-from workers.backends.fake import Script
+from workers.backends.base import AnswerChunk, UpstreamCall
+from workers.backends.fake import FakeBackend, Script
 
 CHAT_BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -43,6 +44,29 @@ async def test_a_whole_answer_is_judged_end_to_end() -> None:
         assert json.loads(answer.body)["usage"]["completion_tokens"] == 4
         (record,) = bed.sink.records
         assert (record.judged_by, record.ttft_s, record.output_tokens) == ("e2e", None, 4)
+
+
+async def test_an_engine_that_sends_much_before_its_first_token_is_given_up() -> None:
+    """What waits for a first token is in memory, since the request may still go elsewhere."""
+    pieces = 0
+
+    async def no_token(call: UpstreamCall, script: Script) -> AsyncIterator[AnswerChunk]:
+        nonlocal pieces
+        for _ in range(64):  # four times the bound, and then a whole answer
+            pieces += 1
+            yield AnswerChunk("data", b": %s\n\n" % (b"x" * (64 << 10)))
+        async for chunk in FakeBackend._answer(bed.backend("e1"), call, script):
+            yield chunk
+
+    async with TestBed() as bed:
+        for name in ("e1", "e2"):
+            backend = bed.backend(name)
+            backend._answer = lambda call, script, plain=backend._answer: (plain if pieces else no_token)(call, script)
+        answer = await bed.ask(completion(stream=True))
+        assert (answer.status, len(answer.events), b"xx" in answer.body) == (200, 5, False)
+        assert pieces < 20
+        (record,) = bed.sink.records
+        assert (record.outcome, record.attempts) == (Outcome.OK, 2)
 
 
 async def test_the_usage_event_comes_only_when_asked_for() -> None:
