@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 import orjson
 import pytest
 
+from api.openai.gateway import GatewayOptions
 from api.openai.publisher import REFUSALS_S, Publisher
+from api.openai.service import GatewayService
 from api.openai.state import recorder as module
 from api.openai.state.losses import OTHER, REFUSED, Loss, Losses, figures
 from api.openai.state.recorder import Recorder, Unstorable, weight
 from api.openai.state.spool import BLOCK, RecordBounds, Spool
+from api.openai.state.standalone import FileStore
 from api.openai.state.storage import Database
+from api.openai.status import metrics
 from controller.core.decisions import DecisionMessage
 from controller.core.types import RequestRecord, record_as_dict
 from controller.models import Decision
@@ -165,6 +170,19 @@ async def test_a_weight_is_no_less_than_what_a_record_is_as_text() -> None:
         (record,) = bed.sink.records
     assert record.decisions
     assert weight(record) >= len(orjson.dumps(record_as_dict(record)))
+
+
+async def test_a_gateway_shows_how_many_are_lost_beyond_its_own_bounds(tmp_path: Path) -> None:
+    options = GatewayOptions("g", records=bounds(buffer_records=4))
+    service = GatewayService(options, FileStore(tmp_path / "none.json"), tmp_path, None)
+    gateway = await service.start()
+    try:
+        for record in served(10):
+            service._recorder.add(record)
+        lost = re.findall(rb"(?m)^slackline_records_lost_total\{(.*)\} ([0-9.]+)$", metrics(gateway))
+        assert [(b'full="memory"' in labels, float(count)) for labels, count in lost] == [(True, 6.0)]
+    finally:
+        await service.stop()
 
 
 @pytest.mark.django_db
