@@ -60,7 +60,7 @@ async def test_an_engine_that_sends_much_before_its_first_token_is_given_up() ->
 
     async with TestBed() as bed:
         for name in ("e1", "e2"):
-            backend = bed.backend(name)
+            backend: Any = bed.backend(name)
             backend._answer = lambda call, script, plain=backend._answer: (plain if pieces else no_token)(call, script)
         answer = await bed.ask(completion(stream=True))
         assert (answer.status, len(answer.events), b"xx" in answer.body) == (200, 5, False)

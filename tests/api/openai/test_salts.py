@@ -64,7 +64,11 @@ def test_a_gateway_as_it_is_started_makes_them_of_its_secret(tmp_path: Path) -> 
         SnapshotFile(kept).save(made, time.time())
         with started(tmp_path, port, "api.openai", "--port", str(port), "--snapshot", str(kept)):
             for key in (KEY, SECOND):
-                asked = {"json": completion(), "headers": {"Authorization": f"Bearer {key}"}, "timeout": 30}
+                asked: dict[str, Any] = {
+                    "json": completion(),
+                    "headers": {"Authorization": f"Bearer {key}"},
+                    "timeout": 30,
+                }
                 assert requests.post(f"http://127.0.0.1:{port}/v1/completions", **asked).status_code == 200
     first, second = (body["cache_salt"] for body in heard)
     assert len(first) == len(second) == 32
