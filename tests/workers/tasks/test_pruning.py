@@ -263,13 +263,12 @@ async def test_the_job_prunes_and_writes_one_decision_for_what_happened(monkeypa
     async with gateway("gw-a") as one, gateway("gw-b") as two:
         await until_on_loop(lambda: reported(one, two))
         await sync_to_async(pruning.coordinate)()
-        await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        await until_on_loop(lambda: len(pruned(one, two)) >= 2)  # after that second the others may be late themselves
         decision = await Decision.objects.aget(kind="pruning")
         assert decision.inputs["pruned"] == 2
         assert decision.inputs["by_instance"] == {"e1": 2}
         assert decision.inputs["gateways"] == ["gw-a", "gw-b"]
-        known = {row["id"] for bed in (one, two) for row in waiting(bed)}
-        assert len(set(decision.inputs["requests"]) & known) == 2  # others may be pruned by now
+        assert set(decision.inputs["requests"]) <= set(pruned(one, two))
         assert message_of(decision)["sentence"].startswith("coordinator pruned 2 waiting requests, so that")
 
 
