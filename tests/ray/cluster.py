@@ -58,6 +58,13 @@ class Cluster:
         self._waits_for(address, self.nodes[address])
         return time.monotonic() - began
 
+    def runs_jobs(self) -> None:
+        """Waits until a first job has run, so that a cluster that runs none is told at once."""
+        body = {"submission_id": "first-of-all", "entrypoint": "true", "entrypoint_resources": {"device": 1}}
+        answer = requests.post(f"{self.url}/api/jobs/", json=body, timeout=START_S)
+        assert answer.status_code == 200, answer.text
+        until(lambda: self.jobs()["first-of-all"] == "SUCCEEDED", START_S, every_s=0.2, what=self.report)
+
     def stop(self) -> None:
         """Everything of it ends, also jobs that were left. A stopped process does not end before it goes on."""
         for each in self._processes():
@@ -110,8 +117,14 @@ class Cluster:
         }
         # Launchers run the first `python3`, which must be 3.9 or newer.
         env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: str(self.folder)}
+        # Agents of all nodes would listen at one port, and a head whose agent cannot listen runs no jobs.
+        usual = (
+            "--disable-usage-stats",
+            f"--node-ip-address={address}",
+            f"--dashboard-agent-listen-port={free_port()}",
+        )
         return subprocess.Popen(
-            [_program(), "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}", *options],
+            [_program(), "start", "--block", *usual, *options],
             env={**env, "RAY_raylet_start_wait_time_s": f"{START_S:g}"},
             cwd=self.folder,
             stdout=(self.folder / f"{address}.log").open("wb"),

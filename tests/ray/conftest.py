@@ -43,6 +43,7 @@ def cluster(figures: dict[str, object]) -> Iterator[Cluster]:
         made.start()
         for address in NODES:
             made.add(address, DEVICES)
+        made.runs_jobs()
         figures["cluster_up_s"] = round(time.monotonic() - began, 1)
         yield made
     finally:

@@ -71,6 +71,10 @@ class Fleet:
                  WHERE m.name = %s AND i.desired_state = %s"""
         return dict(self.system.query(sql, self.model, desired))
 
+    def made(self) -> set[str]:
+        """Every instance that there was."""
+        return {id for desired in ("running", "draining", "stopped") for id in self.rows(desired)}
+
     def stopped(self) -> bool:
         """Whether all that shall not run have ended."""
         return set(self.rows("stopped").values()) <= {"stopped", "failed"}

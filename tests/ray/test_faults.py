@@ -68,6 +68,7 @@ def test_engines_of_a_killed_raylet_are_replaced_elsewhere(fleet, cluster, figur
     fleet.hold(BOTH + 1)
     victims = {id: fleet.column("url", id) for id, node in fleet.nodes().items() if node == NODES[0]}
     assert victims
+    before = fleet.made()
     with under_load(fleet, 4) as load:
         fleet.system.until(lambda: all(load.served(id) for id in victims), 30.0)
         fleet.system.until(lambda: all(load.streaming(id) for id in victims), 30.0)
@@ -83,6 +84,8 @@ def test_engines_of_a_killed_raylet_are_replaced_elsewhere(fleet, cluster, figur
     figures |= {"replaced_s": round(replaced_s, 1), "open_at_kill": len(open_then), "begun_at_kill": len(begun)}
     all_done(load)
     fleet.system.until(lambda: not victims.keys() & fleet.rows().keys(), 2 * REPLACED_S)
+    fleet.hold(BOTH + 1)
+    assert len(fleet.made() - before) == len(victims), "one for each, though scaler and reconciler both saw the loss"
     for url in victims.values():
         with pytest.raises(requests.ConnectionError):
             requests.get(f"{url}/health", timeout=5)
