@@ -42,6 +42,7 @@ PORTS = range(20000, 32000, 2)  # below those of outgoing connections, above Ray
 PORTS_TRIED = 16
 LOG_BYTES, LARGEST_SECRET, LINE_HIDDEN = 64 << 10, 16384, 8
 HEALTH_S, HEALTH_TIMEOUT_S, UNHEALTHY_S = 0.5, 2.0, 10.0
+CALLS, CALLS_OF_ADDRESS, CALL_S = 64, 16, 10.0  # to the control port at once; seconds of one, all in all
 TICK_S, GRACE_S, TOLD_S = 0.1, 15.0, 5.0  # TOLD_S: an end is reported this long before the launcher exits
 LEASE_OVER, NEVER_LEASED, REFUSED = 75, 76, 2  # exit codes
 GUARD = "import os,sys;sys.stdin.read()\ntry: os.killpg(int(sys.argv[1]), 9)\nexcept OSError: pass"
@@ -297,15 +298,55 @@ class Launcher:
 
 
 class ControlServer(http.server.ThreadingHTTPServer):
+    """Anybody on the engines' network may connect. A call beyond the bounds is closed unread, and strangers at one
+    address leave room for the workers at others."""
+
     daemon_threads = True
     allow_reuse_address = True  # of connections that are closed; two never listen at one
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.open: collections.Counter[str] = collections.Counter()  # calls by address
+        self.counting = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self.counting:
+            full = sum(self.open.values()) >= CALLS or self.open[client_address[0]] >= CALLS_OF_ADDRESS
+            if not full:
+                self.open[client_address[0]] += 1
+        if full:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(CALL_S, cut_off, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            with self.counting:
+                self.open[client_address[0]] -= 1
+                if not self.open[client_address[0]]:
+                    del self.open[client_address[0]]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that hangs up is nothing for the engine's log."""
+
+
+def cut_off(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def handler_of(launcher: Launcher) -> type[http.server.BaseHTTPRequestHandler]:
     """What answers the calls of a worker."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 10.0
+        timeout = CALL_S
 
         def log_message(self, *_: Any) -> None:
             pass

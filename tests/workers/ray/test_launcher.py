@@ -1,11 +1,19 @@
-"""Which program the launcher of a Ray job starts."""
+"""Which program the launcher of a Ray job starts, and what its control port bears."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.waiting import until
+from workers.ray import launcher
 from workers.ray.launcher import EngineRun, StartRefused
 
 ORDER: dict[str, Any] = {"command": ["engine"], "environment": {}, "secrets": {}, "health_path": "/health"}
@@ -37,3 +45,56 @@ def test_engine_path_is_searched_first(beside, monkeypatch):
     monkeypatch.setenv("ENGINE_PATH", str(beside))
     run = EngineRun(ORDER, "127.0.0.1", 1, "")
     assert run.process.wait(timeout=10) == 0
+
+
+@pytest.fixture
+def control(monkeypatch):
+    """A control server, and the port that it listens at."""
+    monkeypatch.setattr(launcher, "CALL_S", 0.5)
+    known = SimpleNamespace(order={"token_sha256": "ab"}, allows=lambda shown: False)
+    server = launcher.ControlServer(("127.0.0.1", 0), launcher.handler_of(known))
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    serving.start()
+    yield server, server.server_address[1]
+    server.shutdown()
+    server.server_close()
+    serving.join()
+
+
+def strangers(port, number, sends=b"GET /whose HTTP/1.1\r\n"):
+    opened = []
+    for _ in range(number):
+        opened.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+        with contextlib.suppress(OSError):
+            opened[-1].sendall(sends)
+    return opened
+
+
+def whose(port):
+    """As a worker asks, from another address than the strangers."""
+    caller = http.client.HTTPConnection("127.0.0.1", port, timeout=2, source_address=("127.0.0.2", 0))
+    caller.request("GET", "/whose")
+    return caller.getresponse().status
+
+
+def test_strangers_who_hold_connections_leave_room_for_workers(control):
+    server, port = control
+    opened = strangers(port, 200)
+    until(lambda: server.open["127.0.0.1"] == launcher.CALLS_OF_ADDRESS)
+    assert whose(port) == 200
+    assert sum(server.open.values()) <= launcher.CALLS_OF_ADDRESS + 1
+    for each in opened:
+        each.close()
+
+
+def test_a_call_that_drips_is_cut_off(control):
+    server, port = control
+    [dripping] = strangers(port, 1)
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - began < 5:
+            time.sleep(0.05)
+            dripping.sendall(b"x")
+    assert time.monotonic() - began < 3
+    until(lambda: not server.open)
+    assert whose(port) == 200
