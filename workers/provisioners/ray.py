@@ -326,10 +326,12 @@ def _reported(id: str, said: Mapping[str, Any], host: str, row: KnownJob) -> Obs
     """As a launcher reports its engine. One that waits has not got its first lease yet."""
     states = {"starting": "starting", "ready": "ready", "unhealthy": "unhealthy", "ended": "exited"}
     state = str(said.get("state"))
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{said.get('port')}"
+    shown, port = f"[{host}]" if ":" in host else host, said.get("port")
     if state == "waiting" or (state == "ending" and row.wanted and row.state == Observe.PENDING):
         return Observed(id, "pending", error="its launcher starts")
+    if type(port) is not int or not 0 < port < 1 << 16:  # text could name another host
+        return Observed(id, "unhealthy", row.url, error="its launcher told no port")
+    url = f"http://{shown}:{port}"
     if state == "ending":
         return Observed(id, "lost" if row.wanted else "stopping", url, error=str(said.get("error") or "it is ending"))
     code = said.get("exit_code")

@@ -15,7 +15,7 @@ from controller.core.errors import ConfigError
 from tests.waiting import until
 from tests.workers.ray.fake_cluster import FakeCluster
 from workers.http.fleet_proof import made_key
-from workers.provisioners.ray import LOST_S, ClusterMemory, KnownJob, RayProvisioner
+from workers.provisioners.ray import LOST_S, ClusterMemory, KnownJob, RayProvisioner, _reported
 from workers.ray import launches
 from workers.ray.clusters import RayCluster
 from workers.ray.jobs import Away
@@ -403,3 +403,10 @@ def test_a_hang_costs_the_limit_of_a_look(fake, fleet):
     with pytest.raises(Away, match=r"has not responded"):
         fleet.ray().observe()
     assert time.monotonic() - began < 4.0
+
+
+@pytest.mark.parametrize("port", ["1@other:80/", None, 0, 99999, True, 20000.0])
+def test_a_launcher_that_tells_no_port_names_no_other_host(port):
+    seen = _reported("i-1", {"state": "ready", "port": port}, "10.0.0.5", KnownJob())
+    assert (seen.state, seen.url, seen.error) == ("unhealthy", "", "its launcher told no port")
+    assert _reported("i-1", {"state": "ready", "port": 20000}, "10.0.0.5", KnownJob()).url == "http://10.0.0.5:20000"
