@@ -68,8 +68,9 @@ GRANTS: dict[str, dict[str, str]] = {
     "experiment": _WORK,
     "experiment_run": _WORK,
     "length_version": {GATEWAY: _READ, CONSOLE: _READ, WORKER: _ALL},
-    # The audit: added by all, deleted by the retention alone, and a trigger refuses the rest.
-    "decision": {GATEWAY: _ADD, CONSOLE: _ADD, WORKER: "SELECT, INSERT, DELETE"},
+    # The audit: added by all, deleted by the retention alone, and a trigger refuses the rest. It names people and the
+    # addresses of their sign-ins, which are nothing for a gateway; it gets the ids of what it adds.
+    "decision": {GATEWAY: "SELECT (id), INSERT", CONSOLE: _ADD, WORKER: "SELECT, INSERT, DELETE"},
     "request_record": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},
     "kv_transfer": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},
     "attainment_minute": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},

@@ -148,6 +148,12 @@ def test_a_gateway_changes_no_configuration(granted, statement):
     assert refused(GATEWAY, statement)
 
 
+def test_a_gateway_reads_nobody_s_name_in_the_audit(granted):
+    assert refused(GATEWAY, "SELECT actor FROM decision")
+    assert refused(GATEWAY, "SELECT inputs FROM decision")
+    assert not refused(WORKER, "SELECT actor FROM decision")
+
+
 def test_a_gateway_does_its_work(granted):
     made, instance = factories.api_key(), factories.instance()
     with being(GATEWAY):
