@@ -2,8 +2,8 @@
 
 `renew` resolves the requirements of this folder and writes lock.txt, and for environments of their own vllm-lock.txt
 and ray-lock.txt; `pick SETS` prints what `pip install --require-hashes` needs for some of lock.txt, `audit` asks a
-vulnerability database about lock.txt. torch is in none of the files: its CPU and CUDA builds are different files under
-one version, and an index decides between them.
+vulnerability database about all of them. torch is in none of the files: its CPU and CUDA builds are different files
+under one version, and an index decides between them.
 Standard library only, because it runs before anything is installed.
 """
 
@@ -106,23 +106,33 @@ def renew_ray(uv: str, upgrade: bool) -> None:
 
 
 def audit(pip_audit: str, must: bool) -> int:
-    """Print the known vulnerabilities of lock.txt. 1 if there are any, or with `must` if no database answered."""
-    with tempfile.TemporaryDirectory() as folder:
-        packages = Path(folder) / "packages.txt"
-        packages.write_text(pick(list(SETS), []))
-        command = [pip_audit, "--disable-pip", "--no-deps", "--progress-spinner", "off", "--format", "json"]
-        done = subprocess.run(
-            [*command, "--timeout", "15", "-r", str(packages)], text=True, capture_output=True, check=False, timeout=300
-        )
-    found, reason = answered(done.stdout, done.stderr)
-    if not found:
-        print(f"NOT AUDITED: no vulnerability database answered ({reason})")
-        return 1 if must else 0
-    bad = [(each["name"], each["version"], fault["id"]) for each in found for fault in each.get("vulns", [])]
+    """Print the known vulnerabilities of what the locks name. 1 if there are any, or with `must` if no database
+    answered."""
+    command = [pip_audit, "--disable-pip", "--no-deps", "--progress-spinner", "off", "--format", "json"]
+    audited: dict[tuple[str, str], dict[str, Any]] = {}
+    locks = {LOCK: pick(list(SETS), []), VLLM_LOCK: VLLM_LOCK.read_text(), RAY_LOCK: RAY_LOCK.read_text()}
+    for lock, text in locks.items():  # one after the other: they may have a package at different versions
+        with tempfile.TemporaryDirectory() as folder:
+            packages = Path(folder) / lock.name
+            packages.write_text(text)
+            done = subprocess.run(
+                [*command, "--timeout", "15", "-r", str(packages)],
+                text=True,
+                capture_output=True,
+                check=False,
+                timeout=300,
+            )
+        found, reason = answered(done.stdout, done.stderr)
+        if not found:
+            print(f"NOT AUDITED: {lock.name}: no vulnerability database answered ({reason})")
+            break
+        audited |= {(each["name"], each["version"]): each for each in found}
+    bad = [(*key, fault["id"]) for key, each in sorted(audited.items()) for fault in each.get("vulns", [])]
     for name, version, fault in bad:
         print(f"{name} {version}: {fault}")
-    print(json.dumps({"audited": len(found), "vulnerabilities": len(bad)}))
-    return 1 if bad else 0
+    if audited:
+        print(json.dumps({"audited": len(audited), "vulnerabilities": len(bad)}))
+    return 1 if bad or (must and not found) else 0
 
 
 def answered(output: str, log: str) -> tuple[list[dict[str, Any]], str]:

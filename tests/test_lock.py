@@ -133,7 +133,7 @@ def audited(tmp_path, script, *options):
 
 def test_an_audit_without_a_database_says_so_and_passes(tmp_path, capsys):
     assert audited(tmp_path, "echo 'no route to host' >&2; exit 1") == 0
-    assert capsys.readouterr().out == "NOT AUDITED: no vulnerability database answered (no route to host)\n"
+    assert capsys.readouterr().out == "NOT AUDITED: lock.txt: no vulnerability database answered (no route to host)\n"
     assert audited(tmp_path, "exit 1", "--must") == 1
 
 
@@ -141,6 +141,23 @@ def test_an_audit_whose_database_knows_no_package_says_so(tmp_path, capsys):
     skipped = json.dumps({"dependencies": [{"name": "a", "skip_reason": "not found"}]})
     assert audited(tmp_path, f"echo '{skipped}'") == 0
     assert "NOT AUDITED" in capsys.readouterr().out
+
+
+def test_an_audit_asks_about_every_lock_and_forgets_no_fault_of_an_earlier_one(tmp_path, capsys):
+    faulty = {"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1"}]}]}
+    script = f"""for last; do :; done
+echo "$last" >> {tmp_path}/asked
+case "$last" in */lock.txt) echo '{json.dumps(faulty)}'; exit 1;; esac
+echo 'no route to host' >&2; exit 1"""
+    assert audited(tmp_path, script) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("NOT AUDITED: vllm-lock.txt")
+    assert told[1] == "a 1: PYSEC-1"
+    good = json.dumps({"dependencies": [{"name": "b", "version": "2", "vulns": []}]})
+    (tmp_path / "asked").unlink()
+    assert audited(tmp_path, script.replace(json.dumps(faulty), good).replace("*/lock.txt", "*lock.txt")) == 0
+    asked = [line.rpartition("/")[2] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert asked == ["lock.txt", "vllm-lock.txt", "ray-lock.txt"]
 
 
 def test_an_audit_that_finds_something_fails(tmp_path, capsys):
