@@ -267,6 +267,11 @@ def attacks(port: int, keys: Keys, victim: str, database: str, consoles: on_cons
             lambda: on_console.guesses(consoles),
         ),
         Attack("a session opens sockets in a loop", "all of them stayed open", lambda: on_console.sockets(consoles)),
+        Attack(
+            "strangers ask for the OpenAPI document",
+            "it was made each time, and pages took 5 to 7.5 s",
+            lambda: on_console.documents(consoles),
+        ),
     ]
 
 

@@ -1,5 +1,5 @@
-"""What `make test-attacks` does to the console: passwords guessed at two processes at once, and a session that opens
-sockets in a loop."""
+"""What `make test-attacks` does to the console: passwords guessed at two processes at once, a session that opens
+sockets in a loop, and strangers who ask for the OpenAPI document in a loop."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ GUESSES = 40
 SOCKETS, MOST_SOCKETS = 60, 40
 SETTLED_S = 2.0  # in which the console closes what is too much
 PERSON = "olga"
+ASKING, ASKED_S, MOST_WAIT_S = 8, 3.0, 1.0  # clients in a loop, for so long; the longest that somebody else waits
 
 
 class Consoles(NamedTuple):
@@ -75,6 +76,31 @@ async def sockets(found: Consoles) -> tuple[bool, str]:
         await asyncio.gather(*reading)
     told = f"sign-in {status}; {len(still)} of {SOCKETS} sockets of a session stay open"
     return len(still) == MOST_SOCKETS, told
+
+
+async def documents(found: Consoles) -> tuple[bool, str]:
+    """Strangers ask for the OpenAPI document in a loop, while somebody looks at the sign-in page again and again."""
+    url, loop = found.urls[0], asyncio.get_running_loop()
+    end, got, waits = loop.time() + ASKED_S, 0, [0.0]
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        nonlocal got
+        while loop.time() < end:
+            async with session.get(f"{url}/api/schema") as answer:
+                await answer.read()
+                got += answer.status == 200
+
+    async def look(session: aiohttp.ClientSession) -> None:
+        while loop.time() < end:
+            began = loop.time()
+            async with session.get(f"{url}/login/") as page:
+                await page.read()
+            waits.append(loop.time() - began)
+            await asyncio.sleep(0.05)
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(look(session), *(ask(session) for _ in range(ASKING)))
+    return max(waits) < MOST_WAIT_S, f"{got} documents sent; a page took {max(waits):.2f} s at most meanwhile"
 
 
 async def _until_closed(socket: aiohttp.ClientWebSocketResponse) -> None:
