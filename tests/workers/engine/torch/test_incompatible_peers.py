@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,6 +18,7 @@ from tests.workers.engine.client import post_once
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory, met
+from workers.engine.kv.strangers import MOST_FROM_ADDRESS
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting, awaited, meet
 from workers.engine.torch.weights.pieces import patience
@@ -132,6 +134,23 @@ async def test_the_receivers_own_proof_is_not_the_sources():
         with pytest.raises(WeightsError, match="another program joined the transfer"):
             await asyncio.to_thread(receiver.receive, meeting, theirs)
         await work
+
+
+async def test_strangers_hold_a_bounded_number_of_connections_and_the_source_is_still_met():
+    async with awaited(HOST, TOKEN, 5.0) as waiting:
+        opened = [await asyncio.open_connection(HOST, waiting.port) for _ in range(MOST_FROM_ADDRESS + 20)]
+        closed = 0
+        for reader, _ in opened[:20]:  # the oldest; each has been sent a challenge
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.wait_for(reader.read(4096), 2.0):
+                    continue
+            closed += 1
+        source = await meet(HOST, waiting.port, waiting.nonce, TOKEN, HOST, 5.0)
+        await source.close()
+        await (await waiting.met(5.0)).close()
+        for _, writer in opened:
+            writer.close()
+    assert closed == 20
 
 
 async def test_who_does_not_know_the_token_is_sent_away_and_the_source_is_still_awaited():
