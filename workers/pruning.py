@@ -54,11 +54,12 @@ def read_reports() -> Dialogue[tuple[Sequence[QueueReport], float]]:
     cannot be read, is left out: that gateway's queue is then not pruned."""
     names = yield from gateways()
     values = (yield ("MGET", *(PRUNING_REPORT_KEY.format(gateway=name) for name in names))) if names else []
-    found = [report for value in values if value is not None and (report := _report(value)) is not None]
+    found = [report for value in values if value is not None and (report := report_of(value)) is not None]
     return found, (yield from server_time())
 
 
-def _report(value: bytes) -> QueueReport | None:
+def report_of(value: bytes) -> QueueReport | None:
+    """None for anything but a report."""
     try:
         return report_from_json(orjson.loads(value))
     except (orjson.JSONDecodeError, TypeError, ValueError):

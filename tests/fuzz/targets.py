@@ -23,11 +23,14 @@ from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import parse_request
 from api.openai.state.fleet import GatewayFleet
 from api.openai.state.telemetry import Monitor
+from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.events import Telemetry
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
 from controller.core.steps import FinishReason, Seq, SeqState
 from controller.core.types import InstanceSpec, Load, Role
+from controller.dispatch.orders import OrderBook
+from controller.flow.coordinator import Coordinator, CoordinatorConfig
 from controller.services.experiments.traces import checked
 from controller.simulator.workloads.sources import parse_row
 from workers.actions.sleep_client import parse_state
@@ -46,6 +49,8 @@ from workers.http import engine_keys
 from workers.http.fleet_proof import Challenges
 from workers.http.limits import HttpLimits
 from workers.http.protocol import bounded
+from workers.live import orders_of
+from workers.pruning import report_of
 from workers.shared_clock import SharedClock
 
 Target = Callable[[bytes], None]
@@ -522,6 +527,23 @@ def _is_load(load: Load) -> None:
 
 
 CHALLENGES = Challenges()
+
+
+@target(
+    "pruning in Redis",
+    b'["gw",1.0,[["demo",[["r",9.0,0.8,800,10.0,false,1.0]],[["e1",1.0,0.0,0.0,0]]]]]',
+    b'["gw",1.0,[["demo",[["r",1e308,1e308,1,1e308,false,1e-308],["q",-1e308,0,0,0,true,1]],[["e1",1e-308,1e308,1e308,1]]]]]',
+    b'{"sequence":9,"made_at":1.0,"expires_at":9.0,"scavengers":{"r":["e1",2.0,1.0]},"waiting":1,"batches":1,"gateways":["gw"]}',
+)
+def pruning(data: bytes) -> None:
+    """The coordinator reads reports, and gateways read its orders."""
+    report = report_of(data)
+    if report is not None:
+        Coordinator(CoordinatorConfig(drop_budget=0.5)).decide([report, report._replace(gateway="gw-b")], 0.5)
+    orders = orders_of(data)
+    if orders is not None:
+        found = {name: (reason.instance, reason.behind_s) for name, reason in orders.scavengers.items()}
+        OrderBook().take(ev.Orders(orders.sequence, orders.expires_at, found), [], 0.0)
 
 
 @target("a challenge", CHALLENGES.issue().encode(), b"1.0-aa-" + b"0" * 64, b"nan-a-b", b"-")
