@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.db.models.functions import Now
 from django.http import parse_cookie
-from django.utils import timezone
 
 from console.session_keys import digest_of
 from controller.models import PersonSession
@@ -25,5 +25,5 @@ async def is_known(scope: Scope) -> bool:
     key = parse_cookie(headers.get(b"cookie", b"").decode("latin-1")).get(settings.SESSION_COOKIE_NAME)
     if not key:
         return False
-    rows = PersonSession.objects.filter(digest=digest_of(key), expire_date__gt=timezone.now())
+    rows = PersonSession.objects.filter(digest=digest_of(key), expire_date__gt=Now())
     return await rows.filter(person__is_active=True).aexists()

@@ -16,9 +16,9 @@ from django.contrib.auth import SESSION_KEY as PERSON_KEY
 from django.contrib.auth import user_logged_in
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
 from django.db import InterfaceError, OperationalError
+from django.db.models.functions import Now
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from psycopg_pool import PoolTimeout
 
 from console.middleware import Hooks
@@ -34,20 +34,21 @@ BY_ITSELF = frozenset(
 
 
 class SessionStore(DatabaseStore):
-    """Django's store over our table. `exists` and the like take the key of the cookie, the table has its digest."""
+    """Django's store over our table. `exists` and the like take the key of the cookie, the table has its digest. By the
+    database's clock: one that steps on a console's host revives no session."""
 
     @classmethod
     def get_model_class(cls) -> Any:
         return PersonSession
 
     def load(self) -> dict[str, Any]:
-        row = PersonSession.objects.filter(digest=self._digest(), expire_date__gt=timezone.now()).first()
+        row = PersonSession.objects.filter(digest=self._digest(), expire_date__gt=Now()).first()
         if row is None:
             self._session_key = None
         return self.decode(row.session_data) if row is not None else {}
 
     async def aload(self) -> dict[str, Any]:
-        row = await PersonSession.objects.filter(digest=self._digest(), expire_date__gt=timezone.now()).afirst()
+        row = await PersonSession.objects.filter(digest=self._digest(), expire_date__gt=Now()).afirst()
         if row is None:
             self._session_key = None
         return self.decode(row.session_data) if row is not None else {}

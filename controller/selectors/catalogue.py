@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.db.models import (
     Count,
@@ -55,14 +55,14 @@ def api_keys(*, of: int | None = None, usable: bool | None = None) -> QuerySet[A
     """`usable`: only keys that are neither revoked nor expired (True), or only the others (False)."""
     rows = ApiKey.objects.select_related("tenant")
     if usable is not None:
-        good = ApiKey.objects.usable(timezone.now()).values("pk")
+        good = ApiKey.objects.usable().values("pk")
         rows = rows.filter(pk__in=good) if usable else rows.exclude(pk__in=good)
     return rows if of is None else rows.filter(tenant=of)
 
 
-def key_of_secret(*, secret: str, now: datetime) -> ApiKey | None:
+def key_of_secret(secret: str) -> ApiKey | None:
     """The key with this secret, unless it is revoked or expired, or its tenant is suspended."""
-    rows = ApiKey.objects.usable(now).select_related("tenant")
+    rows = ApiKey.objects.usable().select_related("tenant")
     return rows.filter(sha256=secret_digest(secret), tenant__state=Tenant.State.ACTIVE).first()
 
 

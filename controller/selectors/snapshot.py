@@ -6,7 +6,6 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
-from django.utils import timezone
 
 from controller.core.snapshot import (
     ClassConfig,
@@ -90,7 +89,7 @@ def _coming(row: Instance) -> ComingConfig:
 
 
 def _usable_keys() -> list[ApiKey]:
-    keys = ApiKey.objects.usable(timezone.now()).filter(tenant__state=Tenant.State.ACTIVE)
+    keys = ApiKey.objects.usable().filter(tenant__state=Tenant.State.ACTIVE)
     return list(keys.select_related("tenant"))
 
 

@@ -76,12 +76,12 @@ class BearerKeyAuthentication(BaseAuthentication):
         return _service(secret.strip()) if secret.strip().startswith(MARK) else self._tenant(secret)
 
     def _tenant(self, secret: str) -> tuple[TenantPrincipal, ApiKey]:
-        now = timezone.now()
-        key = key_of_secret(secret=secret.strip(), now=now)
+        key = key_of_secret(secret.strip())
         if key is None:
             raise AuthenticationFailed("This API key is unknown, expired or revoked.")
         if ApiKey.Scope.READ not in key.scopes:
             raise ScopeMissing(f"This API key lacks the scope {ApiKey.Scope.READ.value!r}.")
+        now = timezone.now()
         if key.last_used_at is None or now - key.last_used_at > USE_NOTED_EVERY:
             api_keys_used(key_ids=[key.pk], at=now)
         return TenantPrincipal(key.pk, key.tenant_id, key.tenant.name), key

@@ -209,6 +209,13 @@ def test_an_expired_key_is_refused():
     assert bearer(made.secret).status_code == 401
 
 
+def test_a_console_whose_clock_is_set_back_revives_no_key(monkeypatch):
+    made, now = factories.api_key(), timezone.now()
+    ApiKey.objects.filter(pk=made.key.pk).update(expires_at=now - dt.timedelta(hours=1))
+    monkeypatch.setattr(timezone, "now", lambda: now - dt.timedelta(days=1))
+    assert bearer(made.secret).status_code == 401
+
+
 def test_a_suspended_tenants_key_is_refused():
     made = factories.api_key()
     Tenant.objects.update(state=Tenant.State.SUSPENDED)

@@ -180,6 +180,13 @@ def test_a_clock_that_steps_back_makes_no_session_longer(monkeypatch):
     assert row_of(client).expire_date.timestamp() < now + settings.SESSION_IDLE_HOURS * HOUR
 
 
+def test_a_clock_that_steps_back_revives_no_session(monkeypatch):
+    client, now = browser(factories.user("viewer")), timezone.now()
+    type(row_of(client)).objects.update(expire_date=now - timedelta(hours=1))
+    monkeypatch.setattr(timezone, "now", lambda: now - timedelta(days=1))
+    assert not signed_in(client)
+
+
 def test_the_job_clears_what_has_ended(clock):
     old, new = browser(factories.user("viewer")), browser(factories.user("viewer"))
     clock(old, 13 * HOUR)
