@@ -21,7 +21,7 @@ Joined = JoinedWorkflow | TooManyWorkflows | None
 Ask = tuple[StepOfWorkflow, asyncio.Future[Joined]]
 
 ASK_S = 0.25  # longest that Redis may take to answer
-AWAY_S = 1.0  # after it did not, nobody waits for it so long
+AWAY_S = 1.0  # after it did not answer in time, requests do not ask for so long
 
 
 class Workflows:
@@ -33,7 +33,7 @@ class Workflows:
 
     def __init__(self, board: Talks | None = None) -> None:
         self.board = board
-        self.alone = 0  # requests with a deadline for their workflow whose workflow could not be read
+        self.alone = 0  # requests whose workflow could not be read
         self._waiting: dict[str, deque[Ask]] = {}  # by tenant, whose turn is next first
         self._asking: asyncio.Task[None] | None = None
         self._away_until = -math.inf  # loop time

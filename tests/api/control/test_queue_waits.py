@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from django.db import connection
 
+from console.live.queue_commands import Order, matching
 from workers import live
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("transactional_db", "redis_server")]
@@ -28,4 +31,19 @@ def test_a_wait_for_gateways_holds_no_connection(operator, monkeypatch, call, wa
     monkeypatch.setattr(live, "ask_queue", lambda: 1)
     monkeypatch.setattr("api.control.queue.fresh_fleets", lambda: [])
     assert call(operator).status_code == 503
+    assert held == [False]
+
+
+def test_nor_does_a_command_to_all_that_match(monkeypatch):
+    held = []
+
+    def waits():
+        held.append(connection.connection is not None)
+        raise live.LiveUnavailable("away")
+
+    monkeypatch.setattr(live, "ask_queue", waits)
+    monkeypatch.setattr("console.live.queue_commands.fleet_now", lambda: SimpleNamespace(fleets=[]))
+    connection.ensure_connection()
+    with pytest.raises(live.LiveUnavailable):
+        matching(Order("cancel", "", "", 0.0))
     assert held == [False]

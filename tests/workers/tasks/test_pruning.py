@@ -171,13 +171,13 @@ UNIT = ["e1", 1.0, 0.0, 0.0, 0]
 WAITS = ["req-1", 9e9, 0.8, 800, 10.0, False, 1.0]
 BAD_REPORTS = [
     ["gw", "late", []],
-    [7, 1.0, []],
-    ["gw", 1.0, [[7, [], []]]],
-    ["gw", 1.0, [["demo", [WAITS], [["e1", 0.0, 0.0, 0.0, 0]]]]],
-    ["gw", 1.0, [["demo", [WAITS], [["e1", "fast", 0.0, 0.0, 0]]]]],
-    ["gw", 1.0, [["demo", [[*WAITS[:2], -1.0, *WAITS[3:]]], [UNIT]]]],
-    ["gw", 1.0, [["demo", [["req-1", None, *WAITS[2:]]], [UNIT]]]],
-    ["gw", 1.0, [["demo", [[*WAITS[:6], 0]], [UNIT]]]],
+    [7, 9e9, []],
+    ["gw", 9e9, [[7, [], []]]],
+    ["gw", 9e9, [["demo", [WAITS], [["e1", 0.0, 0.0, 0.0, 0]]]]],
+    ["gw", 9e9, [["demo", [WAITS], [["e1", "fast", 0.0, 0.0, 0]]]]],
+    ["gw", 9e9, [["demo", [[*WAITS[:2], -1.0, *WAITS[3:]]], [UNIT]]]],
+    ["gw", 9e9, [["demo", [["req-1", None, *WAITS[2:]]], [UNIT]]]],
+    ["gw", 9e9, [["demo", [[*WAITS[:6], 0]], [UNIT]]]],
 ]
 GOOD_ORDERS = {
     "sequence": 9, "made_at": 1.0, "expires_at": 9e9, "scavengers": {}, "waiting": 0, "batches": 0, "gateways": [],
