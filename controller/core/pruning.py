@@ -84,45 +84,26 @@ class PruningOrders(NamedTuple):
 
 Row = TypeVar("Row", bound="WaitingPrefill | PrefillUnit | PruneReason")
 
-_NUMBER = (float, int)
-_WAITING = ((str,), _NUMBER, _NUMBER, (int,), _NUMBER, (bool,), _NUMBER)
-_UNIT = ((str,), _NUMBER, _NUMBER, _NUMBER, (int,))
-_REASON = ((str,), _NUMBER, _NUMBER)
+# What a value may be, and the least it may be. Whoever has taken a gateway writes to Redis what it likes.
+_TEXT = ((str,), None)
+_FLAG = ((bool,), None)
+_NUMBER = ((float, int), None)
+_SIZE = ((float, int), 0)
+_COUNT = ((int,), 0)
+_WAITING = (_TEXT, _NUMBER, _SIZE, _COUNT, _SIZE, _FLAG, _SIZE)
+_UNIT = (_TEXT, _SIZE, _SIZE, _SIZE, _COUNT)
+_REASON = (_TEXT, _NUMBER, _NUMBER)
 
 
-def _row(kind: type[Row], types: Sequence[tuple[type, ...]], values: Any) -> Row:
-    """Whoever has taken a gateway writes to Redis what it likes. Raises TypeError or ValueError for another type, or a
-    negative number where there can be none."""
-    row = kind(*values)
-    if not all(type(value) in allowed for value, allowed in zip(row, types, strict=True)):
-        raise TypeError(f"not a {kind.__name__}")
-    if isinstance(row, WaitingPrefill):
-        right = min(row.prefill_s, row.prompt_tokens, row.slot_tokens) >= 0 and row.value > 0
-    elif isinstance(row, PrefillUnit):
-        right = row.prefill_rate > 0 and min(row.backlog_s, row.token_rate, row.free_slots) >= 0
-    else:
-        right = True
-    if not right:
-        raise ValueError(f"a {kind.__name__} has figures that cannot be")
-    return row
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
+def _checked(value: Any, allowed: tuple[tuple[type, ...], int | None]) -> Any:
+    types, least = allowed
+    if type(value) not in types or (least is not None and value < least):
+        raise ValueError(f"{value!r} cannot be")
     return value
 
 
-def _seconds(value: Any) -> float:
-    if type(value) not in _NUMBER:
-        raise TypeError("not a number of seconds")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("not a count")
-    return value
+def _row(kind: type[Row], allowed: Sequence[tuple[tuple[type, ...], int | None]], values: Any) -> Row:
+    return kind(*(_checked(value, each) for value, each in zip(values, allowed, strict=True)))
 
 
 def report_to_json(report: QueueReport) -> list[Any]:
@@ -136,13 +117,13 @@ def report_from_json(raw: Sequence[Any]) -> QueueReport:
     gateway, at, queues = raw
     found = [
         ModelQueue(
-            _text(model),
+            _checked(model, _TEXT),
             [_row(WaitingPrefill, _WAITING, row) for row in rows],
             [_row(PrefillUnit, _UNIT, unit) for unit in units],
         )
         for model, rows, units in queues
     ]
-    return QueueReport(_text(gateway), _seconds(at), found)
+    return QueueReport(_checked(gateway, _TEXT), _checked(at, _NUMBER), found)
 
 
 def orders_to_json(orders: PruningOrders) -> dict[str, Any]:
@@ -153,11 +134,11 @@ def orders_to_json(orders: PruningOrders) -> dict[str, Any]:
 def orders_from_json(raw: Mapping[str, Any]) -> PruningOrders:
     """Raises AttributeError, KeyError, TypeError or ValueError for anything but orders."""
     return PruningOrders(
-        _count(raw["sequence"]),
-        _seconds(raw["made_at"]),
-        _seconds(raw["expires_at"]),
-        {_text(name): _row(PruneReason, _REASON, reason) for name, reason in raw["scavengers"].items()},
-        _count(raw["waiting"]),
-        _count(raw["batches"]),
-        [_text(name) for name in raw["gateways"]],
+        _checked(raw["sequence"], _COUNT),
+        _checked(raw["made_at"], _NUMBER),
+        _checked(raw["expires_at"], _NUMBER),
+        {name: _row(PruneReason, _REASON, reason) for name, reason in raw["scavengers"].items()},
+        _checked(raw["waiting"], _COUNT),
+        _checked(raw["batches"], _COUNT),
+        [_checked(name, _TEXT) for name in raw["gateways"]],
     )

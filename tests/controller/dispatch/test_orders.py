@@ -1,10 +1,14 @@
 """Orders of the coordinator: what is pruned is served last, comes back, and never stays so by mistake."""
 
 import math
+from dataclasses import replace
 
+import orjson
 import pytest
 
 from controller.core import events as ev
+from controller.core.pruning import report_from_json, report_to_json
+from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.dispatch.event_log import EventRecorder, Log
 from controller.dispatch.queue_report import queue_report
@@ -137,6 +141,22 @@ def test_the_report_names_what_waits(dispatcher):
     assert queue.waiting[0].due == pytest.approx(1004.95)
     assert [unit.id for unit in queue.units] == ["w"]
     assert queue.units[0].backlog_s > 0
+
+
+@pytest.mark.parametrize(
+    ("latency", "busy"),
+    [(None, False), (LatencyCoefficients(0.05, 1e-4, 0.0, 0.3, 0.003, 0.0), True)],  # steps longer than the TPOT
+)
+@pytest.mark.parametrize("slots", [1, 8, 256])
+def test_a_report_of_any_fleet_can_be_read_again(latency, busy, slots):
+    """Nothing profiled, or decodes that leave no time to prefills: such an instance has a rate of zero."""
+    made = build_dispatcher("slackline", {"pacing": {"name": "fixed_window", "window": 1}})
+    spec = replace(up(slots=slots).spec, latency=latency)
+    made.handle([ev.InstanceUp(spec), ev.Arrived(request("first"))], 0.0)
+    made.handle([ev.FirstToken("first"), *(ev.Arrived(request(name)) for name in "abc")], 0.1)
+    report = queue_report(made, "gw", 0.2)
+    assert report_from_json(orjson.loads(orjson.dumps(report_to_json(report)))) == report
+    assert (report.queues[0].units[0].prefill_rate == 0.0) is busy
 
 
 def test_paused_requests_are_not_reported(dispatcher):

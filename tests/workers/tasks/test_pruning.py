@@ -173,11 +173,11 @@ BAD_REPORTS = [
     ["gw", "late", []],
     [7, 9e9, []],
     ["gw", 9e9, [[7, [], []]]],
-    ["gw", 9e9, [["demo", [WAITS], [["e1", 0.0, 0.0, 0.0, 0]]]]],
+    ["gw", 9e9, [["demo", [WAITS], [["e1", -1.0, 0.0, 0.0, 0]]]]],
     ["gw", 9e9, [["demo", [WAITS], [["e1", "fast", 0.0, 0.0, 0]]]]],
     ["gw", 9e9, [["demo", [[*WAITS[:2], -1.0, *WAITS[3:]]], [UNIT]]]],
     ["gw", 9e9, [["demo", [["req-1", None, *WAITS[2:]]], [UNIT]]]],
-    ["gw", 9e9, [["demo", [[*WAITS[:6], 0]], [UNIT]]]],
+    ["gw", 9e9, [["demo", [[*WAITS[:6], -1.0]], [UNIT]]]],
 ]
 GOOD_ORDERS = {
     "sequence": 9, "made_at": 1.0, "expires_at": 9e9, "scavengers": {}, "waiting": 0, "batches": 0, "gateways": [],
