@@ -3,7 +3,7 @@
     python -m benchmarks.scheduler_logs tests/controller/simulator/logs
 
 `collocated`: two instances, and more requests than they can take at once. `disaggregated`: two prefill and two decode
-instances; some answers are streamed. `failures`: the same fleet and a collocated instance; clients hang up in every
+instances; some answers are streamed, some end with their first token. `failures`: the same fleet and a collocated instance; clients hang up in every
 state, some requests may hardly wait, one instance of each kind is killed while it works, and their requests are retried
 elsewhere or fail. `operated`: requests that wait are paused, resumed, given another priority and cancelled by commands
 from Redis, an instance is drained and comes back, and a model has no instance until one is announced. `stranded`: a
@@ -35,6 +35,7 @@ import aiohttp
 from benchmarks.engines import RunningEngine, running, spawn
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from workers.engine.text.pseudo_text import VOCABULARY
 from workers.supervisor.embedded import EmbeddedRedis
 from workers.supervisor.ports import free_port
 
@@ -70,6 +71,7 @@ RUNS: Mapping[str, Fleet] = {
 REQUESTS = 60
 RATES = {"collocated": 80.0, "disaggregated": 25.0, "failures": 25.0, "operated": 15.0, "stranded": 12.0}  # requests/s
 SETTLE_S = {"stranded": 12.0}  # the releases of KV that nobody confirms are repeated and then given up
+ENDS_AT_ONCE = {"disaggregated": 0.15}  # requests whose first token ends the answer: no decode stage follows
 SEED = 1
 
 
@@ -109,6 +111,7 @@ async def ask(
     hangs_up: bool,
     classes: Sequence[str],
     longest: int,
+    ends_at_once: float = 0.0,
     model: str = MODEL,
 ) -> None:
     """Send one request, whatever its answer."""
@@ -120,6 +123,8 @@ async def ask(
         "stream": rng.random() < 0.7,
         "slo_class": rng.choice(classes),
     }
+    if ends_at_once and rng.random() < ends_at_once:
+        body["stop_token_ids"] = sorted(set(VOCABULARY))
     patience_s = rng.uniform(0.0, 0.4) if hangs_up else 60.0
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(patience_s), session.post("/v1/completions", json=body) as answer:
@@ -201,7 +206,7 @@ async def load(name: str, url: str, disturbance: Disturbance) -> None:
         for index in range(REQUESTS):
             hangs_up = failing and rng.random() < 0.3
             model = ABSENT if name == "operated" and index % 6 == 5 else MODEL
-            one = ask(session, random.Random(rng.random()), hangs_up, classes, longest, model)
+            one = ask(session, random.Random(rng.random()), hangs_up, classes, longest, ENDS_AT_ONCE.get(name, 0.0), model)
             asked.append(asyncio.create_task(one))
             await disturbance.before(index)
             await asyncio.sleep(rng.expovariate(RATES[name]))

@@ -19,7 +19,7 @@ from controller.simulator.replay import Replay
 LOGS = Path(__file__).parent / "logs"
 RUNS = {
     "collocated": {"Send"},
-    "disaggregated": {"Send", "Place"},
+    "disaggregated": {"Send", "Place", "AnswerThere"},
     "failures": {"Send", "Place", "Abort", "FreeKv", "Retry", "Drop", "Fail"},
     "operated": {"Send", "Refuse", "Drop"},
     "stranded": {"Send", "Place", "PrefillAgain", "FreeKv", "GiveUp", "LeftToLease"},
