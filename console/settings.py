@@ -15,6 +15,7 @@ from console.proxies import networks
 from controller.core.addresses import OWN_URLS, USUAL_NETWORKS, address_rules, own_services
 from controller.core.errors import ConfigError
 from controller.core.types import LONGEST_ANSWER_S
+from controller.engine.placement import dashboards
 from controller.postgres.bounded import BoundedConnection
 from workers.http.details import SHORTEST_TOKEN
 from workers.ray.clusters import clusters as ray_clusters
@@ -37,8 +38,8 @@ if 0 < len(METRICS_TOKEN) < SHORTEST_TOKEN:
 ENGINE_KEYS_DIR = Path(_env.text("ENGINE_KEYS_DIR", str(DATA_DIR / "engine-keys")))
 # Where engines may be. Jobs and gateways read it by themselves too, where they connect (workers/http/outbound.py).
 try:
-    _own = own_services(_env.text(name, "") for name in OWN_URLS)
-    ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS), _own)
+    _own = [*(_env.text(name, "") for name in OWN_URLS), *(url for _, url in dashboards(_env.text("RAY_ADDRESS", "")))]
+    ENGINE_NETWORKS = address_rules(_env.names("ENGINE_NETWORKS", USUAL_NETWORKS), own_services(_own))
 except ConfigError as _error:
     raise ImproperlyConfigured(f"ENGINE_NETWORKS: {_error}") from None
 RAY_ADDRESS = _env.text("RAY_ADDRESS", "")  # of clusters that may start engines; their tokens are in files

@@ -15,6 +15,16 @@ FIELDS = ("cluster", "resources", "labels")
 CPUS, GPUS, MEMORY = "CPU", "GPU", "memory"  # names of resources that Ray knows itself; memory is in bytes
 
 
+def dashboards(addresses: str) -> list[tuple[str, str]]:
+    """Name and URL of each cluster in RAY_ADDRESS, which is one URL, of the cluster `default`, or `name=URL` for each,
+    separated by commas. The URLs are not checked."""
+    found = []
+    for entry in filter(None, map(str.strip, addresses.split(","))):
+        name, url = entry.split("=", 1) if CLUSTER.fullmatch(entry.partition("=")[0]) else (DEFAULT_CLUSTER, entry)
+        found.append((name, url.strip()))
+    return found
+
+
 def problems(spec: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with the placement in a spec, by field. Empty if nothing is."""
     found = {}

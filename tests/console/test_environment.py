@@ -147,6 +147,14 @@ def test_a_command_finds_the_embedded_servers(tmp_path, role, ports):
     assert said.stdout.split() == [str(ports[0]), f"{ports[1]}/0"]
 
 
+def test_dashboards_of_ray_clusters_are_no_engines(tmp_path):
+    read = "from console.settings import ENGINE_NETWORKS as rules; print(*sorted(rules.own))"
+    told = {"PATH": os.environ["PATH"], "DATA_DIR": str(tmp_path)}
+    told |= {"RAY_ADDRESS": "east=http://10.0.0.1:8265, west=https://ray.example"}
+    said = subprocess.run([sys.executable, "-c", read], env=told, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout.strip() == "('10.0.0.1', 8265) ('ray.example', 443)"
+
+
 PRODUCTION = {"CONSOLE_URL": "https://slackline.example", "ALLOWED_HOSTS": "slackline.example,127.0.0.1"}
 
 

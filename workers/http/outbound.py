@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
 from controller.core.addresses import OWN_URLS, USUAL_NETWORKS, AddressRules, address_rules, own_services
+from controller.engine.placement import dashboards
 from workers.environment import read_variable
 
 NETWORKS = "ENGINE_NETWORKS"
@@ -33,15 +35,22 @@ PIECE = 64 << 10
 REFUSED = "its address is in no network of ENGINE_NETWORKS"
 
 
-def rules(environ: Mapping[str, str] | None = None) -> AddressRules:
-    """The rules of ENGINE_NETWORKS. Raises ConfigError."""
+def rules(environ: Mapping[str, str] | None = None, to_dashboard: bool = False) -> AddressRules:
+    """The rules of ENGINE_NETWORKS. `to_dashboard`: for a call to a dashboard of RAY_ADDRESS, which is no engine and
+    has to be in these networks too. Raises ConfigError."""
     values = os.environ if environ is None else environ
-    return _rules(read_variable(values, NETWORKS) or USUAL_NETWORKS, _own(values))
+    networks = read_variable(values, NETWORKS) or USUAL_NETWORKS
+    clusters = () if to_dashboard else tuple(url for _, url in dashboards(_of(values, "RAY_ADDRESS")))
+    return _rules(networks, _own(values), clusters)
 
 
 def _own(values: Mapping[str, str]) -> tuple[str, ...]:
     """The URLs of our own services, those in files too."""
-    return tuple(_own_url(name, values.get(name, ""), values.get(f"{name}_FILE", "")) for name in OWN_URLS)
+    return tuple(_of(values, name) for name in OWN_URLS)
+
+
+def _of(values: Mapping[str, str], name: str) -> str:
+    return _own_url(name, values.get(name, ""), values.get(f"{name}_FILE", ""))
 
 
 @lru_cache(maxsize=64)
@@ -50,8 +59,8 @@ def _own_url(name: str, value: str, path: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _rules(text: str, own: tuple[str, ...]) -> AddressRules:
-    return address_rules([entry.strip() for entry in text.split(",") if entry.strip()], own_services(own))
+def _rules(text: str, own: tuple[str, ...], clusters: tuple[str, ...]) -> AddressRules:
+    return address_rules([entry.strip() for entry in text.split(",") if entry.strip()], own_services(own + clusters))
 
 
 class AddressRefused(ConnectionRefusedError):
@@ -61,9 +70,9 @@ class AddressRefused(ConnectionRefusedError):
         super().__init__(REFUSED)
 
 
-def check_address(host: str, address: str, port: int) -> None:
+def check_address(host: str, address: str, port: int, to_dashboard: bool = False) -> None:
     """Raises AddressRefused."""
-    if not rules().allows(host, address, port):
+    if not rules(to_dashboard=to_dashboard).allows(host, address, port):
         raise AddressRefused
 
 
@@ -143,15 +152,15 @@ class UnboundedAnswer(requests.RequestException):
     """The answer was larger, or took longer, than any answer of an engine, or it was a redirect."""
 
 
-def _checked(connection: HTTPConnection, connect: Any) -> socket.socket:
+def _checked(connection: HTTPConnection, connect: Any, to_dashboard: bool = False) -> socket.socket:
     """Resolve and check, connect, and check whom it reached: the name may have changed in between."""
     host = connection._dns_host
     try:
         for _, _, _, _, address in socket.getaddrinfo(host, connection.port, type=socket.SOCK_STREAM):
-            check_address(host, str(address[0]), connection.port)
+            check_address(host, str(address[0]), connection.port, to_dashboard)
         reached: socket.socket = connect()
         try:
-            check_address(host, str(reached.getpeername()[0]), connection.port)
+            check_address(host, str(reached.getpeername()[0]), connection.port, to_dashboard)
         except BaseException:
             reached.close()
             raise
@@ -180,10 +189,34 @@ class _HttpsPool(HTTPSConnectionPool):
     ConnectionCls = _Https
 
 
+class _DashboardHttp(HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        return _checked(self, super()._new_conn, to_dashboard=True)
+
+
+class _DashboardHttps(HTTPSConnection):
+    def _new_conn(self) -> socket.socket:
+        return _checked(self, super()._new_conn, to_dashboard=True)
+
+
+class _DashboardHttpPool(HTTPConnectionPool):
+    ConnectionCls = _DashboardHttp
+
+
+class _DashboardHttpsPool(HTTPSConnectionPool):
+    ConnectionCls = _DashboardHttps
+
+
 class _Adapter(HTTPAdapter):
+    pools = MappingProxyType({"http": _HttpPool, "https": _HttpsPool})
+
     def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
         super().init_poolmanager(*arguments, **named)
-        self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        self.poolmanager.pool_classes_by_scheme = dict(self.pools)
+
+
+class _DashboardAdapter(_Adapter):
+    pools = MappingProxyType({"http": _DashboardHttpPool, "https": _DashboardHttpsPool})
 
 
 def request(
@@ -195,14 +228,16 @@ def request(
     json: Any = None,
     data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    to_dashboard: bool = False,
 ) -> requests.Response:
-    """As `requests.request`, with the bounds of this module. Raises requests.RequestException."""
+    """As `requests.request`, with the bounds of this module. `to_dashboard`: to a Ray dashboard of RAY_ADDRESS, and to
+    no engine. Raises requests.RequestException."""
     read_s = timeout if isinstance(timeout, int | float) else timeout[1]
     due = time.monotonic() + read_s + MOST_S
     with requests.Session() as session:
         session.trust_env = False
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _Adapter())
+            session.mount(scheme, _DashboardAdapter() if to_dashboard else _Adapter())
         told = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
             method,

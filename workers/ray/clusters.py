@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from controller.core.errors import ConfigError
-from controller.engine.placement import CLUSTER, DEFAULT_CLUSTER
+from controller.engine.placement import dashboards
 
 ADDRESS, TOKENS = "RAY_ADDRESS", "RAY_TOKENS_DIR"
 LARGEST = 4096  # bytes of a token's file
@@ -34,11 +34,10 @@ def clusters(addresses: str, folder: Path) -> dict[str, RayCluster]:
     Raises ConfigError for an address that is none and a token that cannot be read.
     """
     found: dict[str, RayCluster] = {}
-    for entry in filter(None, map(str.strip, addresses.split(","))):
-        name, url = entry.split("=", 1) if CLUSTER.fullmatch(entry.partition("=")[0]) else (DEFAULT_CLUSTER, entry)
+    for name, url in dashboards(addresses):
         if name in found:
             raise ConfigError(f"{ADDRESS} names the cluster {name} twice", ADDRESS)
-        found[name] = RayCluster(name, _checked(url.strip()), _token(folder / name, name))
+        found[name] = RayCluster(name, _checked(url), _token(folder / name, name))
     return found
 
 

@@ -147,7 +147,7 @@ class Jobs:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> requests.Response:
         url, headers = f"{self.cluster.url}{path}", self.cluster.headers()
         try:
-            return outbound.request(method, url, json=body, headers=headers, timeout=TIMEOUT_S)
+            return outbound.request(method, url, json=body, headers=headers, timeout=TIMEOUT_S, to_dashboard=True)
         except outbound.UnboundedAnswer as error:
             raise Away(f"{self.cluster.url} answered with {error}") from error
         except requests.Timeout as error:

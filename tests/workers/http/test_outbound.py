@@ -25,6 +25,8 @@ from workers.backends.vllm import VllmBackend
 from workers.backends.wire import Patience, Wire
 from workers.http import outbound
 from workers.provisioners.static import StaticProvisioner
+from workers.ray.clusters import RayCluster
+from workers.ray.jobs import Away, Jobs
 
 PATIENCE = Patience(2.0, 2.0, 2.0, 5.0)
 
@@ -108,6 +110,20 @@ async def _backend(url: str) -> list[object]:
         with pytest.raises(EngineError) as control:
             await backend._control("/x", {})
         return [telemetry.value, control.value]
+
+
+@pytest.mark.parametrize("named", ["{}", "east=http://10.0.0.1:8265, west={}/"])
+def test_a_ray_dashboard_is_called_as_a_cluster_and_never_as_an_engine(server, monkeypatch, named):
+    """Whoever reaches its API runs programs on all nodes."""
+    monkeypatch.setenv("RAY_ADDRESS", named.format(server.url))
+    calls(server.url)
+    assert (server.paths, server.connections) == ([], 0)
+    server.headers, server.body = {"Content-Type": "application/json", "Content-Length": "2"}, b"[]"
+    assert Jobs(RayCluster("west", server.url)).all() == []
+    assert server.paths == ["/api/jobs/"]
+    monkeypatch.setenv("ENGINE_NETWORKS", "10.0.0.0/8")
+    with pytest.raises(Away, match="in no network"):
+        Jobs(RayCluster("west", server.url)).all()
 
 
 @pytest.mark.usefixtures("only_ten")
