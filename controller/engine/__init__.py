@@ -5,8 +5,8 @@ from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
 from controller.engine.preemptive import PreemptivePrefill
 from controller.engine.scheduler import EngineScheduler
+from controller.engine.seats import Totals
 from controller.engine.tasks import PreemptionConfig
-from controller.engine.totals import Totals
 
 __all__ = [
     "BlockError",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from controller.core.steps import Seq, SeqState
 from controller.engine.blocks import BlockManager
 from controller.engine.errors import ProtocolError
-from controller.engine.queue import Key, SeqQueue
+from controller.engine.seats import Key, SeqQueue
 
 
 class KvInTransit:

@@ -47,8 +47,8 @@ from controller.core.steps import (
 from controller.engine.assembly import assemble
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
-from controller.engine.queue import RankedQueue
 from controller.engine.scheduler import EngineScheduler
+from controller.engine.seats import RankedQueue
 from controller.engine.tasks import DecodeTurns, PreemptionConfig, PrefillTask, RoundTotals, holds
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 

@@ -43,9 +43,7 @@ from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.disaggregation import KvInTransit
 from controller.engine.errors import ProtocolError
-from controller.engine.queue import by_arrival, by_priority
-from controller.engine.seats import Seats
-from controller.engine.totals import Totals
+from controller.engine.seats import Seats, Totals, by_arrival, by_priority
 from controller.policies.batching import Batching, Pausing
 
 

@@ -5,7 +5,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.steps import Aborted, Added, Paused, Resumed, SeqState, StepsDone, Suspended
 from controller.engine import PreemptionConfig, ProtocolError
-from controller.engine.queue import RankedQueue
+from controller.engine.seats import RankedQueue
 from controller.policies.ordering.prefill_orders import PREFILL_ORDERS
 from controller.predict.boundaries import LayerProfile
 from tests.controller.engine.virtual_device import Device, build, prompt
