@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from workers.engine.errors import HttpError
-from workers.engine.http.requests import Generation, RequestRules, parse_chat, parse_completion
-from workers.engine.http.unsupported_fields import TABLE, AppliesTo
+from workers.engine.http.requests import TABLE, AppliesTo, Generation, RequestRules, parse_chat, parse_completion
 from workers.engine.text.tokenizer import VOCAB_SIZE, ChunkTokenizer
 
 EMULATED = RequestRules("m", 100, ChunkTokenizer())
