@@ -2,7 +2,7 @@
 
 A trace is cut in two: the forest is trained on the first half of its requests (of `swebench_agent_sessions`: on half of
 the sessions) and asked about the others, with the features that a gateway would have
-(`controller.predict.length_bounds`; an answer is known once its tokens are out, SECONDS_A_TOKEN each). For each answer
+(`controller.predict.answer_lengths`; an answer is known once its tokens are out, SECONDS_A_TOKEN each). For each answer
 the bound at 0.9 is asked at its arrival and once 50, 100, 200 and 400 tokens are out, given that it still runs.
 
 Calls of one session (Mooncake's are inferred from shared prefixes) are a workflow, as if the client had named it.
@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from benchmarks.length_live import live
 from benchmarks.trials import note
-from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel, LengthHistory
+from controller.predict.answer_lengths import FEATURES, TARGET, AdaptiveLevel, LengthHistory
 from controller.predict.length_forest import LengthForest
 from workers.analysis.length_forest import train
 
@@ -50,6 +50,7 @@ SESSIONS = ("mooncake_conversation", "swebench_agent_sessions")  # whose calls o
 BY_SESSION = ("swebench_agent_sessions",)  # cut between sessions: its runs follow one another
 PRODUCED = (0, 50, 100, 200, 400)
 LEVELS = (0.1, 0.5, TARGET)
+KIND = ("", "", "trace")  # tenant, class, model: all of a trace is one kind of traffic
 SECONDS_A_TOKEN = 0.03
 QUICK_ROWS = 3_000
 RESAMPLED = 300
@@ -87,9 +88,9 @@ def answers(path: Path, most: int | None, *, sessions: bool) -> list[Answer]:
     for number, (at, prompt, tokens, session) in enumerate(sorted(rows(path, most), key=lambda row: row[0])):
         while running and running[0][0] <= at:
             _, _, ended, its_prompt, its_tokens = heapq.heappop(running)
-            history.observe(("trace",), ended, its_prompt, its_tokens)
+            history.observe(KIND, ended, its_prompt, its_tokens)
         workflow = session if sessions else ""
-        found.append(Answer(session, history.features(("trace",), workflow, prompt, None), tokens))
+        found.append(Answer(session, history.features(KIND, workflow, prompt, None), tokens))
         heapq.heappush(running, (at + tokens * SECONDS_A_TOKEN, number, workflow, prompt, tokens))
     return found
 

@@ -4,23 +4,94 @@ The expectation of a model without a forest in force is the recent mean of its k
 it was before forests. With one (Concord 4.1) it is the median of the forest, beside a lower and an upper bound. The
 level of the upper bound follows the answers (`AdaptiveLevel`), for each model on its own. An answer that was cut before
 its bound says nothing of it.
+
+A forest predicts from `FEATURES`: numbers that a gateway can read from a request or remembers of earlier ones, never
+text. `LengthHistory` keeps what it remembers, within bounds: for each kind of traffic (tenant, class, model) a fading
+mean of the answers, and for each workflow its last call.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from controller.predict.length_bounds import FEATURES, AdaptiveLevel, LengthHistory
 from controller.predict.length_forest import LengthForest
 from controller.predict.lengths import OutputLengthModel
 
-Kind = tuple[str, str, str]  # tenant, class, model
-LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
-MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
-MAX_TOKENS = FEATURES.index("max_tokens")
+FEATURES = (
+    "prompt_tokens",
+    "max_tokens",  # 0: none was given
+    "kind_mean",  # recent mean of the answers of this kind, tokens; 0 before the first
+    "workflow_calls",  # before this one
+    "workflow_answer",  # tokens of the last one, 0 before the first
+    "workflow_growth",  # tokens of this prompt beyond the last one's
+)
+NEWEST = 0.2  # weight of the newest answer in the mean of its kind
+MOST_KINDS, MOST_WORKFLOWS = 10_000, 50_000
+TARGET = 0.9  # share of the answers that the upper bound is to cover
+STEP = 0.01
+LEAST_LEVEL, MOST_LEVEL = 0.5, 0.995
 LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
+MAX_TOKENS = FEATURES.index("max_tokens")
+MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
+LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
+
+Kind = tuple[str, str, str]  # tenant, class, model
+
+
+class _Call(NamedTuple):
+    calls: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+class LengthHistory:
+    """Answers so far. Kinds and workflows that were not used for longest are forgotten first."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Kind, float] = OrderedDict()
+        self._workflows: OrderedDict[tuple[Kind, str], _Call] = OrderedDict()
+
+    def features(self, kind: Kind, workflow: str, prompt_tokens: int, max_tokens: int | None) -> tuple[float, ...]:
+        """As FEATURES. `workflow`: "" for none."""
+        last = self._workflows.get((kind, workflow), _Call(0, prompt_tokens, 0)) if workflow else _Call(0, 0, 0)
+        return (
+            float(prompt_tokens),
+            float(max_tokens or 0),
+            self._kinds.get(kind, 0.0),
+            float(last.calls),
+            float(last.answer_tokens),
+            float(prompt_tokens - last.prompt_tokens) if workflow else 0.0,
+        )
+
+    def observe(self, kind: Kind, workflow: str, prompt_tokens: int, answer_tokens: int) -> None:
+        """An answer ended by itself."""
+        mean = self._kinds.pop(kind, float(answer_tokens))
+        self._kinds[kind] = mean + NEWEST * (answer_tokens - mean)
+        if len(self._kinds) > MOST_KINDS:
+            self._kinds.popitem(last=False)
+        if workflow:
+            last = self._workflows.pop((kind, workflow), _Call(0, 0, 0))
+            self._workflows[kind, workflow] = _Call(last.calls + 1, prompt_tokens, answer_tokens)
+            if len(self._workflows) > MOST_WORKFLOWS:
+                self._workflows.popitem(last=False)
+
+
+class AdaptiveLevel:
+    """The level at which the forest is asked, so that TARGET of the bounds hold whatever traffic has become (Gibbs and
+    Candes, "Adaptive conformal inference under distribution shift", NeurIPS 2021): after each answer the level rises by
+    STEP x TARGET if its bound was too low, and falls by STEP x (1 - TARGET) if it held."""
+
+    def __init__(self, target: float = TARGET, step: float = STEP) -> None:
+        self.target = target
+        self.level = target
+        self._step = step
+
+    def observe(self, held: bool) -> None:
+        moved = self.level + self._step * (self.target - held)
+        self.level = min(MOST_LEVEL, max(LEAST_LEVEL, moved))
 
 
 class PublishedVersion(NamedTuple):

@@ -1,7 +1,7 @@
 """bench-analyzer trains on the first part of a trace and asks about the later one."""
 
 from benchmarks.bench_analyzer import PRODUCED, SHIPPED, Answer, cut, forest_of, interval, judged, pinball
-from controller.predict.length_bounds import FEATURES
+from controller.predict.answer_lengths import FEATURES
 
 
 def test_bounds_on_the_shipped_trace_cover_what_they_claim():

@@ -17,8 +17,7 @@ from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
 from controller.models import AttainmentMinute, LengthVersion, RequestRecord, ServedModel
-from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S
-from controller.predict.length_bounds import FEATURES, TARGET, AdaptiveLevel
+from controller.predict.answer_lengths import FEATURES, LEAST_ANSWERS, MOST_AGE_S, TARGET, AdaptiveLevel
 from controller.predict.length_forest import LengthForest
 from controller.services.records.length_versions import JudgedForest, length_version_store
 from workers.analysis.length_forest import train

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from api.openai.state.offloop import OffLoop
 from controller.core.errors import ConfigError
-from controller.predict.answer_lengths import MOST_AGE_S, LengthsInForce, PublishedVersion
-from controller.predict.length_bounds import FEATURES
+from controller.predict.answer_lengths import FEATURES, MOST_AGE_S, LengthsInForce, PublishedVersion
 from controller.predict.length_forest import LengthForest
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from console.access import allows
-from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S
-from controller.predict.length_bounds import TARGET
+from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S, TARGET
 from controller.selectors.records.length_versions import RECENT, model_versions
 from controller.selectors.roles import UserRole
 

@@ -10,8 +10,7 @@ from django.db.models import F, Window
 from django.db.models.functions import RowNumber
 
 from controller.models import LengthVersion, RequestRecord, ServedModel
-from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
-from controller.predict.length_bounds import FEATURES
+from controller.predict.answer_lengths import FEATURES, MOST_AGE_S, PublishedVersion
 
 SHOWN = 10  # versions of a model
 RECENT = 2_000  # requests

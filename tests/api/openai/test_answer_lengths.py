@@ -6,8 +6,7 @@ import asyncio
 
 from api.openai.state.length_refinements import LengthRefinements
 from controller.core import events as ev
-from controller.predict.answer_lengths import LengthsInForce
-from controller.predict.length_bounds import FEATURES
+from controller.predict.answer_lengths import FEATURES, LengthsInForce
 from tests.api.openai.gateways import TestBed, completion
 from tests.controller.predict.test_answer_lengths import forest
 from workers.backends.fake import Script

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from controller.predict.answer_lengths import AnswerLengths, LengthsInForce
-from controller.predict.length_bounds import FEATURES, TARGET
+from controller.predict.answer_lengths import FEATURES, TARGET, AnswerLengths, LengthsInForce
 from workers.analysis.length_forest import train
 
 KIND = ("acme", "chat", "llama")

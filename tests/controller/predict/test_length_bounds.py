@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from controller.predict import length_bounds
-from controller.predict.length_bounds import FEATURES, LEAST_LEVEL, MOST_LEVEL, AdaptiveLevel, LengthHistory
+from controller.predict import answer_lengths
+from controller.predict.answer_lengths import FEATURES, LEAST_LEVEL, MOST_LEVEL, AdaptiveLevel, LengthHistory
 
 KIND = ("acme", "chat", "llama")
 
@@ -42,8 +42,8 @@ def test_a_workflow_is_remembered_by_its_last_call():
 
 
 def test_memory_is_bounded_and_the_longest_unused_goes_first(monkeypatch):
-    monkeypatch.setattr(length_bounds, "MOST_KINDS", 2)
-    monkeypatch.setattr(length_bounds, "MOST_WORKFLOWS", 2)
+    monkeypatch.setattr(answer_lengths, "MOST_KINDS", 2)
+    monkeypatch.setattr(answer_lengths, "MOST_WORKFLOWS", 2)
     history = LengthHistory()
     for name in ("a", "b", "a", "c"):
         history.observe((name,), name, 1, 10)

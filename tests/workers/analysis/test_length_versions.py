@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from controller.models import LengthVersion
-from controller.predict.length_bounds import FEATURES, TARGET
+from controller.predict.answer_lengths import FEATURES, TARGET
 from controller.predict.length_forest import LengthForest
 from controller.selectors.records.length_versions import published_content, published_versions
 from controller.services.records.length_versions import CONTENTS_KEPT
