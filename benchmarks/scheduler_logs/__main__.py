@@ -3,12 +3,13 @@
     python -m benchmarks.scheduler_logs tests/controller/simulator/logs
 
 `collocated`: two instances, and more requests than they can take at once. `disaggregated`: two prefill and two decode
-instances; some answers are streamed, some end with their first token. `failures`: the same fleet and a collocated instance; clients hang up in every
-state, some requests may hardly wait, one instance of each kind is killed while it works, and their requests are retried
-elsewhere or fail. `operated`: requests that wait are paused, resumed, given another priority and cancelled by commands
-from Redis, an instance is drained and comes back, and a model has no instance until one is announced. `stranded`: a
-prefill instance that keeps KV stands still, and the only decode instance ends. Each becomes FOLDER/NAME.jsonl.gz, which
-`python -m controller.simulator replay` must answer identically. All on 127.0.0.1, about a minute, without PostgreSQL.
+instances; some answers are streamed, and some end with their first token. `failures`: the same fleet and a collocated
+instance; clients hang up in every state, some requests may hardly wait, one instance of each kind is killed while it
+works, and their requests are retried elsewhere or fail. `operated`: requests that wait are paused, resumed, given
+another priority and cancelled by commands from Redis, an instance is drained and comes back, and a model has no
+instance until one is announced. `stranded`: a prefill instance that keeps KV is stopped (SIGSTOP), and the only decode
+instance ends. Each becomes FOLDER/NAME.jsonl.gz, which `python -m controller.simulator replay` must answer identically.
+All on 127.0.0.1, about a minute, without PostgreSQL.
 """
 
 from __future__ import annotations
@@ -206,7 +207,9 @@ async def load(name: str, url: str, disturbance: Disturbance) -> None:
         for index in range(REQUESTS):
             hangs_up = failing and rng.random() < 0.3
             model = ABSENT if name == "operated" and index % 6 == 5 else MODEL
-            one = ask(session, random.Random(rng.random()), hangs_up, classes, longest, ENDS_AT_ONCE.get(name, 0.0), model)
+            one = ask(
+                session, random.Random(rng.random()), hangs_up, classes, longest, ENDS_AT_ONCE.get(name, 0.0), model
+            )
             asked.append(asyncio.create_task(one))
             await disturbance.before(index)
             await asyncio.sleep(rng.expovariate(RATES[name]))
