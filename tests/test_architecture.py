@@ -271,11 +271,10 @@ def test_functions_stay_readable():
 
 
 # Names that stand for one thing in several files: a policy's settings, a management command, a migration, a row of the
-# database beside the value of the same name (`controller.core`), and errors of two sides of one call.
+# database beside the value of the same name (`controller.core`).
 SHARED_NAMES = {
     "Command", "Config", "Migration",
     "Decision", "LaunchTemplate", "RequestRecord", "Role",
-    "NoChallenge",
 }  # fmt: skip
 
 

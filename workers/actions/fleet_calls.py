@@ -11,12 +11,7 @@ import requests
 
 from workers.http import outbound
 from workers.http.engine_keys import NO_KEY, EngineKey
-from workers.http.fleet_proof import CHALLENGE_PATH, call_headers
-
-
-class NoChallenge(requests.RequestException):
-    """There is no engine that asks for proofs: another program, or an engine of an older version. Nothing else was
-    sent."""
+from workers.http.fleet_proof import CHALLENGE_PATH, call_headers, challenge_in
 
 
 def call_fleet(
@@ -35,11 +30,6 @@ def call_fleet(
     target = f"{path}?{urlencode(params, doseq=True)}" if params else path
     raw = b"" if body is None else orjson.dumps(body)
     given = outbound.get(base + CHALLENGE_PATH, timeout=timeout[0] if isinstance(timeout, tuple) else timeout)
-    try:
-        challenge = given.json()["challenge"] if given.ok else None
-    except (ValueError, KeyError, TypeError):
-        challenge = None
-    if not isinstance(challenge, str):
-        raise NoChallenge(f"status {given.status_code} at {base}{CHALLENGE_PATH}: it is no engine of this version")
+    challenge = challenge_in(given.content, given.status_code, base)
     headers = key.headers() | call_headers(token, challenge, base, method, target, raw)
     return outbound.request(method, base + target, data=raw, headers=headers, timeout=timeout)

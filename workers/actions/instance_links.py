@@ -32,6 +32,7 @@ from workers.actions.peers import PeerMember, need_links, peers
 from workers.actions.weights_client import EngineAway
 from workers.http import outbound
 from workers.http.engine_keys import NO_KEY, EngineKey
+from workers.http.fleet_proof import NoChallenge
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class LinksClient:
             at = said["at"] or {"host": "", "port": 0}
             reports = tuple(report_from_json(each) for each in said["peers"])
             return EngineLinks(str(said["id"]), str(at["host"]), int(at["port"]), reports)
-        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+        except (requests.RequestException, NoChallenge, ValueError, KeyError, TypeError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{LINKS_PATH}: {error}") from error
 
 

@@ -18,6 +18,7 @@ from workers.actions.fleet_calls import call_fleet
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.http import outbound
 from workers.http.engine_keys import NO_KEY, EngineKey
+from workers.http.fleet_proof import NoChallenge
 
 if TYPE_CHECKING:  # this module is also used in processes without a database
     from controller.models import Action
@@ -146,7 +147,7 @@ class SleepClient:
     ) -> dict[str, Any]:
         try:
             answer = self._sent(path, query, body, (CALL_S, timeout_s))
-        except requests.RequestException as error:
+        except (requests.RequestException, NoChallenge) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code == 404:
             raise _no_dev_mode(path)

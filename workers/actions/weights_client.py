@@ -13,6 +13,7 @@ from controller.core.errors import SlacklineError
 from workers.actions.fleet_calls import call_fleet
 from workers.http import outbound
 from workers.http.engine_keys import NO_KEY, EngineKey
+from workers.http.fleet_proof import NoChallenge
 
 CALL_S = 2.0
 
@@ -67,7 +68,7 @@ class WeightsClient:
             else:
                 answer = call_fleet(method, self._url, path, self._token, body=body, timeout=CALL_S, key=self._key)
             said = answer.json()
-        except (requests.RequestException, ValueError) as error:
+        except (requests.RequestException, NoChallenge, ValueError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if not isinstance(said, dict):
             raise EngineAway(f"no JSON object at {self._url}{path}")

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from controller.core.errors import SlacklineError
 from workers.environment import read_variable
 
 CHALLENGE_PATH = "/fleet/challenge"
@@ -29,6 +32,10 @@ KEY_VARIABLE = "ENGINE_API_KEY"  # from which a reference engine takes its own k
 LIVES_S = 30.0  # of a challenge
 LONGEST = 200  # characters of a challenge that is looked at
 _PORTS = {"http": 80, "https": 443}
+
+
+class NoChallenge(SlacklineError):
+    """What answers accepts no proofs: another program, or an engine of an older version. Nothing else was sent."""
 
 
 def fleet_token() -> str:
@@ -71,6 +78,17 @@ def authority(url: str) -> str:
 
 def address(host: str, port: int) -> str:
     return f"[{host.lower()}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+
+
+def challenge_in(answer: bytes, status: int, url: str) -> str:
+    """The challenge in what the server at `url` answered to `GET /fleet/challenge`. Raises NoChallenge."""
+    try:
+        challenge = json.loads(answer)["challenge"] if status == HTTPStatus.OK else None
+    except (ValueError, KeyError, TypeError):
+        challenge = None
+    if not isinstance(challenge, str):
+        raise NoChallenge(f"{url} gave no challenge (status {status}): it is no engine of this version")
+    return challenge
 
 
 def call_headers(token: str, challenge: str, url: str, method: str, target: str, body: bytes) -> dict[str, str]:

@@ -18,8 +18,9 @@ import aiohttp
 
 from controller.core.errors import SlacklineError
 from workers.engine.weights.checkpoint_identity import ANY
-from workers.engine.weights.peer_calls import NoChallenge, call_fleet
+from workers.engine.weights.peer_calls import call_fleet
 from workers.engine.weights.turns import LoadTurn
+from workers.http.fleet_proof import NoChallenge
 
 KINDS = ("engine", "host", "disk")
 log = logging.getLogger("workers.engine")
@@ -291,7 +292,7 @@ async def _check_whole(url: str, model: str, token: str) -> None:
     except NoChallenge as error:
         raise LoadFailed(str(error)) from error
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
-        raise LoadFailed(f"{url} could not be asked for weights: {type(error).__name__}") from error
+        raise LoadFailed(f"{url} could not be queried for weights: {type(error).__name__}") from error
     if state != "present":
         raise LoadFailed(f"{url} has no complete weights: {state}")
     if theirs != model:
