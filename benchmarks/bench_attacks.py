@@ -327,7 +327,7 @@ def with_keys(port: int, api_key: str, other_api_key: str) -> list[Attack]:
     return [
         Attack(
             "50 streams that are never read",
-            "held for ever once buffers are full",
+            "held forever once buffers are full",
             ended(lambda: hostile.never_read(port, 50, BUSY_S, stream), url),
         ),
         Attack(

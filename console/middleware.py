@@ -123,7 +123,7 @@ class DatabaseAway(Hooks):
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if not isinstance(exception, OperationalError | InterfaceError | PoolTimeout):
             return None
-        log.warning("PostgreSQL is away: %s", exception, extra={"action": "database_unavailable"})
+        log.warning("PostgreSQL is unavailable: %s", exception, extra={"action": "database_unavailable"})
         return database_away(request)
 
 

@@ -91,9 +91,9 @@ ROLLUP_KEPT_DAYS = _env.whole("ROLLUP_KEPT_DAYS", 400, 2, 3650)  # minutes behin
 if ROLLUP_KEPT_DAYS < RECORDS_KEPT_DAYS:
     raise ImproperlyConfigured("ROLLUP_KEPT_DAYS: at least RECORDS_KEPT_DAYS, for searches begin in the roll-up")
 ACTIONS_KEPT_DAYS = _env.whole("ACTIONS_KEPT_DAYS", 90, 1, 3650)
-DECISIONS_KEPT_DAYS = _env.whole("DECISIONS_KEPT_DAYS", 400, 0, 36500)  # of jobs; those of people, and 0: for ever
+DECISIONS_KEPT_DAYS = _env.whole("DECISIONS_KEPT_DAYS", 400, 0, 36500)  # of jobs; those of people, and 0: forever
 if 0 < DECISIONS_KEPT_DAYS < 30:
-    raise ImproperlyConfigured("DECISIONS_KEPT_DAYS: at least 30, or 0 for ever")
+    raise ImproperlyConfigured("DECISIONS_KEPT_DAYS: at least 30, or 0 forever")
 
 # ---- dispatching -----------------------------------------------------------------------------------------------------
 # A name of dispatch.POLICY_SETS, its changes by part, e.g. {"pacing": {"window": 12}}; workers.settings_check builds it

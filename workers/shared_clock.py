@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 
 class SharedClock:
-    """Seconds since the epoch on Redis' clock. Until that was read it is the host's wall clock; while Redis is away it
-    goes on from the last reading, so that nothing jumps when Redis comes or goes."""
+    """Seconds since the epoch on Redis' clock. Until that was read it is the host's wall clock; while Redis is
+    unavailable it goes on from the last reading, so that nothing jumps when Redis comes or goes."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

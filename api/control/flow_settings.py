@@ -25,7 +25,7 @@ class FlowSettingsPut(serializers.Serializer):
     flow_policy = serializers.ChoiceField(
         choices=(OFF, *GATED),
         required=False,
-        help_text="Which transfers may send first on a host's link. `off`: all at once.",
+        help_text="Which transfers may send first on a host's link. `off`: all send at once.",
     )
     drop_budget = serializers.FloatField(
         min_value=0,

@@ -362,7 +362,8 @@ class InstanceStop(_InstanceStateView):
 class InstanceSetRole(_InstanceActionView):
     """Send the instance only requests of this stage from now on. Running requests finish there.
 
-    An engine that must be told its role (SGLang) is drained first; its role changes when the action `role_switch` ends.
+    An engine that has to switch its own role (SGLang) is drained first; its role changes when the action `role_switch`
+    ends.
     """
 
     @operation(

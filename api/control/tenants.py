@@ -80,7 +80,7 @@ class _TenantChange(serializers.Serializer):
         min_value=0,
         max_value=LOWEST_PRIORITY,
         required=False,
-        help_text="The smallest `priority` that its requests may name; 0, the highest priority, allows all.",
+        help_text="The smallest `priority` that its requests may set; 0, the highest priority, allows all.",
     )
     tightest_ttft_s = _tightest("target_ttft")
     tightest_tpot_s = _tightest("target_tbt")

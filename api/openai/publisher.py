@@ -2,7 +2,7 @@
 
 Once a period the fleet message is written to its key. While somebody watches, merged updates are sent at most four
 times a second, and of the queue only what changed; all of it when a reader requests it. The refusals of ten seconds
-become one decision, of a longer time while PostgreSQL is away.
+become one decision, of a longer time while PostgreSQL is unavailable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand change
 WHOLE_QUEUE_S = 0.5  # shortest time between two whole queues: 10,000 requests are two megabytes
 KEPT_PERIODS = 3  # how long a published state stays in Redis: readers then know that its gateway is gone
 REFUSALS_S = 10.0  # refusals of so long a time become one decision, or a flood of them would fill the audit
-WRITE_S = 5.0  # then PostgreSQL counts as away and the batch is kept
+WRITE_S = 5.0  # then PostgreSQL counts as unavailable and the batch is kept
 
 
 class LiveBoard(Protocol):
@@ -114,7 +114,8 @@ class Publisher:
             self._gateway.redis = "ok"
         except LiveUnavailable as error:
             if self._gateway.redis != "away":
-                log.warning("Redis is away: nothing is published, quotas and shares stay as last known: %s", error)
+                told = "Redis is unavailable: nothing is published, quotas and shares stay as last known: %s"
+                log.warning(told, error)
             self._gateway.redis = "away"
             self._unfollow()  # or changes would pile up until Redis is back
         if now - self._refusals_at >= REFUSALS_S:
@@ -197,7 +198,7 @@ class Publisher:
     # ---- refusals -------------------------------------------------------------------------------------------------
 
     async def _refusals(self, now: float) -> None:
-        """One decision for each batch; with PostgreSQL away it grows. Each refusal is in the records too."""
+        """One decision for each batch; with PostgreSQL unavailable it grows. Each refusal is in the records too."""
         batch, self._gateway.ledger.refusals = self._gateway.ledger.refusals, Counter()
         if not batch:
             self._refused_since = now
@@ -214,7 +215,7 @@ class Publisher:
         await self._show(message)
 
     async def _lost(self) -> None:
-        """One decision on all records that were given up since the last one; with PostgreSQL away it waits."""
+        """One decision on all records that were given up since the last one; with PostgreSQL unavailable it waits."""
         untold = self._losses.take()
         if not untold:
             return
@@ -234,7 +235,7 @@ class Publisher:
             log.info("decision %s was not shown live: %s", message["id"], error)
 
     async def _keys(self) -> None:
-        """Write when keys were last used; with PostgreSQL away they are written with the next batch."""
+        """Write when keys were last used; with PostgreSQL unavailable they are written with the next batch."""
         used = self._gateway.used_keys
         if not used:
             return

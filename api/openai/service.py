@@ -122,7 +122,7 @@ class GatewayService:
 
     def _redis(self) -> list[status.Gauge]:
         told = "none" if self.gateway is None else self.gateway.redis
-        return [] if told == "none" else [("redis_away", "1 while Redis is away.", {}, float(told == "away"))]
+        return [] if told == "none" else [("redis_away", "1 while Redis is unavailable.", {}, float(told == "away"))]
 
     def _backlog(self) -> list[status.Gauge]:
         recorder, age_s = self._recorder, self._config.age_s()

@@ -41,7 +41,7 @@ class Workflows:
     async def time_of(self, parsed: Parsed, tenant: str) -> WorkflowTime | None:
         """None for a request of no workflow, or of one without a deadline. Raises ApiError.
 
-        While Redis is away, a request is served by what it says itself: a workflow must not stop with Redis.
+        While Redis is unavailable, a request is served by what it says itself: a workflow must not stop with Redis.
         """
         if not parsed.workflow:
             return None

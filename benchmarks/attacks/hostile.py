@@ -128,7 +128,7 @@ async def silent(port: int, count: int, within_s: float) -> AttackSeen:
 
 
 async def slow_head(port: int, count: int, within_s: float, period_s: float = 0.2) -> AttackSeen:
-    """Slowloris: a header every now and then, for ever."""
+    """Slowloris: a header every now and then, forever."""
 
     async def drip(connection: Socket) -> None:
         await connection.send(b"GET / HTTP/1.1\r\nHost: x\r\n")

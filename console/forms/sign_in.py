@@ -40,7 +40,7 @@ class SignInForm(AuthenticationForm):
         try:
             sign_in_counts.forgive(account, address)
         except LiveUnavailable as error:  # the attempt stays counted, which ends by itself
-            log.info("signed in while Redis was away: %s", error, extra={"action": "sign_in_not_forgiven"})
+            log.info("signed in while Redis was unavailable: %s", error, extra={"action": "sign_in_not_forgiven"})
         return cleaned
 
     @property
@@ -54,7 +54,7 @@ class SignInForm(AuthenticationForm):
         try:
             refused = sign_in_counts.take(account, address, **limits)
         except LiveUnavailable as error:
-            log.warning("sign-in refused, Redis is away: %s", error, extra={"action": "sign_in_uncounted"})
+            log.warning("sign-in refused, Redis is unavailable: %s", error, extra={"action": "sign_in_uncounted"})
             self.status, self.retry_after_s = 503, AWAY_RETRY_S
             raise ValidationError(AWAY, code="unavailable") from None
         if refused is None:

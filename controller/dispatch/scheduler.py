@@ -404,7 +404,7 @@ class Scheduler:
         """Let the dispatcher decide, and follow its actions through the table of states."""
         try:
             reply = self.dispatcher.handle(events, now)
-        except Exception as error:  # a bug in a policy must not leave clients waiting for ever
+        except Exception as error:  # a bug in a policy must not leave clients waiting forever
             if self._defect is None:
                 raise
             self._defect("dispatcher", events, error)

@@ -163,9 +163,9 @@ def refusal(names: Iterable[str]) -> str:
     """What is wrong with these names of a `spec`, and which are valid; "" if nothing is."""
     said = set(names)
     if misplaced := sorted(said & OWN_FIELDS.keys()):
-        return f"{misplaced[0]} is not said here but by the instance's own {OWN_FIELDS[misplaced[0]]}."
+        return f"{misplaced[0]} does not belong here: set the instance's own {OWN_FIELDS[misplaced[0]]}."
     if unknown := sorted(said - set(SAYABLE)):
-        return f"unknown: {', '.join(unknown)}; an engine started here can be told {', '.join(SAYABLE)}."
+        return f"unknown: {', '.join(unknown)}; known: {', '.join(SAYABLE)}."
     return ""
 
 
@@ -233,7 +233,7 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
             wrong[name] = "needs scheduler preemptive."
     held, longest = None if torch else _held(spec), spec.get("max_model_len")
     if held is not None and longest is not None and longest > held:
-        wrong["max_model_len"] = f"must fit into the KV cache of {held} tokens that this says."
+        wrong["max_model_len"] = f"must fit into the KV cache of {held} tokens that these settings give."
     return wrong
 
 

@@ -1,6 +1,7 @@
 """Django's PostgreSQL backend over BoundedConnection. Settings: ENGINE = "controller.postgres".
 
-With a pool (the console) a circuit stands before it: while PostgreSQL is away only the first page waits to find out.
+With a pool (the console) a circuit stands before it: while PostgreSQL is unavailable, only the first page waits to
+find out.
 """
 
 from __future__ import annotations

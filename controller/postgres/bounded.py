@@ -1,6 +1,6 @@
 """A psycopg connection that waits a bounded time for the server.
 
-`statement_timeout` is kept by the server, so a stopped server or a lost network would block a caller for ever. Here
+`statement_timeout` is kept by the server, so a stopped server or a lost network would block a caller forever. Here
 each exchange (connect, execute, a COPY chunk, commit) ends after `patience_s` with an OperationalError, and the
 connection is closed: what the server did with the statement is unknown, and an answer that came late must not be read
 as the next one's.

@@ -1,7 +1,8 @@
-"""PostgreSQL away is found out once, not by every caller: an open circuit refuses at once until a probe has connected.
+"""A circuit breaker for PostgreSQL: one caller finds out that it is unavailable, and all others are refused at once
+until a probe has connected.
 
 States: closed (calls pass) and open. A failed call opens it and starts one probe in the background, which tries again
-every `pause_s`; the first success closes it. No caller waits for a server that is known to be away.
+every `pause_s`; the first success closes it. No caller waits for a server that is known to be unavailable.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PAUSE_S = 0.5
 
 
 class CircuitOpen(psycopg.OperationalError):
-    """The server was away a moment ago and has not answered a probe since."""
+    """The server was unavailable a moment ago and has not answered a probe since."""
 
 
 class Circuit:
@@ -31,7 +32,7 @@ class Circuit:
 
     def check(self) -> None:
         if self._open:
-            raise CircuitOpen("PostgreSQL is away; it is tried again in the background")
+            raise CircuitOpen("PostgreSQL is unavailable; it is tried again in the background")
 
     def failed(self) -> None:
         """A call could not connect. Opens the circuit, once."""
@@ -48,7 +49,7 @@ class Circuit:
                 self._probe()
             except psycopg.Error as error:
                 if not outage:
-                    log.warning("PostgreSQL is away: %s", error, extra={"action": "postgres_away"})
+                    log.warning("PostgreSQL is unavailable: %s", error, extra={"action": "postgres_away"})
                 outage = True
                 wake.wait(self._pause_s)
                 continue

@@ -7,7 +7,11 @@ from controller.wording.values import VALUES
 
 STAGES = {1: "reused KV", 2: "collective", 3: "KV transfer", 4: "weight load"}  # by `controller.flow.flows.FlowStage`
 PORTS = {"out": "link to other hosts", "memory": "copies in host memory"}
-ENDS = {"ended": "sent", "expired": "no longer scheduled: its engine was silent", "lost": "its engine disconnected"}
+ENDS = {
+    "ended": "sent",
+    "expired": "no longer scheduled: no response from its engine",
+    "lost": "its engine disconnected",
+}
 
 
 def policy_in_words(policy: str) -> str:
@@ -27,5 +31,5 @@ def state_in_words(flow: HostFlow) -> str:
     if flow["end"]:
         return ENDS.get(flow["end"], flow["end"])
     if flow["waiting"]:
-        return "waits for its data"
+        return "waiting for data"
     return "sending" if flow["go"] else "held"

@@ -18,7 +18,7 @@ STEPS: dict[str, str] = {
     "refuse": "Refused",
     "expire": "Timed out",
     "prune": "Pruned",
-    "unprune": "Not pruned any more",
+    "unprune": "No longer pruned",
     "cancel": "Cancelled",
     "prefill": "Prefilled",
     "transfer": "KV cache transferred",

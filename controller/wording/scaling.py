@@ -101,7 +101,7 @@ POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no 
 def warm_in_words(policy: StoredPolicy, pool: PoolState | None) -> str:
     """How many warm spares there are of those wanted; `pool` None: not on record for that time."""
     if pool is None:
-        return "as many as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
+        return "as many as free devices allow" if policy.warm is None else f"{policy.warm} required"
     starting = f", {pool.starting} starting" if pool.starting else ""
     if policy.warm is None:
         return f"{pool.ready}{starting}; as many as free devices allow"

@@ -48,10 +48,10 @@ SENTENCES: dict[tuple[str, str], str] = {
         "exceed a load of {upper:g} %"
     ),
     ("scale_warm", "pool_below_target"): (
-        "{actor} is adding warm spares for {subject}: {warm} in the pool, {wanted} wanted"
+        "{actor} is adding warm spares for {subject}: {warm} in the pool, {wanted} required"
     ),
     ("scale_warm", "pool_above_target"): (
-        "{actor} is removing warm spares of {subject}: {warm} in the pool, {wanted} wanted"
+        "{actor} is removing warm spares of {subject}: {warm} in the pool, {wanted} required"
     ),
     ("role_change", "demand_diverged"): (
         "{actor} switches {instance} from {from} to {to}, because {subject} has spare capacity"
@@ -124,18 +124,18 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("sessions_ended", "person_asked"): "{actor} ended {sessions} of the sessions of {subject}",
     # pruning
     ("pruning", "others_in_time"): (
-        "{actor} pruned {pruned} waiting requests, so that others are in time, and brought {returned} back, within "
+        "{actor} pruned {pruned} waiting requests, so that others are in time, and restored {returned}, within "
         "{seconds:g} s"
     ),
     (
         "pruning",
         "orders_over",
-    ): "none of the {left} requests that {actor} had pruned waits any more, after {seconds:g} s",
-    ("pruning", "room_again"): "{actor} brought {returned} pruned requests back within {seconds:g} s",
+    ): "none of the {left} requests that {actor} had pruned is waiting any longer, after {seconds:g} s",
+    ("pruning", "room_again"): "{actor} restored {returned} pruned requests within {seconds:g} s",
     # links
     ("records_lost", ""): (
-        "{actor} gave up the records of {requests} requests, {refused_requests} of them refused, that arrived within "
-        "{seconds:g} s until {until}: stored figures do not count them"
+        "{actor} discarded the records of {requests} requests, {refused_requests} of them refused, that arrived within "
+        "{seconds:g} s until {until}: stored figures do not include them"
     ),
     ("link_down", "no_answer"): "the link from {source} to {target} is down, so KV transfers use other links",
     ("link_up", "answers_again"): "the link from {source} to {target} is up again after {down_s:.0f} s",
@@ -154,7 +154,7 @@ PREDICATES: dict[str, str] = {
     "launch_template_resumed": "resumed launch template {subject}",
     "instance_pending": "is waiting to start instance {subject}",
     "instance_unhealthy": "found instance {subject} unhealthy",
-    "instance_lost": "lost sight of instance {subject}",
+    "instance_lost": "lost contact with instance {subject}",
     "instance_drained": "drained instance {subject}",
     "instance_stopped": "stopped instance {subject}",
     "instance_gone": "found that instance {subject} had stopped",

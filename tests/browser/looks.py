@@ -33,7 +33,7 @@ def serious_findings(page: Page, rules: Sequence[str] = ()) -> list[str]:
     return found
 
 
-# A change of colours may be on its way for a moment; what moves for ever is not waited for.
+# A change of colours may be on its way for a moment; what moves forever is not waited for.
 SETTLED = """async () => {
   await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
   const ending = document.getAnimations().filter((each) => Number.isFinite(each.effect.getComputedTiming().endTime));

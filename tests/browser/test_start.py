@@ -38,7 +38,7 @@ def test_an_instance_is_started_from_a_template_and_serves(visit, stack, caller)
     expect(page.get_by_role("status").filter(has_text=f"{NAME} is being started.")).to_be_visible()
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
     within(SERVES_S, lambda: stack.ask(body).status_code == 200)
-    start = page.get_by_role("region", name="Start of the engine")
+    start = page.get_by_role("region", name="Engine startup")
     expect(start).to_contain_text("Process started")
     expect(start).to_contain_text("Health check passed")
     (made,) = caller.recorded("instance_created", subject=NAME, actor="operator")

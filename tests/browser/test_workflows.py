@@ -31,4 +31,4 @@ def test_two_requests_of_a_workflow_share_its_deadline(visit, stack):
     expect(page.locator("#request-rows tr")).to_have_count(2)
     page.locator("#request-rows tr").first.get_by_role("link").first.click()
     expect(page.locator("main")).to_contain_text("Deadline of its workflow")
-    expect(page.locator("main")).to_contain_text("its share of what the workflow has left")
+    expect(page.locator("main")).to_contain_text("its share of the time left in the workflow")

@@ -88,7 +88,7 @@ class LiveStore:
 
     def check(self) -> None:
         if self.away:
-            raise live.LiveUnavailable("Redis is away: test")
+            raise live.LiveUnavailable("Redis is unavailable: test")
 
     def read_fleet(self) -> list[Any]:
         self.check()

@@ -176,7 +176,7 @@ def test_migrations_place_on_one_of_the_offered_or_wait(name, stage):
 
 @pytest.mark.parametrize("name", list(MIGRATIONS))
 def test_migrations_take_what_fits_an_idle_instance(name):
-    """Else a stage would wait for ever."""
+    """Else a stage would wait forever."""
     idle = ShadowInstance(InstanceSpec("w", "m", role=Role.DECODE, latency=SPEED))
     fits = Prefilled(Request("s", 0.0, Targets(1.0, 1.0), 100, 50), 1.0)
     choice = MIGRATIONS[name]().choose(fits, [idle], 1.0)

@@ -14,7 +14,7 @@ def test_the_data_path_does_not_notice(system, postgres, say, fault):
     seen = outage(system, partial(fault, postgres), 30.0)
     check(system, seen, say)
     pages = [page for page in seen.watch.pages_between(seen.began + 1, seen.ended - 11) if page.status != 200]
-    assert pages, "no page said that PostgreSQL is away"
+    assert pages, "no page said that PostgreSQL is unavailable"
     assert all("The database is unavailable" in page.text for page in pages)
     # The first look finds out, waiting as long as it must; later ones know.
     slowest = max(page.took_s for page in seen.watch.pages_between(seen.began + 15, seen.ended - 1))

@@ -103,7 +103,7 @@ def test_a_head_that_does_not_answer_stops_and_doubles_nothing(fleet, cluster, f
             fleet.system.until(lambda: fleet.look()[1] is not None, AWAY_S)
             figures["stale_told_s"] = round(time.monotonic() - frozen_at, 1)
             page = fleet.session.get(f"{fleet.system.console}/fleet/", timeout=10).text
-            assert 'The provisioner <span class="mono">ray/default</span> cannot be reached since' in page
+            assert 'The provisioner <span class="mono">ray/default</span> has been unreachable since' in page
             while time.monotonic() < frozen_at + AWAY_S:
                 assert fleet.rows() == before
                 time.sleep(0.5)

@@ -29,7 +29,7 @@ def test_without_redis_the_change_stands(
     monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(version: int) -> None:
-        raise live.LiveUnavailable("Redis is away: test")
+        raise live.LiveUnavailable("Redis is unavailable: test")
 
     monkeypatch.setattr(live, "notify_config", away)
     with caplog.at_level(logging.INFO, "workers.notices"), django_capture_on_commit_callbacks(execute=True):

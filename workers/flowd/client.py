@@ -1,4 +1,4 @@
-"""Asks the transfer daemon of this host whether a transfer may send now, and never waits for it for ever.
+"""Asks the transfer daemon of this host whether a transfer may send now, and never waits for it forever.
 
 Every doubt ends a transfer's schedule, and it goes on unscheduled: no daemon, no answer, a daemon that fell silent, an
 expired lease, or more than `MOST_HELD_S` of holding: in total, or of a weight load at once, since its floor lets it go

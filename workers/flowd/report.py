@@ -160,7 +160,7 @@ async def keep_reporting(daemon: Reports, live: LiveState, host: str, *, away: b
 
 
 async def exchange(daemon: Reports, live: LiveState, host: str, *, say: bool = True) -> bool:
-    """Publish once, and follow the stored policy. False if Redis is away, which is logged if `say`."""
+    """Publish once, and follow the stored policy. False if Redis is unavailable, which is logged if `say`."""
     try:
         policy = await live.exchange_flows(daemon.report(host))
     except LiveUnavailable as error:

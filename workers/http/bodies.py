@@ -89,7 +89,7 @@ class BoundedBodies:
     async def _known(self, scope: Scope) -> bool:
         try:
             return await self._knows(scope)
-        except Exception:  # the database is away, say: whoever cannot be recognised is a stranger
+        except Exception:  # the database is unavailable, say: whoever cannot be recognised is a stranger
             log.warning("a caller cannot be recognised", exc_info=True, extra={"action": "caller_unknown"})
             return False
 

@@ -1,8 +1,8 @@
 """Engines as jobs of a Ray cluster that exists: the cluster places them, and `workers.ray.launcher` starts them there.
 
 One look asks the cluster for its jobs and each launcher for its engine, at the same time. Each asking renews the
-lease of that engine, also while the head of the cluster is away. A job that is over is no dead engine: it is `lost`
-until its launcher has ended, or has been out of reach for LOST_S.
+lease of that engine, also while the head of the cluster is unavailable. A job that is over is no dead engine: it is
+`lost` until its launcher has ended, or has been out of reach for LOST_S.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class RayProvisioner:
     def _silent(self, id: str, row: KnownJob, answer: Any) -> Observed:
         """Its job runs and its launcher does not answer."""
         for_s = time.monotonic() - self._memory.silent.setdefault(id, time.monotonic())
-        why = str(answer) if answer is not None else "its launcher has not told its port yet"
+        why = str(answer) if answer is not None else "its launcher has not reported its port yet"
         if row.state in (Observe.PENDING, Observe.STARTING) and not row.url:
             return Observed(id, "pending", error=why if for_s > DOUBT_S else "its launcher starts")
         if for_s > DOUBT_S:
@@ -234,7 +234,7 @@ class RayProvisioner:
 
     def _after(self, id: str, row: KnownJob, job: RayJob | None, answer: Any) -> Observed | None:
         """There is no job any more, or it is over."""
-        told = "the cluster does not know its job any more" if job is None else job.told()
+        told = "the cluster no longer knows its job" if job is None else job.told()
         if isinstance(answer, dict) and answer.get("state") != "ended":
             return self._orphan(id, told)
         if job is None and row.state == Observe.PENDING and not row.url:
@@ -330,7 +330,7 @@ def _reported(id: str, said: Mapping[str, Any], host: str, row: KnownJob) -> Obs
     if state == "waiting" or (state == "ending" and row.wanted and row.state == Observe.PENDING):
         return Observed(id, "pending", error="its launcher starts")
     if type(port) is not int or not 0 < port < 1 << 16:  # text could name another host
-        return Observed(id, "unhealthy", row.url, error="its launcher told no port")
+        return Observed(id, "unhealthy", row.url, error="its launcher reported no port")
     url = f"http://{shown}:{port}"
     if state == "ending":
         return Observed(id, "lost" if row.wanted else "stopping", url, error=str(said.get("error") or "it is ending"))

@@ -1,7 +1,7 @@
 """Reconnects a Celery consumer that has stopped taking messages.
 
 If Redis dies between the delivery of a message and its acknowledgement, Celery's consumer (5.7, prefetch of one) counts
-that message as unacknowledged for ever. It then reads no more messages, so it never notices that its connection is
+that message as unacknowledged forever. It then reads no more messages, so it never notices that its connection is
 closed, and the worker looks healthy but does nothing until it is restarted.
 """
 

@@ -190,7 +190,7 @@ class ControlView(APIView):
     def _stored(self) -> Mapping[str, Any] | None:
         try:
             return self.current()
-        except (NotFound, ObjectDoesNotExist, DatabaseError):  # removed in the meantime, or PostgreSQL is away
+        except (NotFound, ObjectDoesNotExist, DatabaseError):  # removed in the meantime, or PostgreSQL is unavailable
             return None
 
     def found(self, rows: QuerySet[Any], pk: Any) -> Any:

@@ -211,7 +211,7 @@ def _defect(exc: Exception, context: Mapping[str, Any]) -> Response:
     """The response to an unexpected error. The traceback goes to the log only."""
     view = type(context.get("view")).__name__
     log.error("unexpected error in %s", view, exc_info=exc, extra={"action": "api_defect", "view": view})
-    return error_response(500, "internal_error", "Internal error. It has been logged.")
+    return error_response(500, "internal_error", "Internal error. It was logged.")
 
 
 def _flat(detail: Any, path: str = "") -> Fields:

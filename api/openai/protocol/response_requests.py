@@ -23,7 +23,7 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "background": ((None, False), "must be false: an answer lives as long as its connection"),
     "prompt": ((None,), "is not supported: prompt templates are not stored, send instructions and input"),
     "max_tool_calls": ((None,), "is not supported: function calls are made by the client"),
-    "include": ((None, []), "is not supported: nothing more than the answer is kept"),
+    "include": ((None, []), "is not supported: only the answer is returned"),
     "top_logprobs": ((None, 0), "is not supported: use /v1/chat/completions for log probabilities"),
     "truncation": ((None, "disabled"), "must be disabled: the input is served whole or refused"),
     "service_tier": ((None, "auto", "default"), "is not supported: name an slo_class instead"),

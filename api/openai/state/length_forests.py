@@ -1,7 +1,7 @@
 """The forests that a gateway asks for the lengths of answers: newest published versions, looked for every two seconds.
 
 A version that is damaged, of another release or too old is not used, which is logged and told at /metrics; the model is
-then predicted by the mean of its kind of traffic. While the database is away the versions in force stay.
+then predicted by the mean of its kind of traffic. While the database is unavailable the versions in force stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.predict.length_forest import LengthForest
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
-READ_S = 8.0  # then PostgreSQL counts as away
+READ_S = 8.0  # then PostgreSQL counts as unavailable
 
 Key = tuple[str, int]  # model and version
 
@@ -88,7 +88,7 @@ class LengthForests:
         except ConfigError as error:
             return str(error)
         if forest.names != FEATURES:
-            return "it is of another release: it asks for other features"
+            return "it is of another release: it needs other features"
         forest.prepare()
         return forest
 

@@ -1,4 +1,4 @@
-"""Request records on their way to PostgreSQL: buffered, written in batches, spooled to disk when it is away.
+"""Request records on their way to PostgreSQL: buffered, written in batches, spooled to disk while it is unavailable.
 
 A batch is dropped only once the database took it, or once it is in a spool file, which is fsynced for each batch. So no
 record is lost while the process lives and there is room: memory and disk for records have bounds (`RecordBounds`).

@@ -2,7 +2,7 @@
 
 Each gateway reads the others' published state and computes the same split: a fifth of every instance in equal parts, so
 that an idle gateway can start at once, the rest by open requests (queued and at engines). A gateway that published
-nothing for three periods has no share. Alone, or with Redis away from the start, a gateway has all of it.
+nothing for three periods has no share. Alone, or with Redis unavailable from the start, a gateway has all of it.
 """
 
 from __future__ import annotations

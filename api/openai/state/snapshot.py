@@ -1,8 +1,8 @@
 """The configuration in memory: polled twice a second, read whole after a change, with a copy on disk.
 
-While PostgreSQL is away a gateway starts from the file and keeps serving from memory, until the configuration is older
-than CONFIG_MAX_AGE_S: keys may have been revoked since. A Redis notice only makes it poll earlier, so a revoked key
-stops within a second with Redis away too.
+While PostgreSQL is unavailable, a gateway starts from the file and keeps serving from memory, until the configuration
+is older than CONFIG_MAX_AGE_S: keys may have been revoked since. A Redis notice only makes it poll earlier, so a
+revoked key stops within a second with Redis unavailable too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # one row is read: a revoked key stops within a second without Redis too
-READ_S = 8.0  # then PostgreSQL counts as away
+READ_S = 8.0  # then PostgreSQL counts as unavailable
 STAMP_S = 60.0  # how often the file is stamped with the time of the last confirmation
 CLOCKS_DIFFER_S = 60.0  # a file from further in the future than this has an unknown age
 
@@ -101,7 +101,7 @@ class SnapshotSource:
                 age_s = math.inf
             self.confirmed_at = time.monotonic() - max(0.0, age_s)
             log.warning(
-                "PostgreSQL is away: configuration %d from %s, last confirmed %.0f s ago",
+                "PostgreSQL is unavailable: configuration %d from %s, last confirmed %.0f s ago",
                 *(snapshot.version, self._file.path, age_s),
             )
             self._take(snapshot, "file")

@@ -149,7 +149,7 @@ class Spool:
         return sorted(found, key=lambda path: path.name.endswith(REFUSALS))
 
     def load(self, path: Path) -> list[RequestRecord]:
-        """Unreadable lines are logged and left out, or they would block the rest for ever."""
+        """Unreadable lines are logged and left out, or they would block the rest forever."""
         records = []
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:

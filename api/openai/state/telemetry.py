@@ -1,7 +1,7 @@
 """Telemetry of the engines. One gateway, by lease, polls and publishes; the others read what it published.
 
-With Redis away each gateway polls for itself. A gateway probes an instance itself whenever a call to it failed. What
-engines report of their links is passed to the migrator when it is news.
+Without Redis, each gateway polls for itself. A gateway probes an instance itself whenever a call to it failed. What
+engines report of their links is passed to the migrator when it is new.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEWS = 0.2  # a bandwidth that changed by a smaller share is no news
 
 
 class TelemetryBoard(Protocol):
-    """Where the leader publishes. Every call ends soon; with Redis away it raises LiveUnavailable."""
+    """Where the leader publishes. Every call ends soon; with Redis unavailable it raises LiveUnavailable."""
 
     async def lease(self, what: str, ttl_s: float) -> bool: ...
 

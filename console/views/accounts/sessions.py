@@ -76,4 +76,4 @@ def _close_sockets(digest: str) -> None:
     try:
         live.send_to_group(group_of(digest), {"type": "session.ended"})
     except live.LiveUnavailable as error:  # they close at their next session check, within half a minute
-        log.info("session ended while Redis was away: %s", error, extra={"action": "session_end_untold"})
+        log.info("session ended while Redis was unavailable: %s", error, extra={"action": "session_end_untold"})

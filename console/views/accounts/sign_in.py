@@ -33,7 +33,7 @@ def end_sockets(sender: Any, request: HttpRequest, **rest: Any) -> None:
     try:
         live.send_to_group(session_group(key), {"type": "session.ended"})
     except live.LiveUnavailable as error:
-        log.info("signed out while Redis was away: %s", error, extra={"action": "sign_out_untold"})
+        log.info("signed out while Redis was unavailable: %s", error, extra={"action": "sign_out_untold"})
 
 
 class SignIn(LoginView):

@@ -18,7 +18,7 @@ class MigratorConfig:
     instance is told again to free KV, `release_tries` times in all.
 
     `retry_s`: before a request that found no room at an engine is placed again; doubled with each failure once all
-    instances failed it. A model for which nothing happened is looked at again after it. `max_failures`: failed
+    instances failed it. A model for which nothing happened is examined again after it. `max_failures`: failed
     transfers of one request before it is given up. `hold_s`: how long a request may wait for a placement. Then it goes
     wherever there is room, whatever its TPOT; without any decode instance it is given up, after its waiting time if
     that is less. Less than the lease for which engines keep KV (30 s).
@@ -65,7 +65,7 @@ class MigratorConfig:
         for name in ("max_failures", "scan_limit", "link_failures", "release_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
-        if self.incompatible_s < self.incompatible_hold_s:  # or a waiting request would try the same engine for ever
+        if self.incompatible_s < self.incompatible_hold_s:  # or a waiting request would try the same engine forever
             raise ConfigError("incompatible_s must be at least incompatible_hold_s", field="incompatible_s")
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")

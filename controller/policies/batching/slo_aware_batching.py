@@ -3,7 +3,7 @@
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Alg. 1 and eq. 3. Before each step prompts are
 ranked by S-EDF on the time *still* needed. If the first one has not started, others that have not started are batched
 with it, in rank order, while its remaining time exceeds the predicted latency of the whole batch and the batch stays
-below `batch_tokens` (both strict). One that does not fit is skipped and the scan goes on. A prompt larger than the
+below `batch_tokens` (both strict). One that does not fit is skipped and the scan continues. A prompt larger than the
 budget runs alone. A started prompt continues without additions, like a resumed execution.
 
 Under `controller.engine.PreemptivePrefill` these are the rules of its rounds, and preemption happens within a step. The

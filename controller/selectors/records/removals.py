@@ -1,4 +1,4 @@
-"""Who removed a row: the audit log keeps decisions of people for ever."""
+"""Who removed a row: the audit log keeps decisions of people forever."""
 
 from __future__ import annotations
 

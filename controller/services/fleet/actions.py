@@ -59,7 +59,7 @@ def weights_load_order(
         if woken is not None:
             params["woken"] = woken
         action = action_order(actor, row, Kind.WEIGHTS_LOAD, params)
-        inputs = {"sources": params.get("sources", "chosen when it is told"), "action": action.pk}
+        inputs = {"sources": params.get("sources", "chosen at the call"), "action": action.pk}
         if row.weights in HOLLOW:
             weights_set(row, Weights.LOADING)
         change.audit(actor, "instance", "load_ordered", row, inputs)

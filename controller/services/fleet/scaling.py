@@ -90,7 +90,7 @@ def _beside_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: flo
         with transaction.atomic():
             return with_other_stage(view, fleet, now)
     except Exception:
-        log.exception("scaling policy %s: the other stage cannot be looked at", view.policy.pk)
+        log.exception("scaling policy %s: the other stage cannot be evaluated", view.policy.pk)
         return view
 
 

@@ -14,7 +14,7 @@ from controller.services.decisions import decision_record
 
 RETENTION = Actor.job("retention")
 CHUNK = 5_000  # rows a transaction
-KEPT = (Decision.ActorType.PERSON, Decision.ActorType.SERVICE)  # who acts for people: kept for ever
+KEPT = (Decision.ActorType.PERSON, Decision.ActorType.SERVICE)  # who acts for people: kept forever
 SHORTEST_DAYS = 30  # of decisions: the trigger `decision_append_only` keeps younger ones
 
 
@@ -41,13 +41,13 @@ def decisions_retain(*, days: int, now: datetime | None = None) -> int:
     """Delete decisions of jobs, gateways and the system that are more than `days` days old (0: none); returns their
     number.
 
-    Decisions of people and of service accounts are kept for ever. The deletion is itself a Decision, in the same
+    Decisions of people and of service accounts are kept forever. The deletion is itself a Decision, in the same
     transaction.
     """
     if days == 0:
         return 0
     if days < SHORTEST_DAYS:
-        raise ValueError(f"days: at least {SHORTEST_DAYS}, or 0 for ever")
+        raise ValueError(f"days: at least {SHORTEST_DAYS}, or 0 forever")
     limit = (now or timezone.now()) - timedelta(days=days)
     old = Decision.objects.filter(at__lt=limit).exclude(actor_type__in=KEPT)
     gone = 0

@@ -24,7 +24,7 @@ def shape(answer):
     [
         (OperationalError("connection refused"), 503, "database_unavailable"),
         (InterfaceError("the connection is closed"), 503, "database_unavailable"),
-        (LiveUnavailable("Redis is away"), 503, "live_data_unavailable"),
+        (LiveUnavailable("Redis is unavailable"), 503, "live_data_unavailable"),
         (DataError("out of range"), 400, "validation_failed"),
         (IntegrityError("duplicate"), 409, "conflict"),
         (UnknownName("unknown ordering", field="ordering"), 400, "validation_failed"),

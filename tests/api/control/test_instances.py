@@ -146,10 +146,10 @@ def test_what_is_wrong_is_named(operator, change, field):
     [
         (
             {"profile": "constant:5ms", "kv_leese": 9, "note": "x"},
-            "unknown: kv_leese, note; an engine started here",
+            "unknown: kv_leese, note; known: ",
         ),
-        ({"max_num_seqs": 4}, "max_num_seqs is not said here but by the instance's own max_num_seqs"),
-        ({"tensor_parallel": 2}, "tensor_parallel is not said here but by the instance's own tp"),
+        ({"max_num_seqs": 4}, "max_num_seqs does not belong here: set the instance's own max_num_seqs"),
+        ({"tensor_parallel": 2}, "tensor_parallel does not belong here: set the instance's own tp"),
         ({"batching_options": "slots=7"}, "spec.batching_options must be an object"),
         ({"keep_room": "yes"}, "spec.keep_room must be true or false"),
         ({"deadlines": 1}, "spec.deadlines must be true or false"),

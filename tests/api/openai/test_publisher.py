@@ -33,7 +33,7 @@ class Board:
 
     async def watched(self, topics: list[str]) -> set[str]:
         if self.away:
-            raise LiveUnavailable("Redis is away: test")
+            raise LiveUnavailable("Redis is unavailable: test")
         return self.watching
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
@@ -44,7 +44,7 @@ class Board:
 
     async def server_time(self) -> float:
         if self.away:
-            raise LiveUnavailable("Redis is away: test")
+            raise LiveUnavailable("Redis is unavailable: test")
         return time.time()
 
     async def queue_asked(self) -> int:
@@ -67,7 +67,7 @@ class Audit:
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         if self.away:
-            raise ConnectionError("the database is away")
+            raise ConnectionError("the database is unavailable")
         self.rows.append(figures)
         return DecisionMessage(id="d1", at=0.0, sentence="", figures_text="")
 
@@ -156,7 +156,7 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         assert told()[0]["feed"] != first["feed"]
         board.away = True
         await publisher.tick()
-        assert not bed.gateway.scheduler.dispatcher.journal.following, "nothing piles up while Redis is away"
+        assert not bed.gateway.scheduler.dispatcher.journal.following, "nothing piles up while Redis is unavailable"
         publisher.close()
 
 

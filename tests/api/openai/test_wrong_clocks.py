@@ -129,4 +129,4 @@ def test_quotas_hold_while_redis_is_away_and_the_gateway_says_so(
         until(lambda: gateway.ask().headers.get("x-ratelimit-limit-requests") == str(100 * QUOTA), 20)
         assert [gateway.ask().status_code for _ in range(2 * QUOTA)] == [200] * 2 * QUOTA
     until(lambda: health(gateway)["redis"] == "ok", 20)
-    assert "Redis is away: nothing is published, quotas" in (gateway.folder / "gateway.log").read_text()
+    assert "Redis is unavailable: nothing is published, quotas" in (gateway.folder / "gateway.log").read_text()

@@ -233,7 +233,7 @@ def test_a_pool_that_is_not_wanted_or_not_kept_up_says_so(viewer, live_store, fi
 def test_of_a_moment_only_the_desired_pool_is_known(viewer, live_store):
     factories.scaling_policy(warm=1)
     html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
-    assert html.split("<dt>Warm spares</dt><dd>")[1].split("</dd>")[0] == "1 wanted"
+    assert html.split("<dt>Warm spares</dt><dd>")[1].split("</dd>")[0] == "1 required"
 
 
 def test_policies_without_a_pool_cost_no_more_queries_with_more_of_them(

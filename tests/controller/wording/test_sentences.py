@@ -134,7 +134,7 @@ def test_one_refusal_is_one_request():
         ("instance_sleep_ordered", {"level": 2, "action": 7}, "requested sleep level 2 for instance d2"),
         ("instance_sleep_ordered", {}, "requested sleep for instance d2"),
         ("instance_wake_ordered", {"level": 1, "action": 7}, "requested a wake-up for instance d2"),
-        ("instance_load_ordered", {"sources": "chosen when it is told"}, "requested a weight load for instance d2"),
+        ("instance_load_ordered", {"sources": "chosen at the call"}, "requested a weight load for instance d2"),
         ("instance_role_set", {"before": {"role": "collocated"}, "after": {"role": "decode"}},
          "changed instance d2: role decode (was collocated)"),
         ("instance_role_switch_ordered", {"before": {"role": "prefill"}, "after": {"role": "decode"}},

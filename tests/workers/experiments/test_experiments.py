@@ -185,7 +185,7 @@ def test_a_spec_gone_wrong_says_its_field():
 
 def test_without_redis_it_runs_as_well(monkeypatch):
     def away(message):
-        raise LiveUnavailable("Redis is away")
+        raise LiveUnavailable("Redis is unavailable")
 
     monkeypatch.setattr(worker, "send_experiment", away)
     row = data.experiment()

@@ -175,7 +175,7 @@ async def test_all_bodies_together_are_bounded_for_who_is_signed_in_too():
 
 async def test_a_caller_that_cannot_be_recognised_is_a_stranger():
     async def away(scope: Any) -> bool:
-        raise OSError("the database is away")
+        raise OSError("the database is unavailable")
 
     bounded = BoundedBodies(Pages(), LIMITS, ("/traces/",), away)
     assert (await post(bounded, [b"x" * 500], "/traces/"))[0] == 200

@@ -24,7 +24,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class App:
-    """Answers `ok` to whole bodies; `/flood` streams for ever; `/full` until the client takes in no more; `/slow`
+    """Answers `ok` to whole bodies; `/flood` streams forever; `/full` until the client takes in no more; `/slow`
     answers after a while, `/early` before the body came. `unsent`: bytes that wait for clients."""
 
     def __init__(self, unsent: Callable[[], int]) -> None:

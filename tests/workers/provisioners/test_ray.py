@@ -303,7 +303,7 @@ def test_a_cluster_that_forgot_its_jobs_doubles_nothing(fake, fleet, monkeypatch
     fleet.becomes("e1", "ready")
     fake.forget_all()
     assert fleet.look("e1").state == "lost"
-    assert fleet.becomes("e1", "exited").error == "the cluster does not know its job any more"
+    assert fleet.becomes("e1", "exited").error == "the cluster no longer knows its job"
 
 
 def test_a_node_that_is_out_of_reach_counts_as_gone_at_last(fake, fleet):
@@ -408,5 +408,5 @@ def test_a_hang_costs_the_limit_of_a_look(fake, fleet):
 @pytest.mark.parametrize("port", ["1@other:80/", None, 0, 99999, True, 20000.0])
 def test_a_launcher_that_tells_no_port_names_no_other_host(port):
     seen = _reported("i-1", {"state": "ready", "port": port}, "10.0.0.5", KnownJob())
-    assert (seen.state, seen.url, seen.error) == ("unhealthy", "", "its launcher told no port")
+    assert (seen.state, seen.url, seen.error) == ("unhealthy", "", "its launcher reported no port")
     assert _reported("i-1", {"state": "ready", "port": 20000}, "10.0.0.5", KnownJob()).url == "http://10.0.0.5:20000"

@@ -158,7 +158,7 @@ def crash(fake, look, **how):
         for id in list(fake.seen):
             fake.becomes(id, "exited", **how)
             ended += 1
-    raise AssertionError("it goes on for ever")
+    raise AssertionError("it goes on forever")
 
 
 def test_settings_that_the_engine_refuses_are_given_up_after_three(look, fake, one):

@@ -232,7 +232,7 @@ async def test_many_at_once_are_all_answered_once_and_leave_nothing() -> None:
 
 
 async def test_other_kinds_of_decode_engines_are_not_asked() -> None:
-    """A vLLM would compute the prompt once more, and the SGLang prefill would wait for ever."""
+    """A vLLM would compute the prompt once more, and the SGLang prefill would wait forever."""
     async with AsyncExitStack() as stack:
         prefill = await stack.enter_async_context(SglangServer(disaggregation_mode="prefill"))
         decode = await stack.enter_async_context(SglangServer(disaggregation_mode="decode"))

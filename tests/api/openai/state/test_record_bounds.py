@@ -55,7 +55,7 @@ class Away:
 
     def write(self, records: Sequence[RequestRecord]) -> int:
         if self.away:
-            raise ConnectionError("the database is away")
+            raise ConnectionError("the database is unavailable")
         self.ids += [record.id for record in records]
         return len(records)
 
@@ -193,8 +193,8 @@ def test_the_decision_says_how_many_and_from_when(monkeypatch: pytest.MonkeyPatc
     losses.add(Loss("memory", OTHER, 2, factories.NOON + 1, factories.NOON + 60))
     message = Database().records_lost("gateway-1", figures(losses.take()))
     assert message["sentence"] == (
-        "gateway-1 gave up the records of 32 requests, 30 of them refused, that arrived within 60 s until "
-        "2026-10-21 12:01:00 UTC: stored figures do not count them"
+        "gateway-1 discarded the records of 32 requests, 30 of them refused, that arrived within 60 s until "
+        "2026-10-21 12:01:00 UTC: stored figures do not include them"
     )
     decision = Decision.objects.get(kind="records_lost")
     assert (decision.reason, decision.actor) == ("no_room_for_records", "gateway-1")
@@ -207,7 +207,7 @@ class LostAudit(Audit):
 
     def records_lost(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         if self.away:
-            raise ConnectionError("the database is away")
+            raise ConnectionError("the database is unavailable")
         self.lost.append(figures)
         return DecisionMessage(id="d1", at=0.0, sentence="", figures_text="")
 

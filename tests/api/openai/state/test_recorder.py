@@ -70,7 +70,7 @@ class Database:
         if self.gate is not None:
             self.gate.wait(10)
         if self.away:
-            raise ConnectionError("the database is away")
+            raise ConnectionError("the database is unavailable")
         self.batches.append(len(records))
         for item in records:
             self.stored.setdefault(item.id, item)

@@ -123,7 +123,7 @@ def test_a_person_signs_out_everywhere_else(told):
 
 def test_without_redis_a_session_ends_all_the_same(monkeypatch):
     def away(group, event):
-        raise live.LiveUnavailable("Redis is away: test")
+        raise live.LiveUnavailable("Redis is unavailable: test")
 
     hers, admins = browser(factories.user("viewer")), browser(factories.user("admin"))
     monkeypatch.setattr(live, "send_to_group", away)

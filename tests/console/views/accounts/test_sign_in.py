@@ -1,4 +1,4 @@
-"""Signing in: how often, from where, with Redis away, and the admin site's form, which is the same."""
+"""Signing in: how often, from where, with Redis unavailable, and the admin site's form, which is the same."""
 
 from __future__ import annotations
 

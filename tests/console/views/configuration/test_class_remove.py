@@ -51,7 +51,7 @@ def test_a_class_that_changed_meanwhile_stays_and_the_differences_are_shown(oper
     answer = operator.post(address(row), {"version": 1})
     html = answer.content.decode()
     assert answer.status_code == 412
-    assert "What is different now" in html
+    assert "What changed" in html
     assert re.search(r'title="ttft_s".*?<ins>7\.50? s</ins>', html, re.S)
     assert "<ins>Chats</ins>" in html
     assert '<th scope="row" title="tpot_s"' not in html

@@ -237,4 +237,4 @@ def test_nodes_of_a_cluster_are_shown_and_stale_when_it_is_away(viewer, live_sto
     look.save()
     told = " ".join(viewer.get(reverse("fleet")).content.decode().split())
     assert "stale: it cannot be reached now" in told
-    assert 'The provisioner <span class="mono">ray/default</span> cannot be reached' in told
+    assert 'The provisioner <span class="mono">ray/default</span> has been unreachable' in told

@@ -59,7 +59,7 @@ def test_an_empty_or_unreadable_log_is_told(operator, data):
     row = factories.instance(id="gpu-1")
     log = data / "logs" / "engine-gpu-1.log"
     log.touch()
-    assert "Nothing printed yet" in page(operator, row).content.decode()
+    assert "No output yet" in page(operator, row).content.decode()
     log.unlink()
     log.mkdir()
     assert "The log cannot be read: Is a directory." in page(operator, row).content.decode()

@@ -92,12 +92,12 @@ def test_a_host_without_free_devices_is_told_at_its_field(operator, model):
 def test_the_page_of_the_instance_tells_its_template_and_the_steps_of_its_start(operator, model):
     start(operator, model, id="gpu-1")
     page = reverse("instance", args=["gpu-1"])
-    assert "Start of its engine" not in operator.get(page).content.decode()
+    assert "Engine startup" not in operator.get(page).content.decode()
     steps = {"process": 1_000.0, "weights": 1_004.5, "listening": 1_010.0, "ready": 1_010.5}
     Instance.objects.filter(pk="gpu-1").update(start_steps=steps)
     told = operator.get(page).content.decode()
     limit_s = LaunchTemplate.objects.get(name="vllm").start_limit_s
-    assert f"the launch template vllm allows {limit_s:g} s until it is ready" in told
+    assert f"The launch template vllm allows {limit_s:g} s until it is ready" in told
     names = ("Process started", "Weights loaded", "API listening", "Health check passed")
     assert [told.index(name) for name in names] == sorted(told.index(name) for name in names)
     assert units.ms(4.5) in told
@@ -110,7 +110,7 @@ def test_a_supervisor_that_cannot_be_reached_is_told(operator, model):
     assert "cannot be reached" not in operator.get(reverse("instance-start")).content.decode()
     ProvisionerLook.objects.create(name="process", failing_since=timezone.now(), error="no folder of engines")
     page = operator.get(reverse("instance-start")).content.decode()
-    assert "The supervisor that starts engines cannot be reached since" in page
+    assert "The supervisor that starts engines has been unreachable since" in page
     assert "no folder of engines" in page
 
 

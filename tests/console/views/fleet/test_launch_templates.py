@@ -164,7 +164,7 @@ def test_an_operator_resumes_and_does_not_edit(operator, admin, template):
 
 def test_a_template_is_removed_after_a_confirmation(admin, template):
     address = reverse("launch-template-remove", args=[template.pk])
-    assert "No instance can be started from" in admin.get(address).content.decode()
+    assert "Instances can no longer be started from" in admin.get(address).content.decode()
     assert admin.post(address, {"version": "7"}).status_code == 412
     assert admin.post(address, {}).status_code == 422
     assert admin.post(address, {"version": "1"})["location"] == reverse("launch-templates")

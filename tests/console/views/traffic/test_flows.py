@@ -73,7 +73,7 @@ def test_it_shows_the_load_of_links_and_the_levels_of_a_transfer(viewer, on):
         ({"end": "ended", "due_in_s": 0.25}, "250 ms early"),
         ({"end": "lost"}, "its engine disconnected"),
         ({"go": True}, "sending"),
-        ({"waiting": True, "go": True}, "waits for its data"),
+        ({"waiting": True, "go": True}, "waiting for data"),
         ({"request": "", "stage": 4, "port": "memory"}, "Weight load"),
         ({"levels": []}, "none yet"),
     ],

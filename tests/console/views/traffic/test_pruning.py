@@ -67,7 +67,7 @@ def test_what_was_pruned_and_whether_it_made_it(viewer):
         factories.record(id="long-ago", arrived_at=now - 3600, decisions=[PRUNED]),
     )
     text = shown(viewer)
-    assert "2 were pruned; 1 of them met their targets all the same" in text
+    assert "2 were pruned; 1 of them still met their targets" in text
     assert text.index("missed-it") < text.index("made-it")
     assert "never-pruned" not in text
     assert "long-ago" not in text
@@ -78,7 +78,7 @@ def test_without_redis_it_says_what_gateways_do(viewer, monkeypatch):
     heartbeat_send(PRUNING_PROCESS)
 
     def away(dialogue):
-        raise live.LiveUnavailable("Redis is away: test")
+        raise live.LiveUnavailable("Redis is unavailable: test")
 
     monkeypatch.setattr(live, "run", away)
     assert "Gateways end the coordinator's orders after 3 s" in shown(viewer).replace("&#x27;", "'")

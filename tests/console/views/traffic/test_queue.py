@@ -38,7 +38,7 @@ def test_without_redis_nothing_is_claimed_and_the_try_is_audited(operator, live_
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 503
     assert "No requests were cancelled" in said.json()["message"]
-    assert "Redis is away" in Decision.objects.get(kind="queue_cancel").outcome["error"]
+    assert "Redis is unavailable" in Decision.objects.get(kind="queue_cancel").outcome["error"]
 
 
 def test_silence_of_every_gateway_is_said(operator, live_store):

@@ -154,7 +154,7 @@ async def test_redis_going_away_in_the_middle_is_said_and_recorded(person, live_
 
     def answer(ids):
         if len(live_store.commands) == 2:
-            raise live.LiveUnavailable("Redis is away: test")
+            raise live.LiveUnavailable("Redis is unavailable: test")
         return [said_by("gateway-1", ids, applied=ids)]
 
     live_store.answer = answer
@@ -162,7 +162,7 @@ async def test_redis_going_away_in_the_middle_is_said_and_recorded(person, live_
     assert told[-1]["message"] == "250 cancelled. Redis is unavailable: 750 unchanged."
     assert not told[-1]["ok"]
     outcome = (await Decision.objects.aget(kind="queue_cancel")).outcome
-    assert (outcome["applied"], outcome["ended"], outcome["error"]) == (250, "redis_away", "Redis is away: test")
+    assert (outcome["applied"], outcome["ended"], outcome["error"]) == (250, "redis_away", "Redis is unavailable: test")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -227,7 +227,7 @@ def test_redis_away_is_a_refusal_that_is_audited(operator, live_store):
     live_store.away = True
     answer = operator.post(ALL, asked())
     assert (answer.status_code, "No requests were cancelled" in answer.json()["message"]) == (503, True)
-    assert "Redis is away" in Decision.objects.get(kind="queue_cancel").outcome["error"]
+    assert "Redis is unavailable" in Decision.objects.get(kind="queue_cancel").outcome["error"]
 
 
 @pytest.mark.parametrize(

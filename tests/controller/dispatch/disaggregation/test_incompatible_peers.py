@@ -48,7 +48,7 @@ def test_with_no_one_else_it_is_computed_and_waits_for_somebody() -> None:
 
 
 def test_one_that_comes_back_all_the_same_is_computed_there_and_counts() -> None:
-    """Or it would go round for ever where the dispatcher has nobody else for it."""
+    """Or it would go round forever where the dispatcher has nobody else for it."""
     made, asked = incompatible_with_p("q"), request("b")
     assert [again.counts for again in of(made.handle([ev.PrefillSent(asked, "p")], 0.2), ev.PrefillAgain)] == [False]
     assert made.handle([ev.PrefillSent(asked, "p")], 0.2).actions == []

@@ -23,7 +23,7 @@ def fail_until_it_is_over(made, reason=UNEXPLAINED, now=0.0):
             return count, reply
         now = reply.wake_at
         assert places(made.handle([ev.Woke()], now)) == [("a", "d0")]
-    raise AssertionError("it is tried for ever")
+    raise AssertionError("it is tried forever")
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -108,7 +108,7 @@ async def test_a_host_that_is_no_name_leaves_its_link_down_and_watched(host: str
 
 
 async def test_a_link_that_looks_slow_is_measured_again_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transfers beside their prefill measure nothing: without a probe it would look slow for ever."""
+    """Transfers beside their prefill measure nothing: without a probe it would look slow forever."""
     monkeypatch.setattr(kv_links, "PING_S", 0.01)
     monkeypatch.setattr(kv_links, "PROBE_S", 0.02)
     server = KvServer(EmulatedKv(1, 8), "t", {}.get, lambda seq: None)

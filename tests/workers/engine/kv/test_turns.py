@@ -1,4 +1,4 @@
-"""KV transfers that ask a transfer daemon whether they may send: held, told so, not cut, and never held for ever."""
+"""KV transfers that ask a transfer daemon whether they may send: held, told so, not cut, and never held forever."""
 
 from __future__ import annotations
 

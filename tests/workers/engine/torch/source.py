@@ -1,7 +1,7 @@
 """A source that goes silent: `python -m tests.workers.engine.torch.source MODEL TENSORS`.
 
 Says that it is ready and reads where it is awaited (a line of host, port and nonce); sends so many tensors as an engine
-does, says that it is silent and waits for ever, with its connections open.
+does, says that it is silent and waits forever, with its connections open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""However ranks are scheduled, whoever wants to stop: all stop at the same boundaries, and none waits for ever."""
+"""However ranks are scheduled, whoever wants to stop: all stop at the same boundaries, and none waits forever."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Weight loads that ask a transfer daemon whether they may move: held, told so, not cut, and never held for ever."""
+"""Weight loads that ask a transfer daemon whether they may move: held, told so, not cut, and never held forever."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def ended(http):
         if said["state"] != "loading":
             return said
         await asyncio.sleep(0.05)
-    raise AssertionError("it loads for ever")
+    raise AssertionError("it loads forever")
 
 
 async def test_a_load_in_the_background_is_seen_under_its_name(absent):
