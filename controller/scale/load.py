@@ -67,7 +67,7 @@ class FleetObservation:
 
     @property
     def deserted(self) -> bool:
-        """No instance serves or starts, so requests are refused on arrival."""
+        """No instance serves or starts, so requests are refused on arrival or wait for one that the scaler starts."""
         return not self.taken and not self.having("ready") and not self.having("starting")
 
     @property
@@ -83,6 +83,8 @@ class FleetObservation:
 
     @property
     def load(self) -> float:
+        if self.deserted and self.queued:
+            return math.inf  # also of one that waits longer than arrivals are counted, and is far from its target
         utilisations = [member.utilisation for member in self.having("ready")]
         return load_metric(utilisations, [self.wait_over_slo], self.arrival_rate, self.processing_rate)
 

@@ -62,3 +62,20 @@ def test_figures_tell_an_infinite_ratio_as_unknown_number():
     seen = FleetObservation((Member("a", "ready", 0.5),), age_s=0.1, arrival_rate=2.0, processing_rate=0.0)
     assert seen.figures()["load"] is None
     assert seen.figures()["processing_rate"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("members", "taken", "load"),
+    [
+        ((), False, math.inf),
+        ((Member("a", "draining"),), False, math.inf),
+        ((Member("a", "starting"),), False, 0.1),
+        ((Member("a", "ready"),), False, 0.1),
+        ((), True, 0.1),
+    ],
+    ids=["none", "it drains", "one starts", "one serves", "the other stage takes it"],
+)
+def test_what_waits_where_no_instance_serves_or_starts_is_load_without_bound(members, taken, load):
+    """Its arrival may no longer count, and it may be far from its target."""
+    seen = FleetObservation(members, age_s=0.0, wait_over_slo=0.1, queued=1, taken=taken)
+    assert seen.load == load
