@@ -186,6 +186,8 @@ class Lane:
             "paused": entry.paused,
             **fleet,
         }
+        if not self.attended and not math.isinf(self.expected_at):
+            figures["instance_starting"] = True
         if entry.pruned:
             figures["pruned"] = True
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))

@@ -62,6 +62,8 @@ def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     if figures.get("paused"):
         return [f"{after}: an operator had paused it."]
     able = figures["instances"]
+    if not able and figures.get("instance_starting"):
+        return [f"{after}: no instance of {row.model} was up, and the one that was starting was not ready by then."]
     if not able:
         return [f"{after}: no instance of {row.model} accepted requests."]
     them = f"all {able} available instances were busy" if able > 1 else "the only available instance was busy"
@@ -81,7 +83,7 @@ def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
 def _no_instance(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     if "waited_s" in figures:
         waited = f"It was refused after {ms(figures['waited_s'])} in the queue"
-        return [f"{waited}: no instance of {row.model} was up, and the one that was starting did not become ready."]
+        return [f"{waited}: no instance of {row.model} was up, and none was starting any more."]
     return [f"It was refused immediately: no instance of {row.model} was up or starting."]
 
 

@@ -130,6 +130,8 @@ def _held_up(figures: Told) -> str:
     if figures["paused"]:
         return "an operator had paused it"
     able = figures["instances"]
+    if not able and figures.get("instance_starting"):
+        return "an instance was still starting"
     if not able:
         return "no instance accepted requests"
     return "the only instance was busy" if able == 1 else f"all {able} instances were busy"

@@ -179,6 +179,7 @@ PREDICATES: dict[str, str] = {
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed
 LOADS = ("load", "upper", "lower")  # shares, shown in percent of what the fleet can serve
 UNBOUNDED = "unbounded load (requests arrive and none finish)"  # a decision has no number for it
+NONE_UP = "unbounded load (requests arrive and no instance is up)"
 CHANGES = {
     "created": "created",
     "updated": "changed",
@@ -252,7 +253,7 @@ def sentence_pattern(kind: str, reason: str) -> str:
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:
     """Filled in, or "" where the record lacks a figure or has another kind of value there."""
     if "load" in known and known["load"] is None:
-        pattern = pattern.replace("load {load:.0f} %", UNBOUNDED)
+        pattern = pattern.replace("load {load:.0f} %", UNBOUNDED if known.get("ready") else NONE_UP)
     shares = {name: known[name] * 100 for name in LOADS if isinstance(known.get(name), int | float)}
     try:
         return pattern.format_map({**known, **shares})

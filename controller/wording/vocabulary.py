@@ -29,6 +29,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "waited_s": ("waited", "s"),
     "waiting_s": ("waiting time", "s"),
     "starts_in_s": ("next instance starts in", "s"),
+    "instance_starting": ("an instance was starting", ""),
     "slack_s": ("time left to its TTFT target", "s"),
     "probability": ("probability of meeting its targets", "share"),
     "token_budget": ("token budget of the instance", "tokens"),

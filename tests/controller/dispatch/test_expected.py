@@ -27,7 +27,8 @@ def test_held_no_longer_than_the_waiting_time():
     dispatcher.handle([ev.Expected("m", 0.0), ev.Arrived(request("a", wait=2.0))], 0.0)
     reply = dispatcher.handle([ev.Woke()], 2.0)
     assert kinds(reply, ev.Drop) == ["a"]
-    assert reply.actions[0].decision.figures["instances"] == 0
+    figures = reply.actions[0].decision.figures
+    assert (figures["instances"], figures["instance_starting"]) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,9 @@ CASES = [
     ("waiting_time", {**EXPIRED, "instances": 0, "waited_s": 0.0},
      "This request was not dispatched within its waiting time: it waited 0 ms, and no instance accepted requests. "
      "Raise waiting_time or retry later."),
+    ("waiting_time", {**EXPIRED, "instances": 0, "instance_starting": True},
+     "This request was not dispatched within its waiting time: it waited 5 s, and an instance was still starting. "
+     "Raise waiting_time or retry later."),
     ("waiting_time", {**EXPIRED, "paused": True},
      "This request was not dispatched within its waiting time: it waited 5 s, and an operator had paused it. Raise "
      "waiting_time or retry later."),
@@ -132,7 +135,7 @@ async def test_a_client_that_expired_is_told_in_a_sentence() -> None:
         assert answer.status == 504
         said = answer.error["message"]
         assert said.startswith("This request was not dispatched within its waiting time: it waited "), said
-        assert said.endswith("ms, and no instance accepted requests. Raise waiting_time or retry later."), said
+        assert said.endswith("ms, and an instance was still starting. Raise waiting_time or retry later."), said
 
 
 def test_ends_without_a_decision_are_told_in_words() -> None:

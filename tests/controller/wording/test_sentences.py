@@ -54,6 +54,14 @@ def test_a_load_without_bound_is_said_in_words():
     )
 
 
+def test_a_scale_out_from_none_says_that_no_instance_was_up():
+    none = {**SCALER, "load": None, "ready": 0}
+    said = say("scale_out", "scaler", "scaling_policy", "demo", "load_above_upper", none)
+    assert said == (
+        "scaler scaled out demo: unbounded load (requests arrive and no instance is up) is above 80 % with 0 ready"
+    )
+
+
 def test_why_an_instance_is_kept_is_also_true_of_the_last_one():
     """Of a fleet that may go down to none: there is no rest whose load could rise."""
     said = say("scale_hold", "scaler", "scaling_policy", "demo", "rest_would_exceed_upper", {**SCALER, "load": 0.02})
