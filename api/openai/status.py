@@ -107,11 +107,13 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         policy=gateway.scheduler.name,
         links=links(gateway, now),
         decisions=decisions(gateway),
-        capacity=capacity(gateway.named_models, known, gateway.fleet.coming),
+        capacity=capacity(gateway.named_models, known, gateway.fleet.coming, gateway.fleet.on_demand),
     )
 
 
-def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Container[str]) -> dict[str, str]:
+def capacity(
+    models: Iterable[str], known: Iterable[InstanceMessage], coming: Container[str], on_demand: Container[str]
+) -> dict[str, str]:
     """For each model, what would happen to a request: as the dispatcher decides it (`Lane.unserved`), and the migrator
     once it is prefilled."""
     up = {(each["model"], each["role"]) for each in known if each["state"] == "up"}
@@ -122,8 +124,10 @@ def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Co
             found[model] = "up"
         elif (model, Role.PREFILL) in up:
             found[model] = "undecoded"
+        elif model in asleep or model in coming:
+            found[model] = "coming"
         else:
-            found[model] = "coming" if model in asleep or model in coming else "none"
+            found[model] = "on_demand" if model in on_demand else "none"
     return found
 
 

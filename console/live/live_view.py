@@ -15,7 +15,7 @@ from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
 from controller.wording.vocabulary import class_name, reason_in_words
 
-CAPACITY = ("up", "undecoded", "coming", "none")  # from best to worst
+CAPACITY = ("up", "undecoded", "coming", "on_demand", "none")  # from best to worst
 AT_RISK_SHARE = 0.75  # of the window's error budget: a class that has used this much is at risk
 
 

@@ -41,7 +41,6 @@ from controller.services.fleet.scaling_policies import (
     scaling_policy_release,
     scaling_policy_update,
 )
-from controller.services.fleet.scaling_stages import patterns
 from controller.wording.scaling import warm_in_words, why
 from controller.wording.sentences import figures_line, sentence
 
@@ -94,7 +93,7 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     then = scaling.samples_at(at=to_its_end(at)) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
     there = {} if at else scaling.instances_now()
-    pools = {} if at else scaling.warm_pools(shown, patterns())
+    pools = {} if at else scaling.warm_pools(shown)
     shown_events = nearest(events, at)
     cards, drawn = [], [event for event in events if event.at >= since]
     for policy in shown:

@@ -152,7 +152,7 @@ class FleetMessage(TypedDict):
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
     decisions: NotRequired[list[DecisionCount]]
     # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
-    # `coming`, it waits for an instance that starts; `none`, it is refused.
+    # `coming`, it waits for an instance that starts; `on_demand`, one is started for it; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
 
 

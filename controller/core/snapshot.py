@@ -122,6 +122,7 @@ class GatewaySnapshot:
     instances: tuple[InstanceSpec, ...] = ()
     draining: tuple[str, ...] = ()  # ids of instances that get no new requests
     coming: tuple[ComingConfig, ...] = ()
+    on_demand: tuple[str, ...] = ()  # models of which a scaling policy starts an instance once a request waits for one
     telemetry_period_s: float = 1.0
     pruning: bool = False  # whether the coordinator of pruning is to know the queues
 
@@ -159,6 +160,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
         instances=tuple(instances),
         draining=tuple(raw.get("draining", ())),
         coming=tuple(ComingConfig(**item) for item in raw.get("coming", ())),
+        on_demand=tuple(raw.get("on_demand", ())),  # absent in a file of an older release
         telemetry_period_s=raw.get("telemetry_period_s", 1.0),
         pruning=raw.get("pruning", False),  # absent in a file of an older release
     )

@@ -7,25 +7,37 @@ from collections.abc import Iterable
 
 from controller.core import events as ev
 
+AT_ONCE = 0.0  # before now on every driver's clock
+
 
 class ExpectedInstances:
     """Remembers what the scheduler was told."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
+        self._on_demand = frozenset[str]()
 
     @property
     def models(self) -> frozenset[str]:
-        """Models of which an instance is expected."""
-        return frozenset(self._told)
+        """Models of which an instance is starting."""
+        return frozenset(self._told) - self._on_demand
 
-    def changes(self, joins: Iterable[tuple[str, float]]) -> list[ev.Expected]:
+    @property
+    def on_demand(self) -> frozenset[str]:
+        """Models of which none is starting, but will once a request waits for it."""
+        return self._on_demand
+
+    def changes(self, joins: Iterable[tuple[str, float]], on_demand: Iterable[str] = ()) -> list[ev.Expected]:
         """What to tell now. `joins`: model and earliest time (seconds, the driver's clock) of each instance that is
-        starting and will take requests, whether others of its model are up or not."""
+        starting and will take requests, whether others of its model are up or not. `on_demand`: models of which a
+        scaler starts an instance once a request waits for it. That is expected at once, unless one is starting already,
+        whose time is known."""
         earliest = dict[str, float]()
         for model, at in joins:
             earliest[model] = min(at, earliest.get(model, math.inf))
-        told, self._told = self._told, earliest
+        self._on_demand = frozenset(on_demand) - earliest.keys()
+        told, self._told = self._told, {**earliest, **dict.fromkeys(self._on_demand, AT_ONCE)}
+        earliest = self._told
         every = sorted(earliest.keys() | told.keys())
         pairs = [(model, earliest.get(model, math.inf)) for model in every]
         return [ev.Expected(model, at) for model, at in pairs if at != told.get(model, math.inf)]

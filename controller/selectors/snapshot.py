@@ -35,6 +35,7 @@ from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import batching_of
 from controller.selectors.fleet.latency_fits import Fits, active_fits
+from controller.selectors.fleet.scaling import models_on_demand
 
 
 def config_version() -> int:
@@ -43,7 +44,8 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Nine queries. The version is read first, so that a change in the meantime makes the next poll read again."""
+    """Ten queries, eleven with scaling policies. The version is read first, so that a change in the meantime makes the
+    next poll read again."""
     version = config_version()
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
@@ -58,6 +60,7 @@ def gateway_snapshot() -> GatewaySnapshot:
         instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
         coming=tuple(_coming(row) for row in rows if row.switches_role or not row.now_serves),
+        on_demand=tuple(models_on_demand()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
         pruning=FlowSettings.objects.filter(drop_budget__gt=0).exists(),
     )

@@ -144,6 +144,13 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
             "Requests for a go straight to an engine while the fleet has capacity.",
         ),
         (
+            {"a": "on_demand"},
+            "No engine for a is up. The next request for this model has one started and waits here for it, as long as "
+            "its waiting time allows.",
+            True,
+            "",
+        ),
+        (
             {"a": "undecoded"},
             "No decode engine for a is up, only prefill engines. Requests are prefilled, then wait outside this queue "
             "for a decode engine and are refused after their waiting time, or 30 seconds.",

@@ -72,6 +72,7 @@ class GatewayFleet:
         self._clock = clock
         self._runtime: InstanceListener | None = None
         self._coming: list[tuple[str, float]] = []  # model, earliest time
+        self._on_demand: tuple[str, ...] = ()
         self._expected = ExpectedInstances()
 
     @property
@@ -84,6 +85,11 @@ class GatewayFleet:
     def coming(self) -> frozenset[str]:
         """Models with an instance being started, as the scheduler was told."""
         return self._expected.models
+
+    @property
+    def on_demand(self) -> frozenset[str]:
+        """Models of which no instance is being started, but will be once a request waits for it."""
+        return self._expected.on_demand
 
     def bind(self, runtime: InstanceListener) -> None:
         self._runtime = runtime
@@ -101,6 +107,7 @@ class GatewayFleet:
             self._set_draining(self.seats[instance_id], instance_id in snapshot.draining)
         now, wall = self._clock(), time.time()
         self._coming = [(coming.model, now + max(0.0, coming.not_before - wall)) for coming in snapshot.coming]
+        self._on_demand = snapshot.on_demand
         self.sweep()
 
     def sweep(self) -> None:
@@ -114,7 +121,7 @@ class GatewayFleet:
         """Tell the scheduler when the next instance of a model is expected, where that changed."""
         now = self._clock()
         awaited = [(seat.spec.model, seat.seen_at) for seat in self.seats.values() if seat.awaited(now)]
-        for event in self._expected.changes([*self._coming, *awaited]):
+        for event in self._expected.changes([*self._coming, *awaited], self._on_demand):
             self.runtime.push(event)
 
     def _seat(self, spec: InstanceSpec) -> None:

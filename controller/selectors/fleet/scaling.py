@@ -9,13 +9,24 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import (
+    BooleanField,
+    CharField,
+    Count,
+    ExpressionWrapper,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+)
 
 from controller.engine.start_steps import PROCESS, READY
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
-from controller.models.fleet import Weights
+from controller.models.fleet import Role, Weights
 from controller.scale.capacity_plan import NO_DEVICE, NOTHING_TO_START
 from controller.scale.observation import NO_CAPACITY
+from controller.scale.provisioning import starters
 from controller.selectors.fleet.topology import rooms_for
 from controller.selectors.fleet.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
@@ -320,6 +331,34 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
+def patterns() -> QuerySet[Instance]:
+    """The pattern of the next instance for each model and role; `_pattern` in
+    `controller.services.fleet.scaling_stages` finds it for one."""
+    gone = ExpressionWrapper(
+        Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
+    )
+    rows = Instance.objects.filter(provisioner__in=starters()).annotate(gone=gone)
+    return rows.order_by("model_id", "role", "gone", "-created_at").distinct("model_id", "role")
+
+
+def models_on_demand() -> list[str]:
+    """Names of the models of which the scaler starts an instance once a request waits for it: those with an enabled
+    policy and an instance to start a copy of. No free device is asked for, since one may become free while the request
+    waits. Two queries; one without policies."""
+    policies = ScalingPolicy.objects.filter(enabled=True).exclude(role=Role.DECODE.value)
+    names = {(model, role): name for model, role, name in policies.values_list("model_id", "role", "model__name")}
+    if not names:
+        return []
+    rows = patterns().filter(model__in={model for model, _ in names}).select_related("template")
+    return sorted({names[row.model_id, row.role] for row in rows if (row.model_id, row.role) in names and _copied(row)})
+
+
+def _copied(row: Any) -> bool:
+    """Whether the scaler starts copies of a pattern (as `patterns` annotates it)."""
+    paused = row.template is not None and row.template.paused_at is not None
+    return not paused and not (row.gone and row.settings_refused)
+
+
 # ---- warm pools ------------------------------------------------------------------------------------------------------
 
 
@@ -332,9 +371,8 @@ class WarmPool(NamedTuple):
     held_by: str = ""
 
 
-def warm_pools(policies: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, WarmPool]:
-    """Warm pools by policy. One query, and three more if one has too few. `patterns`: what new instances are made
-    like."""
+def warm_pools(policies: Sequence[ScalingPolicy]) -> dict[int, WarmPool]:
+    """Warm pools by policy. One query, and three more if one has too few."""
     counted: dict[tuple[int, str], WarmPool] = {}
     groups = Instance.objects.warm().values_list("model_id", "role", "observed_state")
     for model, role, observed, count in groups.annotate(count=Count("pk")).order_by():
@@ -343,7 +381,7 @@ def warm_pools(policies: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) 
         counted[model, role] = known._replace(**{state: getattr(known, state) + count})
     found = {policy.pk: counted.get((policy.model_id, policy.role), WarmPool()) for policy in policies}
     short = [each for each in policies if each.enabled and _too_few(each, found[each.pk])]
-    for id, reason in _held(short, patterns).items():
+    for id, reason in _held(short).items():
         found[id] = found[id]._replace(held_by=reason)
     return found
 
@@ -352,10 +390,10 @@ def _too_few(policy: ScalingPolicy, pool: WarmPool) -> bool:
     return policy.warm is not None and pool.ready + pool.starting < policy.warm
 
 
-def _held(short: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, str]:
+def _held(short: Sequence[ScalingPolicy]) -> dict[int, str]:
     if not short:
         return {}
-    rows = list(patterns.filter(model__in=[policy.model_id for policy in short]))
+    rows = list(patterns().filter(model__in=[policy.model_id for policy in short]))
     like = {(row.model_id, row.role): row for row in rows}
     rooms = rooms_for(rows)
     found = {}

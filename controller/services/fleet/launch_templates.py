@@ -20,6 +20,7 @@ from controller.models import LaunchTemplate as Row
 from controller.models.fleet import KvRole, Role
 from controller.services import change
 from controller.services.actors import SYSTEM, Actor
+from controller.services.config import config_version_raise
 from controller.services.decisions import decision_record
 from controller.services.replace import ExpectedVersion, defaults_of, put
 
@@ -106,7 +107,7 @@ def launch_template_pause(*, actor: Actor, row: Row, instance: str, failures: in
         row.paused_at, row.paused_reason = timezone.now(), error
         row.version += 1
         row.save(update_fields=["paused_at", "paused_reason", "version", "updated_at"])
-        return decision_record(
+        decision = decision_record(
             actor=actor,
             kind="launch_template_paused",
             subject_type=KIND,
@@ -114,6 +115,8 @@ def launch_template_pause(*, actor: Actor, row: Row, instance: str, failures: in
             reason="starts_failed",
             inputs={"instance": instance, "never_ready": failures, "error": error},
         )
+        config_version_raise()  # requests no longer wait for an instance from it
+        return decision
 
 
 def _resume(row: Row, actor: Actor) -> None:
@@ -121,6 +124,7 @@ def _resume(row: Row, actor: Actor) -> None:
     row.version += 1
     row.save(update_fields=["paused_at", "paused_reason", "version", "updated_at"])
     change.audit(actor, KIND, "resumed", row, {})
+    config_version_raise()
 
 
 def shipped_templates_store() -> int:

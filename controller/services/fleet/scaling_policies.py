@@ -58,7 +58,7 @@ def scaling_policy_create(
         sleep_level=sleep_level,
         enabled=enabled,
     )
-    return change.create(row, actor=actor, kind="scaling_policy", check=_check, gateways=False)
+    return change.create(row, actor=actor, kind="scaling_policy", check=_check)
 
 
 def scaling_policy_update(
@@ -73,7 +73,6 @@ def scaling_policy_update(
         changes=changes,
         editable=EDITABLE,
         check=_check,
-        gateways=False,
     )
 
 
@@ -142,7 +141,7 @@ def scaling_policy_put(
 
 
 def scaling_policy_remove(*, actor: Actor, policy_id: int, version: int | None = None) -> None:
-    change.remove(ScalingPolicy, policy_id, actor=actor, kind="scaling_policy", version=version, gateways=False)
+    change.remove(ScalingPolicy, policy_id, actor=actor, kind="scaling_policy", version=version)
 
 
 def scaling_config(row: ScalingPolicy) -> ScalingConfig:

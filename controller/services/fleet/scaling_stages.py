@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
-
 from controller.core.messages import FleetMessage
 from controller.engine.process_spec import SAYABLE
 from controller.models import Instance, ScalerState, ScalingPolicy
@@ -20,7 +18,7 @@ from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
 from controller.scale.provisioning import starters
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
-from controller.selectors.fleet.scaling import cold_start_s
+from controller.selectors.fleet.scaling import cold_start_s, patterns
 from controller.selectors.fleet.topology import room_for, warm_on
 from controller.services.fleet.actions import LOADABLE, Kind
 from controller.services.fleet.instances import FROM_TEMPLATE
@@ -139,15 +137,6 @@ def _sharers(view: StageView, pattern: Instance) -> dict[int, tuple[int, str]]:
 def _same_devices(one: Instance, other: Instance) -> bool:
     kinds = {one.device_kind, other.device_kind} - {""}  # "" matches any kind
     return one.host_id == other.host_id and len(kinds) <= 1
-
-
-def patterns() -> QuerySet[Instance]:
-    """The pattern of the next instance for each model and role; `_pattern` finds it for one."""
-    gone = ExpressionWrapper(
-        Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
-    )
-    rows = Instance.objects.filter(provisioner__in=starters()).annotate(gone=gone)
-    return rows.order_by("model_id", "role", "gone", "-created_at").distinct("model_id", "role")
 
 
 def spare_of(row: Instance, *, engine_ready: bool = False) -> Spare:

@@ -77,7 +77,11 @@ class Elastic:
         self._decoding: set[str] = set()  # prefilled requests that have not ended
 
     def start(self) -> None:
-        """Fill the warm pool: it is full when the run begins, and its spares are ready."""
+        """Fill the warm pool: it is full when the run begins, and its spares are ready. Tell that requests may wait for
+        an instance that a scaler will start."""
+        if any(stage.role is not Role.DECODE for stage in self.stages):
+            for model in sorted({each.model for each in self._run.settings.instances}):
+                self._run.joins.on_demand(model)
         for _ in range(self.settings.warm):
             self._run.cluster.keep_warm(0.0, ready_at=0.0)
 

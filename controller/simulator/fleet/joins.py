@@ -15,10 +15,16 @@ class Joins:
         self._tell = tell
         self._expected = ExpectedInstances()
         self._joins: dict[int | str, tuple[str, float]] = {}  # by slot or id: model and earliest time
+        self._on_demand: set[str] = set()
 
     def awaited(self, key: int | str, model: str, at: float) -> None:
         """An instance takes requests of `model` from `at` on, as far as a gateway knows."""
         self._joins[key] = (model, at)
+        self._changed()
+
+    def on_demand(self, model: str) -> None:
+        """A scaler starts an instance of `model` whenever a request waits for one."""
+        self._on_demand.add(model)
         self._changed()
 
     def came(self, key: int | str) -> None:
@@ -28,5 +34,5 @@ class Joins:
             self._changed()
 
     def _changed(self) -> None:
-        for event in self._expected.changes(self._joins.values()):
+        for event in self._expected.changes(self._joins.values(), self._on_demand):
             self._tell(event)

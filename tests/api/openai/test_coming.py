@@ -159,6 +159,35 @@ async def test_who_waited_for_one_that_was_given_up_is_answered_then() -> None:
         assert "retry-after" in answer.headers
 
 
+async def test_the_first_request_of_a_model_on_demand_is_served_by_the_instance_started_for_it() -> None:
+    async with TestBed(with_instances(on_demand=("demo",))) as bed:
+        client = bed.send(completion(waiting_time=30))
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 1)
+        coming = (ComingConfig("e1", "demo"),)
+        bed.gateway.configure(with_instances(version=3, coming=coming, on_demand=("demo",)))
+        bed.gateway.configure(with_instances(spec(), version=4, on_demand=("demo",)))
+        assert (await client.done()).status == 200
+        assert [(record.instance, record.outcome) for record in bed.sink.records] == [("e1", Outcome.OK)]
+
+
+async def test_it_is_answered_at_once_if_nothing_can_be_started_any_more() -> None:
+    """For example, because its launch template was paused."""
+    async with TestBed(with_instances(on_demand=("demo",))) as bed:
+        client = bed.send(completion(waiting_time=30))
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue()) == 1)
+        bed.gateway.configure(with_instances(version=3))
+        answer = await client.done()
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert "retry-after" in answer.headers
+
+
+async def test_it_is_told_that_an_instance_was_starting_when_its_waiting_time_ends() -> None:
+    async with TestBed(with_instances(on_demand=("demo",))) as bed:
+        answer = await bed.ask(completion(waiting_time=0.05))
+        assert answer.status == 504
+        assert "an instance was still starting" in answer.error["message"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_only_engine_dies_and_its_replacement_gets_what_it_had(stream: bool) -> None:
     async with TestBed(with_instances(spec("e1"))) as bed:
@@ -203,6 +232,11 @@ async def test_up_is_said_of_those_that_take_requests() -> None:
         (with_instances(spec(role=Role.PREFILL), spec("e2", role=Role.DECODE)), True, "up", None),
         (with_instances(spec(role=Role.PREFILL), spec("e2")), True, "up", None),
         (with_instances(), True, "none", 503),
+        (with_instances(on_demand=("demo",)), True, "on_demand", 504),
+        (with_instances(on_demand=("other",)), True, "none", 503),
+        (with_instances(spec(), draining=("e1",), on_demand=("demo",)), True, "on_demand", 504),
+        (with_instances(coming=(ComingConfig("e1", "demo"),), on_demand=("demo",)), True, "coming", 504),
+        (with_instances(spec(), on_demand=("demo",)), True, "up", 200),
     ],
 )
 async def test_what_pages_are_told_of_a_model_is_what_its_requests_find(

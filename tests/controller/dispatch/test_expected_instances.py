@@ -23,6 +23,18 @@ def test_only_changes_are_told_the_earliest_of_each_model() -> None:
     assert made.models == {"b"}
 
 
+def test_a_model_on_demand_is_expected_at_once_until_an_instance_of_it_starts() -> None:
+    made = ExpectedInstances()
+    assert made.changes([], ["a"]) == [ev.Expected("a", 0.0)]
+    assert (made.models, made.on_demand) == (set(), {"a"})
+    assert made.changes([], ["a"]) == []
+    assert made.changes([("a", 9.0)], ["a"]) == [ev.Expected("a", 9.0)], "when it starts is known then"
+    assert (made.models, made.on_demand) == ({"a"}, set())
+    assert made.changes([], ["a"]) == [ev.Expected("a", 0.0)]
+    assert made.changes([]) == [ev.Expected("a", math.inf)]
+    assert made.on_demand == set()
+
+
 def test_requests_wait_for_the_second_replacement_where_the_first_is_gone_again() -> None:
     """One instance fails and is replaced after 1 s, the other after 4 s; the first fails once more at 2 s, for good."""
     failures = (Failure(0, 0.5, 1.0), Failure(1, 0.5, 4.0), Failure(0, 2.0))

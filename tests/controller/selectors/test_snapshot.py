@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from controller.core.snapshot import snapshot_from_json
 from controller.core.types import LatencyCoefficients
-from controller.models import ConfigVersion, Instance
+from controller.models import ConfigVersion, Instance, LaunchTemplate, ScalingPolicy
 from controller.selectors.snapshot import config_version, gateway_snapshot
+from controller.services.actors import SYSTEM
+from controller.services.fleet.launch_templates import launch_template_pause, launch_template_resume
+from controller.services.fleet.scaling_policies import (
+    scaling_policy_create,
+    scaling_policy_remove,
+    scaling_policy_update,
+)
 from controller.services.fleet.served_models import latency_profile_set
 from tests import factories
 
@@ -77,7 +86,7 @@ def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queri
         factories.instance(factories.served_model())
         factories.api_key()
 
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(10):
         snapshot = gateway_snapshot()
 
     assert (len(snapshot.models), len(snapshot.instances), len(snapshot.keys)) == (6, 6, 6)
@@ -108,6 +117,56 @@ def test_it_names_what_is_on_its_way():
         factories.instance(model, id=name, **fields)
     coming = {each.id: (each.model, each.not_before) for each in gateway_snapshot().coming}
     assert coming == {"pending": ("m", 99.5), "starting": ("m", 0.0), "waking": ("m", 0.0)}
+
+
+def scaled(name: str, *, policy: dict[str, Any] | None = None, **fields: Any) -> None:
+    """A model with a policy whose only instance is gone."""
+    model = factories.served_model(name=name)
+    scaling_policy_create(actor=factories.ACTOR, model=model, min_instances=0, **(policy or {}))
+    gone = {"desired_state": "stopped", "observed_state": "stopped", "provisioner": "process"}
+    factories.instance(model, **{**gone, **fields})
+
+
+def test_it_names_models_of_which_a_request_has_an_instance_started(django_assert_num_queries):
+    paused = LaunchTemplate.objects.create(name="paused", backend="vllm", command=["vllm"], paused_at=timezone.now())
+    scaled("gone")
+    scaled("prefills", policy={"role": "prefill"}, role="prefill")
+    scaled("serves", desired_state="running", observed_state="ready")
+    scaled("disabled", policy={"enabled": False})
+    scaled("decodes", policy={"role": "decode"}, role="decode")
+    scaled("other role", role="prefill")
+    scaled("registered", provisioner="static")
+    scaled("refused", error=f"{Instance.SETTINGS_REFUSED} by the engine")
+    scaled("paused", template=paused, backend=paused.backend)
+    scaling_policy_create(actor=factories.ACTOR, model=factories.served_model(name="never"), min_instances=0)
+    factories.instance(factories.served_model(name="unscaled"), provisioner="process", observed_state="stopped")
+    with django_assert_num_queries(11):
+        assert gateway_snapshot().on_demand == ("gone", "prefills", "serves")
+
+
+def test_gateways_hear_of_what_decides_whether_an_instance_is_started():
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
+    scaled("m", template=template, backend=template.backend)
+    policy = ScalingPolicy.objects.get()
+    seen = [config_version()]
+
+    def heard() -> tuple[str, ...]:
+        version = config_version()
+        assert version > seen[-1], "gateways would not read the configuration again"
+        seen.append(version)
+        return gateway_snapshot().on_demand
+
+    assert gateway_snapshot().on_demand == ("m",)
+    launch_template_pause(actor=SYSTEM, row=template, instance="i", failures=3, error="exit 1")
+    assert heard() == ()
+    launch_template_resume(actor=factories.ACTOR, template_id=template.pk)
+    assert heard() == ("m",)
+    scaling_policy_update(actor=factories.ACTOR, policy_id=policy.pk, version=None, changes={"enabled": False})
+    assert heard() == ()
+    scaling_policy_update(actor=factories.ACTOR, policy_id=policy.pk, version=None, changes={"enabled": True})
+    assert heard() == ("m",)
+    scaling_policy_remove(actor=factories.ACTOR, policy_id=policy.pk)
+    assert heard() == ()
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,15 @@ def test_lulls_shorter_than_a_start_do_not_stop_an_instance(monkeypatch):
     assert starts == [2, 16]
     assert attained == [pytest.approx(0.978, abs=0.02), pytest.approx(0.784, abs=0.05)]
     assert kept.cost < 1.1 * stopped.cost
+
+
+def test_the_first_request_after_a_scale_to_zero_waits_for_an_instance():
+    from_none = replace(QUICK, min_instances=0)
+    loads = {"device": 0.1, "host": 0.1, "disk": 5.0}
+    demands = [Demand("a", 0.0, 50, 5, PATIENT), Demand("b", 60.0, 50, 5, PATIENT)]
+    result = simulate(demands, "slackline", (SMALL,), elastic=ElasticSettings(from_none, "disk", loads))
+    first, second = result.records
+    assert min(sample.instances for sample in result.samples if sample.at < 60.0) == 0
+    assert (first.outcome, second.outcome) == (Outcome.OK, Outcome.OK)
+    assert first.instance != second.instance
+    assert second.queue_s >= 5.0
