@@ -7,6 +7,7 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -69,6 +70,20 @@ def pytest_collection_finish() -> None:
     """The collector of garbage need not look at the thousands of tests again and again."""
     gc.collect()
     gc.freeze()
+
+
+FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> dict[str, object]:
+    """For what tests of a real engine or cluster see: printed as the last line, as JSON."""
+    return pytestconfig.stash.setdefault(FIGURES, {})
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if seen := config.stash.get(FIGURES, None):
+        print(json.dumps(seen))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,22 +15,6 @@ from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 NODES = ("127.0.0.2", "127.0.0.3")
 DEVICES = 2  # of each node
-
-
-@pytest.fixture(scope="session")
-def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, object]]:
-    """What the tests saw, printed as the last line."""
-    seen: dict[str, object] = {}
-    yield seen
-    pytestconfig.stash[FIGURES] = seen
-
-
-FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if seen := config.stash.get(FIGURES, None):
-        print(json.dumps(seen))
 
 
 @pytest.fixture(scope="session")
