@@ -12,6 +12,9 @@ import requests
 
 from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, RunningEngine, vllm_missing, vllm_servers
 from benchmarks.stack import ClassSpec, Stack, StackFleet
+from tests.faults.system import System, running_system
+from tests.vllm.launched import Launched
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 CLASSES = (ClassSpec("interactive", 5.0, 0.5), ClassSpec("patient", 120.0, 5.0))
 
@@ -68,3 +71,26 @@ def client(stack: Stack, client_of: Callable[[RunningEngine], Client]) -> Iterat
     """Of a gateway with its own default policy set."""
     with stack.gateway() as gateway:
         yield client_of(gateway)
+
+
+@pytest.fixture(scope="module")
+def launched_system(postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[System]:
+    """A system that starts its vLLM servers by itself."""
+    if (missing := vllm_missing()) is not None:
+        pytest.fail(missing, pytrace=False)
+    with running_system(postgres.url, redis_server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def launched(launched_system: System) -> Iterator[Callable[[str, int], Launched]]:
+    """Makes models of the test's own in that system: a name, and how many requests at a time each server takes."""
+    made: list[Launched] = []
+
+    def make(model: str, slots: int) -> Launched:
+        made.append(Launched(launched_system, launched_system.sign_in(), model, slots))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
