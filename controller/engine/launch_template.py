@@ -39,6 +39,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # name of a file
 RESERVED = re.compile(r"CUDA_VISIBLE_DEVICES|FLEET_TOKEN.*|SECRET_KEY.*|DATABASE_URL.*|REDIS_URL.*|SLACKLINE_.*|LD_.*")
 SOUNDS_SECRET = re.compile(r"(?i)(^|.*[_-])(token|secret|password|passwd|api_?key|access_?key|private_?key)$")
+NOT_STORED = re.compile("[\\0\\ud800-\\udfff]")  # by PostgreSQL, in JSON
 HEALTH = re.compile(r"/[A-Za-z0-9._~/-]{0,200}")
 
 
@@ -154,8 +155,8 @@ def _variable_problem(name: object, value: object) -> str:
 
 
 def _text_problem(text: object) -> str:
-    if not isinstance(text, str) or len(text) > LENGTH_MAX or "\0" in text:
-        return f"Must be a text of at most {LENGTH_MAX} characters."
+    if not isinstance(text, str) or len(text) > LENGTH_MAX or NOT_STORED.search(text):
+        return f"Must be a text of at most {LENGTH_MAX} characters, without NUL and unpaired surrogates."
     try:
         Text(text).substitute(FIELDS)
     except (KeyError, ValueError) as error:

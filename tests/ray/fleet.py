@@ -30,8 +30,8 @@ class Fleet:
         assert answer.ok, f"{path}: {answer.text}"
         return answer.json()
 
-    def start(self, id: str) -> None:
-        self.call("instances", {**INSTANCE, "id": id, "model": self.model})
+    def start(self, id: str, template: str = TEMPLATE) -> None:
+        self.call("instances", {**INSTANCE, "id": id, "model": self.model, "template": template})
 
     def stop(self, id: str) -> None:
         self.call(f"instances/{id}/stop", {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.engine.placement import CPUS, GPUS, MEMORY
+from controller.engine.runtime_env import RUNTIME_ENV
 from controller.engine.start_steps import patterns
 from workers.http.fleet_proof import keyed
 from workers.ray import launcher
@@ -35,8 +36,8 @@ def control_token(fleet_token: str, instance: str, made: str) -> str:
 
 
 def job_of(id: str, spec: Mapping[str, object], fleet_token: str, made: str) -> dict[str, Any]:
-    """The body of a submission. `made`: when the instance's row was made, which tells it from an earlier instance of
-    the same id. Raises ConfigError without a launch template."""
+    """The body of a submission. `spec`: as `instance_spec` makes it. `made`: when the instance's row was made, which
+    tells it from an earlier instance of the same id. Raises ConfigError without a launch template."""
     launch, placed = spec.get("launch"), spec.get("placement")
     if not isinstance(launch, Mapping):
         raise ConfigError(f"instance {id}: a cluster starts engines from a launch template only", "template")
@@ -61,6 +62,7 @@ def job_of(id: str, spec: Mapping[str, object], fleet_token: str, made: str) -> 
         "submission_id": id,
         "entrypoint": f"SLACKLINE_ORDER={text} exec python3 -c {_program()}",
         "metadata": {OWNER: owner_of(fleet_token), ROW: made},
+        **{name: spec[name] for name in (RUNTIME_ENV,) if name in spec},
         **{name: value for name, value in taken.items() if value is not None},
     }
 

@@ -22,6 +22,7 @@ from controller.core.addresses import url_problem
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, KEY_MADE
 from controller.engine import placement
 from controller.engine.process_spec import refusal, values_refused, values_refused_of_all
+from controller.engine.runtime_env import RUNTIME_ENV
 from controller.models import Device, Host, Instance, InstanceInterval, LaunchTemplate, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.scale.provisioning import PROCESS, STATIC, Hosts
@@ -342,6 +343,9 @@ def _check_spec(row: Instance) -> None:
             raise ValidationError({"spec": f"unknown: {', '.join(unknown)}; beside its template: {known}."})
         if wrong := placement.problems(row.spec):
             raise ValidationError({f"spec.{name}": why for name, why in wrong.items()})
+        if RUNTIME_ENV in row.template.spec and row.abilities.hosts != Hosts.CLUSTER:
+            told = f"{row.template} has a {RUNTIME_ENV}, which only a Ray cluster sets up."
+            raise ValidationError({"template": told})
     elif own and (refused_whole := refusal(row.spec)):
         raise ValidationError({"spec": refused_whole})
     now = timezone.now().timestamp()

@@ -12,8 +12,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.core.types import KEY_MADE
-from controller.engine import placement
+from controller.engine import placement, runtime_env
 from controller.engine.launch_template import LONGEST_START_S, LaunchTemplate, problems, rendered, split_environment
+from controller.engine.runtime_env import RUNTIME_ENV
 from controller.engine.shipped_templates import SHIPPED
 from controller.models import Decision, Instance
 from controller.models import LaunchTemplate as Row
@@ -27,7 +28,9 @@ from controller.services.replace import ExpectedVersion, defaults_of, put
 KIND = "launch_template"
 EDITABLE = (*("backend", "roles", "command", "environment", "spec", "health_path", "key_variable", "start_limit_s"),)
 BACKENDS = ("reference", "sglang", "vllm")
-FACTS = ("kv_role", *placement.FIELDS)  # that a template may say about its engines
+FACTS = ("kv_role", *placement.FIELDS)  # that a template may say about its engines, and an instance about its own
+# What only a template may say, since it runs programs as the command does.
+OF_TEMPLATE = (*FACTS, RUNTIME_ENV)
 EXAMPLE: Mapping[str, str] = {
     **{"id": "vllm-1", "model": "/models/example", "served_name": "example", "host": "127.0.0.1", "port": "8100"},
     **{"context": "4096", "slots": "16", "role": "collocated", "tp": "1", "device": "0", "python": "python3"},
@@ -185,7 +188,8 @@ def fields_from(template: Row, role: str, spec: Mapping[str, Any]) -> dict[str, 
     if role not in template.roles:
         raise ValidationError({"role": f"{template} starts {', '.join(template.roles)} instances only."})
     key_name = KEY_MADE if template.key_variable else ""
-    return {"backend": template.backend, "spec": {**template.spec, **spec}, "key_name": key_name}
+    facts = {name: value for name, value in template.spec.items() if name in FACTS}
+    return {"backend": template.backend, "spec": {**facts, **spec}, "key_name": key_name}
 
 
 def _check(row: Row) -> None:
@@ -194,16 +198,22 @@ def _check(row: Row) -> None:
         errors["backend"] = f"Must be one of: {', '.join(BACKENDS)}."
     if not _are(row.roles, Role.values):
         errors["roles"] = f"Must be a list of: {', '.join(Role.values)}."
-    if not isinstance(row.spec, dict) or set(row.spec) - set(FACTS):
-        errors["spec"] = f"May only have: {', '.join(FACTS)}."
+    if not isinstance(row.spec, dict) or set(row.spec) - set(OF_TEMPLATE):
+        errors["spec"] = f"May only have: {', '.join(OF_TEMPLATE)}."
     elif "kv_role" in row.spec and (row.backend != "vllm" or row.spec["kv_role"] not in KvRole.values):
         errors["spec"] = f"kv_role is for vLLM only and must be one of: {', '.join(KvRole.values)}."
-    elif wrong := placement.problems(row.spec):
+    elif wrong := placement_problems(row.spec):
         errors |= {f"spec.{name}": why for name, why in wrong.items()}
     if not (math.isfinite(row.start_limit_s) and row.start_limit_s <= LONGEST_START_S):
         errors["start_limit_s"] = f"Must be at most {LONGEST_START_S:.0f} s."
     if errors:
         raise ValidationError(errors)
+
+
+def placement_problems(spec: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with what a template's spec says of a cluster, by field. Empty if nothing is."""
+    set_up = runtime_env.problems(spec[RUNTIME_ENV]) if RUNTIME_ENV in spec else {}
+    return placement.problems(spec) | set_up
 
 
 def _are(values: object, allowed: Iterable[str]) -> bool:

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from controller.engine import placement
 from controller.engine.process_spec import SAYABLE, start_after, start_refused, values_refused
+from controller.engine.runtime_env import RUNTIME_ENV
 from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate, ScalingPolicy
 from controller.models.fleet import Weights
 from controller.scale.capacity_plan import NO_DEVICE
@@ -278,7 +279,11 @@ def instance_spec(row: Instance) -> dict[str, Any]:
     """What its provisioner needs. A real model is given by its folder and served under the model's name."""
     if row.template is not None:
         placed = {name: row.spec[name] for name in placement.FIELDS if name in row.spec}
-        return {"id": row.pk, "launch": launch_of(row), "device_indexes": devices_of(row), "placement": placed}
+        set_up = {name: row.template.spec[name] for name in (RUNTIME_ENV,) if name in row.template.spec}
+        return {
+            **{"id": row.pk, "launch": launch_of(row), "device_indexes": devices_of(row), "placement": placed},
+            **set_up,
+        }
     spec = {
         **row.spec,
         "id": row.pk,

@@ -46,13 +46,14 @@ class Fleet:
         cluster = RayCluster("default", self.fake.url, self.fake.token)
         return RayProvisioner(cluster, self.token, self.rows, self.memory)
 
-    def start(self, id, *how, environment=None, secret_names=None, **spec):
+    def start(self, id, *how, environment=None, secret_names=None, runtime_env=None, **spec):
         self.rows.setdefault(id, KnownJob(made="1.0", spec=spec))
         launch = {
             "command": [sys.executable, ENGINE, "${port}", *how], "environment": environment or {}, "backend": "vllm",
             "secrets": secret_names or {}, "health_path": "/health", "key_variable": "KEY",
         }  # fmt: skip
-        self.ray().start(id, {"launch": launch, "placement": spec})
+        set_up = {"runtime_env": runtime_env} if runtime_env else {}
+        self.ray().start(id, {"launch": launch, "placement": spec, **set_up})
 
     def look(self, id):
         """As the reconciler: what was seen goes to the row."""
@@ -117,6 +118,13 @@ def test_an_engine_from_start_to_stop(fake, fleet):
     fleet.becomes("e1", None)
     assert answers(seen.url) is None
     assert fake._state("e1")["status"] == "SUCCEEDED"
+
+
+def test_a_runtime_environment_goes_to_the_cluster_as_it_is(fake, fleet):
+    set_up = {"pip": ["vllm==0.32.0"], "env_vars": {"A": "${B}"}}
+    fleet.start("e1", runtime_env=set_up)
+    fleet.start("e2")
+    assert [body.get("runtime_env") for body in fake.submitted] == [set_up, None]
 
 
 def test_a_start_that_is_repeated_starts_one(fake, fleet):

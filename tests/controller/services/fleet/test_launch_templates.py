@@ -48,6 +48,9 @@ def test_the_shipped_ones_are_stored_once_and_stay_removed(shipped):
         ({"roles": ["judge"]}, "roles"),
         ({"spec": {"seed": 1}}, "spec"),
         ({"spec": {"kv_role": "kv_all"}}, "spec"),
+        ({"spec": {"resources": {"GPU": 0}}}, "spec.resources"),
+        ({"spec": {"runtime_env": ["vllm"]}}, "spec.runtime_env"),
+        ({"spec": {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_a"}}}}, "spec.runtime_env.env_vars.HF_TOKEN"),
         ({"backend": "sglang", "spec": {"kv_role": "kv_both"}}, "spec"),
         ({"health_path": "x"}, "health_path"),
         ({"start_limit_s": 0.0}, "start_limit_s"),
@@ -94,6 +97,7 @@ def test_secrets_are_names_in_what_is_stored_and_told(shipped):
         ({"role": "prefill"}, "role"),
         ({"spec": {"seed": 1}}, "spec"),
         ({"spec": {"folder": "relative"}}, "spec.folder"),
+        ({"spec": {"runtime_env": {"pip": ["x"]}}}, "spec"),
         ({"provisioner": "static"}, "url"),
     ],
 )
@@ -101,6 +105,22 @@ def test_what_does_not_fit_a_template_is_refused(shipped, fields, field):
     with pytest.raises(ValidationError) as error:
         vllm(shipped["vllm"], **fields)
     assert set(error.value.message_dict) == {field}
+
+
+def test_a_runtime_environment_is_the_templates_alone(shipped):
+    """It runs programs, so whoever may only start an instance has none to give; and no other provisioner sets it up."""
+    row, set_up = shipped["vllm"], {"pip": ["vllm==0.32.0"]}
+    changes = {"spec": {"labels": {"zone": "a"}, "runtime_env": set_up}}
+    services.launch_template_update(actor=SYSTEM, template_id=row.pk, version=None, changes=changes)
+    row.refresh_from_db()
+    with pytest.raises(ValidationError, match="only a Ray cluster sets up"):
+        vllm(row, id="here")
+    made = vllm(row, id="there", provisioner="ray")
+    assert made.spec == {"labels": {"zone": "a"}}
+    assert instance_spec(made)["runtime_env"] == set_up
+    with pytest.raises(ValidationError, match="unknown: runtime_env"):
+        vllm(row, id="other", provisioner="ray", spec={"runtime_env": {"env_vars": {"PATH": "/theirs"}}})
+    assert "runtime_env" not in instance_spec(vllm(shipped["vllm-decode"], id="plain", role="decode"))
 
 
 def test_slackline_starts_no_vllm_without_a_template():
