@@ -12,10 +12,12 @@ from typing import Any
 from django import forms
 
 from console.forms.base import EditForm, PositiveSecondsField
+from controller.engine import placement
 from controller.engine.launch_template import FIELDS, problems
+from controller.engine.runtime_env import RUNTIME_ENV
 from controller.models.base import NAME
 from controller.models.fleet import KvRole, Role
-from controller.services.fleet.launch_templates import BACKENDS
+from controller.services.fleet.launch_templates import BACKENDS, placement_problems
 
 SECRET_BEGINS, SECRET_ENDS = "${secret:", "}"
 TYPED_MAX = 100_000  # characters
@@ -66,13 +68,19 @@ class CommandField(LinesField):
         return [text_of(line, number) for number, line in enumerate(lines, start=1)]
 
 
-class EnvironmentField(LinesField):
-    """Text, or `{"secret": NAME}`, by variable."""
+class NamedLinesField(LinesField):
+    """A NAME=value on each line. `shown` and `read`: how a value is written, and its inverse."""
+
+    def shown(self, value: Any) -> str:
+        raise NotImplementedError
+
+    def read(self, entered: str, number: int) -> Any:
+        raise NotImplementedError
 
     def prepare_value(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return "\n".join(f"{name}={_shown(each)}" for name, each in value.items())
+        return "\n".join(f"{name}={self.shown(each)}" for name, each in value.items())
 
     def to_python(self, value: Any) -> Any:
         text = super().to_python(value) or ""
@@ -85,14 +93,24 @@ class EnvironmentField(LinesField):
                 raise forms.ValidationError(f"Line {number}: enter NAME=value.")
             if name in found:
                 raise forms.ValidationError(f"Line {number}: {name} is entered twice.")
-            found[name] = _read(entered, number)
+            found[name] = self.read(entered, number)
         return found
 
     def run_validators(self, value: Any) -> None:
-        """Those of text do not fit; the form checks the variables."""
+        """Those of text do not fit; the form checks what was read."""
 
     def validate(self, value: Any) -> None:
-        """No variable is needed."""
+        """No line is needed."""
+
+
+class EnvironmentField(NamedLinesField):
+    """Text, or `{"secret": NAME}`, by variable."""
+
+    def shown(self, value: Any) -> str:
+        return _shown(value)
+
+    def read(self, entered: str, number: int) -> Any:
+        return _read(entered, number)
 
 
 def _shown(value: Any) -> str:
@@ -107,15 +125,29 @@ def _read(entered: str, number: int) -> Any:
     return text_of(entered, number) if entered else ""
 
 
-class FactsField(forms.ChoiceField):
-    """The `spec` of a template: today its `kv_role` alone."""
+class FactsField(NamedLinesField):
+    """The `spec` of a template: texts, and objects as JSON writes them."""
 
-    def prepare_value(self, value: Any) -> Any:
-        return value.get("kv_role", "") if isinstance(value, Mapping) else value
+    def shown(self, value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    def clean(self, value: Any) -> Any:
-        role = super().clean(value)
-        return {"kv_role": role} if role else {}
+    def read(self, entered: str, number: int) -> Any:
+        entered = entered.strip()
+        if not entered.startswith(("{", "[")):
+            return entered
+        told = f'Line {number}: must be written as in JSON, such as {{"GPU": 1}}.'
+        try:
+            value = json.loads(entered, parse_constant=_no_number)
+            stored = json.dumps(value, ensure_ascii=False).encode()  # fails for unpaired surrogates
+        except (ValueError, RecursionError):
+            raise forms.ValidationError(told) from None
+        if b"\\u0000" in stored:
+            raise forms.ValidationError(f"Line {number}: must have no NUL.")
+        return value
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
 
 
 class LaunchTemplateForm(EditForm):
@@ -144,10 +176,12 @@ class LaunchTemplateForm(EditForm):
         "the file of that name in ENGINE_SECRETS_DIR is read when an engine starts.",
     )
     spec = FactsField(
-        label="KV role",
+        4,
+        label="Spec",
         required=False,
-        choices=[("", "None"), *KvRole.choices],
-        help_text="Of vLLM engines that send or receive KV.",
+        help_text="One NAME=value per line. kv_role of vLLM engines that send or receive KV: "
+        f"{', '.join(KvRole.values)}. On a Ray cluster: {', '.join(placement.FIELDS)}, {RUNTIME_ENV}; "
+        'all but cluster as JSON, such as resources={"GPU": 1}.',
     )
     health_path = forms.CharField(
         label="Health path", max_length=255, initial="/health", help_text="Answers 200 once the engine is ready."
@@ -180,6 +214,8 @@ class LaunchTemplateForm(EditForm):
             for place, text in found.items():
                 field, _, part = place.partition(".")
                 self.add_error(field, f"{_where(field, part)}{text}")
+        for place, text in placement_problems(whole.get("spec", {})).items():
+            self.add_error("spec", f"{place}: {text}")
         return whole
 
 

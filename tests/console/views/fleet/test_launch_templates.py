@@ -21,7 +21,7 @@ GOOD = {
     "roles": ["collocated", "decode"],
     "command": "vllm\nserve\n${model}\n--port\n${port}\n--chat-template\nYou are {a}, $$5",
     "environment": "HF_HUB_OFFLINE=1\nHF_TOKEN=${secret:hf-token}",
-    "spec": "kv_consumer",
+    "spec": 'kv_role=kv_consumer\nlabels={"zone": "a"}',
     "health_path": "/health",
     "key_variable": "VLLM_API_KEY",
     "start_limit_s": "900",
@@ -46,7 +46,8 @@ def test_a_template_is_created_as_it_was_entered(admin):
     answer = admin.post(reverse("launch-template-new"), GOOD)
     assert (answer.status_code, answer["location"]) == (302, reverse("launch-templates"))
     row = LaunchTemplate.objects.get(name="vllm-small")
-    assert (row.command, row.roles, row.spec) == (COMMAND, ["collocated", "decode"], {"kv_role": "kv_consumer"})
+    assert (row.command, row.roles) == (COMMAND, ["collocated", "decode"])
+    assert row.spec == {"kv_role": "kv_consumer", "labels": {"zone": "a"}}
     assert row.environment == {"HF_HUB_OFFLINE": "1", "HF_TOKEN": {"secret": "hf-token"}}
     assert (row.key_variable, row.start_limit_s) == ("VLLM_API_KEY", 900.0)
     assert Decision.objects.get(kind="launch_template_created").actor_type == "person"
@@ -76,6 +77,21 @@ def test_texts_with_line_breaks_and_quotes_stay_what_they_are(admin):
     assert admin.post(reverse("launch-template-edit", args=[row.pk]), data).status_code == 302
     row.refresh_from_db()
     assert (row.command, row.environment, row.version) == (odd, environment, 1)
+
+
+def test_what_a_template_says_of_a_cluster_is_kept_by_its_form(admin):
+    """It is written by the control API too, and was once erased by whoever changed anything else here."""
+    spec = {
+        "cluster": "east", "resources": {"GPU": 1, "CPU": 0.5}, "labels": {"zone": "ä"},
+        "runtime_env": {"pip": ["vllm==0.32.0"], "env_vars": {"A": "${B}"}},
+    }  # fmt: skip
+    command = ["vllm", "serve", "--port", "${port}"]
+    row = launch_template_create(actor=SYSTEM, name="on-ray", backend="vllm", command=command, spec=spec)
+    form = admin.get(reverse("launch-template-edit", args=[row.pk])).context["form"]
+    data = {name: form[name].value() for name in form.fields}
+    assert admin.post(reverse("launch-template-edit", args=[row.pk]), {**data, "start_limit_s": 60}).status_code == 302
+    row.refresh_from_db()
+    assert (row.spec, row.start_limit_s) == (spec, 60.0)
 
 
 def test_the_command_is_shown_before_anything_is_saved(admin):
@@ -109,6 +125,23 @@ def test_a_change_that_is_only_looked_at_is_not_saved(admin, template):
         ("command", 'vllm\n${port}\n"no end', "Line 3: a text in double quotes must be written as in JSON"),
         ("environment", 'A="no end', "Line 1: a text in double quotes must be written as in JSON"),
         ("roles", [], "This field is required."),
+        ("spec", "kv_role=kv_all", "must be one of: "),
+        ("spec", "seed=1", "May only have: kv_role, cluster, resources, labels, runtime_env."),
+        ("spec", "labels", "Line 1: enter NAME=value."),
+        ("spec", "cluster=east\nlabels={zone: a}", "Line 2: must be written as in JSON"),
+        ("spec", 'resources={"GPU": NaN}', "Line 1: must be written as in JSON"),
+        ("spec", "labels=" + '{"a":' * 20_000, "Line 1: must be written as in JSON"),
+        ("spec", 'labels={"a": "\\ud800"}', "Line 1: must be written as in JSON"),
+        ("spec", 'labels={"a": "\\u0000"}', "Line 1: must have no NUL."),
+        ("spec", 'resources={"GPU": 0}', "resources: Must be an object of at most 32 amounts above 0"),
+        ("spec", 'runtime_env={"image_uri": "x"}', "runtime_env.image_uri: Unknown; valid: "),
+        (
+            "spec",
+            'runtime_env={"env_vars": {"HF_TOKEN": "hf_a"}}',
+            "runtime_env.env_vars.HF_TOKEN: Looks like a secret",
+        ),
+        ("command", 'vllm\n${port}\n"\\ud800"', "Line 3: "),
+        ("environment", 'A="\\ud800"', "A: "),
         ("health_path", "health", "Must be a path such as /health."),
         ("start_limit_s", "-1", "greater than or equal"),
     ],
