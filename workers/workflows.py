@@ -1,42 +1,109 @@
-"""When each open workflow is due, in Redis: every gateway sees the same, on Redis' own clock."""
+"""Workflows with one deadline, in Redis: every gateway sees the same, on Redis' own clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from workers.live import Dialogue
+import orjson
+
+from workers.live import Command, Dialogue
 
 WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by the epoch second at which they are due
+CANCELLED_KEY = "slackline:workflows::cancelled"  # stream: tenant, workflow and `by` of the newest cancellations
 KEPT_S = 3_600.0  # after it was due, as long as there is room: until then a late step is known to be late
 MOST_OPEN = 10_000  # of one tenant: a few megabytes
-AT_ONCE = 128  # requests in one script, which holds Redis up for less than a millisecond
+AT_ONCE = 128  # of what gateways ask for in one script, which holds Redis up for about a millisecond
+CANCELLATIONS_KEPT = 10_000  # gateways read them four times a second
+LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
-# The first deadline that a workflow is given counts, so that clients can send it with every request.
-_JOIN = """
+BY_TENANT, BY_OPERATOR = "tenant", "operator"
+
+# Each workflow is one entry of its tenant's sorted set, which counts them, and one hash, whose key is that of the set,
+# a bar, which no tenant's name has, and the workflow's id. The first deadline that a workflow is given counts, so that
+# clients can send it with every request.
+_RUN = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
-local kept, most, found = ARGV[1], tonumber(ARGV[2]), {}
-for index, key in ipairs(KEYS) do
-  local workflow, asked = ARGV[2 * index + 1], ARGV[2 * index + 2]
+local kept, most, found = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
+
+local function forget(key, before)
+  for _, workflow in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', before, 'LIMIT', 0, 10)) do
+    redis.call('ZREM', key, workflow)
+    redis.call('DEL', key .. '|' .. workflow)
+  end
+end
+
+local function begin(key, workflow, deadline, stages)
+  forget(key, now - kept)
+  if redis.call('ZCARD', key) >= most then forget(key, now) end
+  if redis.call('ZCARD', key) >= most then return false end
+  local due, state = string.format('%.6f', now + deadline), key .. '|' .. workflow
+  redis.call('ZADD', key, due, workflow)
+  redis.call('EXPIRE', key, 86400 + kept)
+  redis.call('DEL', state)
+  redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', now), 'deadline', deadline, 'stages', stages)
+  redis.call('EXPIRE', state, math.ceil(deadline + kept))
+  return true
+end
+
+local function read(key, workflow, new)
+  local due = redis.call('ZSCORE', key, workflow)
+  return due and {string.format('%.6f', now), due, new, redis.call('HGETALL', key .. '|' .. workflow)}
+end
+
+local act = {}
+
+function act.join(key, workflow, deadline)
   local due = redis.call('ZSCORE', key, workflow)
   if due then
-    found[index] = {string.format('%.6f', due - now), 0}
-  elseif asked == '' then
-    found[index] = false
-  else
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', now - kept)
-    if redis.call('ZCARD', key) >= most then
-      redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
-    end
-    if redis.call('ZCARD', key) >= most then
-      found[index] = 'full'
-    else
-      redis.call('ZADD', key, string.format('%.6f', now + asked), workflow)
-      redis.call('EXPIRE', key, 86400 + kept)
-      found[index] = {asked, 1}
-    end
+    local known = redis.call('HMGET', key .. '|' .. workflow, 'by', 'stages')
+    return known[1] or {string.format('%.6f', due - now), 0, known[2] or ''}
   end
+  if deadline == '' then return false end
+  return begin(key, workflow, deadline, '') and {deadline, 1, ''} or 'full'
+end
+
+function act.open(key, workflow, deadline, stages)
+  if redis.call('ZSCORE', key, workflow) then
+    local known = redis.call('HMGET', key .. '|' .. workflow, 'deadline', 'stages', 'by')
+    if known[1] ~= deadline or known[2] ~= stages or known[3] then return 'other' end
+    return read(key, workflow, 0)
+  end
+  return begin(key, workflow, deadline, stages) and read(key, workflow, 1) or 'full'
+end
+
+function act.read(key, workflow)
+  return read(key, workflow, 0)
+end
+
+function act.cancel(key, workflow, by, tenant)
+  local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
+  if due and redis.call('HSETNX', state, 'by', by) == 1 then
+    redis.call('HSET', state, 'cancelled', string.format('%.6f', now))
+    if tonumber(due) > now then redis.call('ZADD', key, string.format('%.6f', now), workflow) end
+    redis.call('XADD', ARGV[3], 'MAXLEN', '~', ARGV[4], '*', 'tenant', tenant, 'workflow', workflow, 'by', by)
+  end
+  return read(key, workflow, 0)
+end
+
+function act.count(key, workflow, seen, answered, failed, tokens, ago)
+  local state = key .. '|' .. workflow
+  if redis.call('ZSCORE', key, workflow) then
+    redis.call('HINCRBY', state, 'seen', seen)
+    redis.call('HINCRBY', state, 'answered', answered)
+    redis.call('HINCRBY', state, 'failed', failed)
+    redis.call('HINCRBY', state, 'tokens', tokens)
+    if ago ~= '' then redis.call('HSET', state, 'ended', string.format('%.6f', now - ago)) end
+  end
+  return false
+end
+
+local at = 5
+for index, key in ipairs(KEYS) do
+  local count = tonumber(ARGV[at + 1])
+  found[index] = act[ARGV[at]](key, unpack(ARGV, at + 2, at + 1 + count))
+  at = at + 2 + count
 end
 return found
 """
@@ -46,6 +113,25 @@ class TooManyWorkflows(Exception):
     """The tenant has `MOST_OPEN` workflows that are not due yet."""
 
 
+class OtherWorkflow(Exception):
+    """The tenant has a workflow of this id, with another deadline or other stages, or a cancelled one."""
+
+
+class WorkflowCancelled(Exception):
+    """`by`: BY_TENANT or BY_OPERATOR."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.by = by
+
+
+class Stage(NamedTuple):
+    """A stage of a workflow. `share`: of the time, relative to the others'."""
+
+    name: str
+    share: float
+
+
 class StepOfWorkflow(NamedTuple):
     """A request of a workflow. `deadline_s`: of the whole workflow, if the request names one."""
 
@@ -53,28 +139,222 @@ class StepOfWorkflow(NamedTuple):
     workflow: str
     deadline_s: float | None
 
+    def arguments(self) -> list[str]:
+        return ["join", self.workflow, "" if self.deadline_s is None else f"{self.deadline_s:.6f}"]
+
+    def found(self, raw: Any) -> JoinedWorkflow | None:
+        if raw is None:
+            return None
+        if isinstance(raw, bytes):
+            raise TooManyWorkflows if raw == b"full" else WorkflowCancelled(raw.decode())
+        return JoinedWorkflow(float(raw[0]), bool(raw[1]), _stages(raw[2]))
+
 
 class JoinedWorkflow(NamedTuple):
     """`left_s`: until it is due, negative if it is late. `began`: with this request."""
 
     left_s: float
     began: bool
+    stages: tuple[Stage, ...] = ()
 
 
-def join_workflows(steps: Sequence[StepOfWorkflow]) -> Dialogue[list[JoinedWorkflow | TooManyWorkflows | None]]:
-    """Begin each step's workflow, or find out what is left of it, all as one atomic step. None: it has no deadline, and
-    none was given."""
-    keys = [WORKFLOWS_KEY.format(tenant=step.tenant) for step in steps]
-    told: list[str] = [str(int(KEPT_S)), str(MOST_OPEN)]
-    for step in steps:
-        told += [step.workflow, "" if step.deadline_s is None else f"{step.deadline_s:.6f}"]
-    found = yield ("EVAL", _JOIN, len(keys), *keys, *told)
-    return [_joined(each) for each in found]
+class WorkflowState(NamedTuple):
+    """What Redis knows of a workflow. Epoch seconds on Redis' clock, `now` included; `began_at` None: a gateway of an
+    older release began it. `seen`: requests that were let in; `answered` and `failed` of them have ended, the last of
+    the answers at `ended_at`. `cancelled_by`: BY_TENANT, BY_OPERATOR or "". `new`: begun by this call."""
+
+    now: float
+    due_at: float
+    began_at: float | None
+    deadline_s: float | None
+    stages: tuple[Stage, ...]
+    seen: int
+    answered: int
+    failed: int
+    output_tokens: int
+    ended_at: float | None
+    cancelled_at: float | None
+    cancelled_by: str
+    new: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Negative: it is late."""
+        return self.due_at - self.now
+
+    @property
+    def state(self) -> str:
+        """open, late or cancelled."""
+        return "cancelled" if self.cancelled_by else "late" if self.left_s <= 0 else "open"
+
+    @property
+    def in_time(self) -> bool:
+        """All or nothing: so far, every request that has ended was answered, and by the deadline. A workflow that is
+        late is not in time while a request of it runs."""
+        if self.cancelled_by or self.failed or (self.ended_at is not None and self.ended_at > self.due_at):
+            return False
+        return self.left_s > 0 or 0 < self.seen == self.answered
 
 
-def _joined(found: list[bytes] | bytes | None) -> JoinedWorkflow | TooManyWorkflows | None:
-    if found is None:
+class OpenWorkflow(NamedTuple):
+    """Begins a workflow before its first request. Sent again unchanged it changes nothing."""
+
+    tenant: str
+    workflow: str
+    deadline_s: float
+    stages: tuple[Stage, ...] = ()
+
+    def arguments(self) -> list[str]:
+        stages = orjson.dumps([tuple(stage) for stage in self.stages]).decode() if self.stages else ""
+        return ["open", self.workflow, f"{self.deadline_s:.6f}", stages]
+
+    def found(self, raw: Any) -> WorkflowState:
+        if isinstance(raw, bytes):
+            raise TooManyWorkflows if raw == b"full" else OtherWorkflow
+        return _state(raw)
+
+
+class ReadWorkflow(NamedTuple):
+    tenant: str
+    workflow: str
+
+    def arguments(self) -> list[str]:
+        return ["read", self.workflow]
+
+    def found(self, raw: Any) -> WorkflowState | None:
+        return None if raw is None else _state(raw)
+
+
+class CancelWorkflow(NamedTuple):
+    """For good: later requests of it are refused. Cancelling again changes nothing. Gateways end its open requests
+    (`cancellations`)."""
+
+    tenant: str
+    workflow: str
+    by: str
+
+    def arguments(self) -> list[str]:
+        return ["cancel", self.workflow, self.by, self.tenant]
+
+    def found(self, raw: Any) -> WorkflowState | None:
+        return None if raw is None else _state(raw)
+
+
+class CountRequests(NamedTuple):
+    """Requests that a gateway has let in, and that ended there. `ago_s`: since the last answer, None without one."""
+
+    tenant: str
+    workflow: str
+    seen: int
+    answered: int
+    failed: int
+    output_tokens: int
+    ago_s: float | None
+
+    def arguments(self) -> list[str]:
+        counts = map(str, (self.seen, self.answered, self.failed, self.output_tokens))
+        return ["count", self.workflow, *counts, "" if self.ago_s is None else f"{self.ago_s:.6f}"]
+
+    def found(self, raw: Any) -> None:
         return None
-    if found == b"full":
-        return TooManyWorkflows()
-    return JoinedWorkflow(float(found[0]), bool(found[1]))
+
+
+Order = StepOfWorkflow | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
+
+
+def run_orders(orders: Sequence[Order]) -> Dialogue[list[Any]]:
+    """What Redis answers to each, for its `found`, all as one atomic step."""
+    told: list[str] = [str(int(KEPT_S)), str(MOST_OPEN), CANCELLED_KEY, str(CANCELLATIONS_KEPT)]
+    for order in orders:
+        act, *arguments = order.arguments()
+        told += [act, str(len(arguments)), *arguments]
+    keys = [WORKFLOWS_KEY.format(tenant=order.tenant) for order in orders]
+    command: Command = ("EVAL", _RUN, len(keys), *keys, *told)
+    return list((yield command))
+
+
+def read_workflow(tenant: str, workflow: str) -> Dialogue[WorkflowState | None]:
+    """None: it has no deadline, has not begun, or is forgotten."""
+    order = ReadWorkflow(tenant, workflow)
+    return order.found((yield from run_orders([order]))[0])
+
+
+def read_workflows(names: Sequence[tuple[str, str]]) -> Dialogue[list[WorkflowState | None]]:
+    """The same of several, each (tenant, workflow)."""
+    orders, found = [ReadWorkflow(*name) for name in names], []
+    for start in range(0, len(orders), AT_ONCE):
+        found += yield from run_orders(orders[start : start + AT_ONCE])
+    return [order.found(raw) for order, raw in zip(orders, found, strict=True)]
+
+
+def cancel_workflow(tenant: str, workflow: str, by: str) -> Dialogue[WorkflowState | None]:
+    """None: as above, and nothing was cancelled."""
+    order = CancelWorkflow(tenant, workflow, by)
+    return order.found((yield from run_orders([order]))[0])
+
+
+def open_workflows(tenants: Sequence[str]) -> Dialogue[list[tuple[str, str]]]:
+    """(tenant, workflow) of those that are not due yet, at most `LISTED` of each tenant, the soonest due first."""
+    told = yield ("TIME",)
+    now, found = f"({told[0] + told[1] / 1e6:.6f}", []
+    for tenant in tenants:
+        key = WORKFLOWS_KEY.format(tenant=tenant)
+        names = yield ("ZRANGEBYSCORE", key, now, "+inf", "LIMIT", 0, LISTED)
+        found += [(tenant, name.decode()) for name in names]
+    return found
+
+
+class Cancellation(NamedTuple):
+    id: str  # of the stream: later ones are larger
+    tenant: str
+    workflow: str
+    by: str
+
+
+def cancellations(after: str) -> Dialogue[list[Cancellation]]:
+    """Those after the one with this id, oldest first."""
+    found = yield ("XRANGE", CANCELLED_KEY, f"({after}", "+")
+    return [_cancellation(name, fields) for name, fields in found]
+
+
+def last_cancellation() -> Dialogue[str]:
+    """The id of the newest; "0-0" if there is none."""
+    found = yield ("XREVRANGE", CANCELLED_KEY, "+", "-", "COUNT", 1)
+    return found[0][0].decode() if found else "0-0"
+
+
+def _cancellation(name: bytes, fields: dict[bytes, bytes]) -> Cancellation:
+    told = {key.decode(): value.decode() for key, value in fields.items()}
+    return Cancellation(name.decode(), told["tenant"], told["workflow"], told["by"])
+
+
+def _stages(raw: bytes) -> tuple[Stage, ...]:
+    return tuple(Stage(*each) for each in orjson.loads(raw)) if raw else ()
+
+
+def _state(raw: list[Any]) -> WorkflowState:
+    now, due, new, flat = raw
+    known: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def seconds(name: bytes) -> float | None:
+        return float(known[name]) if name in known else None
+
+    def number(name: bytes) -> int:
+        return int(known.get(name, 0))
+
+    due_at = seconds(b"due")  # the score of a cancelled one is when it was cancelled
+    return WorkflowState(
+        now=float(now),
+        due_at=float(due) if due_at is None else due_at,
+        began_at=seconds(b"began"),
+        deadline_s=seconds(b"deadline"),
+        stages=_stages(known.get(b"stages", b"")),
+        seen=number(b"seen"),
+        answered=number(b"answered"),
+        failed=number(b"failed"),
+        output_tokens=number(b"tokens"),
+        ended_at=seconds(b"ended"),
+        cancelled_at=seconds(b"cancelled"),
+        cancelled_by=known.get(b"by", b"").decode(),
+        new=bool(new),
+    )

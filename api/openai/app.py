@@ -30,6 +30,7 @@ from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import Body, Parsed, parse_request
 from api.openai.status_pages import PATHS, StatusPages
 from api.openai.tenants import Held
+from api.openai.workflow_calls import WORKFLOWS, begin, one
 from workers.http.details import LIVE
 from workers.http.limits import LIMITS
 from workers.http.protocol import CLOSED
@@ -40,7 +41,7 @@ HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a 
 HEAVY_COUNTED_BYTES = 4 << 10  # the same where tokens are counted
 JUDGED_FOR_S = 0.1  # how long a key counts as judged, unless the configuration changes or the gateway closes
 MODELS = "/v1/models"
-SERVED = (CHAT, COMPLETIONS, RESPONSES, MODELS)
+SERVED = (CHAT, COMPLETIONS, RESPONSES, MODELS, WORKFLOWS)
 Handler = Callable[[Gateway, Scope, Receive, Send], Awaitable[None]]
 
 
@@ -62,9 +63,14 @@ class OpenAIApp:
             **dict.fromkeys((COMPLETIONS, CHAT, RESPONSES), self._generate),
             **dict.fromkeys(PATHS, self._status_page),
             MODELS: self._models,
+            WORKFLOWS: begin,
         }
         # Addresses that begin so.
-        self.prefixes: dict[str, Handler] = {f"{MODELS}/": self._models, f"{RESPONSES}/": self._not_stored}
+        self.prefixes: dict[str, Handler] = {
+            f"{MODELS}/": self._models,
+            f"{RESPONSES}/": self._not_stored,
+            f"{WORKFLOWS}/": one,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -165,6 +171,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
             gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
             if not gateway.quotas.used_up(caller.tenant, arrival):
                 workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
+                gateway.workflows.check(caller.tenant.name, parsed.workflow)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came

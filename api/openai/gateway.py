@@ -95,7 +95,7 @@ class Gateway:
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)
         self.refused = RefusalGroups(sink)
-        self.ledger = Ledger(sink, self.refused, self.quotas, self.instruments, self._learn)
+        self.ledger = Ledger(sink, self.refused, self.quotas, self.instruments, self._learn, self._tell)
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
         self.answer_lengths = AnswerLengths()
@@ -230,9 +230,12 @@ class Gateway:
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         if workflow is not None:
             in_flight.note(_joined(request, workflow))
+            in_flight.timed = True
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         self._charge(in_flight, tenant)
+        if in_flight.timed:
+            self.workflows.seen(tenant.name, request.workflow)
         self.arrivals.tick(request.model, arrival)
         self.runtime.arrive(in_flight)
         return in_flight
@@ -298,6 +301,12 @@ class Gateway:
             in_flight.quota = self.quotas.headers(tenant.name)
             error.about = in_flight.headers()
             raise
+
+    def _tell(self, in_flight: InFlightRequest, record: RequestRecord) -> None:
+        """A request that was let in has ended: its workflow is told."""
+        if in_flight.timed:
+            answered = record.outcome == Outcome.OK.value
+            self.workflows.ended(record.tenant, record.workflow, answered=answered, output_tokens=record.output_tokens)
 
     def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
         """A request ended well: the next ones of its kind are predicted from it."""

@@ -85,6 +85,7 @@ class InFlightRequest:
         "streamed",
         "task",
         "text",
+        "timed",
         "times",
         "translation",
         "two_stages",
@@ -123,6 +124,7 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
+        self.timed = False  # its workflow has a deadline
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.started = False

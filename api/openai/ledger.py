@@ -26,11 +26,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _PER_TOKEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 
 Learn = Callable[[InFlightRequest, RequestRecord, float], None]
+Tell = Callable[[InFlightRequest, RequestRecord], None]
 
 
 class Ledger:
     """`refused`: takes the records of requests that no engine was asked for. `learn`: told of every request that ended
-    well, for the predictions made at arrival."""
+    well, for the predictions made at arrival. `tell`: of every request that was let in and ended."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Ledger:
         quotas: Quotas,
         instruments: Instruments,
         learn: Learn = lambda in_flight, record, now: None,
+        tell: Tell = lambda in_flight, record: None,
     ) -> None:
         self.windows = AttainmentWindows()
         self.finished = ModelRates()
@@ -48,6 +50,7 @@ class Ledger:
         self._quotas = quotas
         self._instruments = instruments
         self._learn = learn
+        self._tell = tell
 
     def ended(
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
@@ -55,11 +58,11 @@ class Ledger:
         """A request that was let in has ended."""
         # First, so that the tenant's next request finds the room even if recording this one fails.
         self._quotas.release(in_flight.request.tenant, in_flight.charged_tokens, _tokens(in_flight))
-        self.note(in_flight, outcome, now, code=code, status=status)
+        self._tell(in_flight, self.note(in_flight, outcome, now, code=code, status=status))
 
     def note(
         self, in_flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
-    ) -> None:
+    ) -> RequestRecord:
         """The same for a request that its quota refused, which was never let in."""
         record, cause = _record(in_flight, outcome, now, code, status)
         # First: whatever fails below, the request has its record.
@@ -74,6 +77,7 @@ class Ledger:
             self.refusals[record.tenant, record.slo_class, code] += 1
         self.windows.observe(record, cause, now)
         self._instruments.ended(record)
+        return record
 
 
 # ---- the record -----------------------------------------------------------------------------------------------------
@@ -172,7 +176,7 @@ def _cause(in_flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code:
     """Why it is a miss, in one short code; "" when attained or cancelled by its client."""
     if outlook.attained or outcome is Outcome.CANCELLED:
         return ""
-    if outcome is Outcome.CUT:
+    if outcome is Outcome.CUT and code != "cancelled":
         return code if code == "shutting_down" else "engine_cut"
     if outcome is not Outcome.OK:
         return _decided(in_flight) or code or outcome.value

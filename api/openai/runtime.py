@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from api.openai.in_flight import REFINE_TOKENS, InFlightRequest, end_with_error, relay
 from api.openai.kv_transfers import DecodeLeg, KvTransfers, fault_of, migrator_reason
-from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down
+from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, shutting_down, workflow_cancelled
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -34,6 +34,7 @@ from controller.dispatch.lifecycle import ENDS, Cause, State, cause_of, outcome
 from controller.scale.traffic import StageRates
 from controller.wording.refusals import ended, refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
+from workers.workflows import BY_OPERATOR
 
 log = logging.getLogger(__name__)
 
@@ -519,6 +520,18 @@ class Runtime:
             if in_flight.key_id in key_ids:
                 self.push(ev.Cancelled(in_flight.request.id))
                 self._end_with_error(in_flight, Cause.KEY_REVOKED, key_revoked())
+
+    def end_workflow(self, tenant: str, workflow: str, by: str) -> None:
+        """The workflow was cancelled: what is open of it ends, queued or streaming. `by`: of `workers.workflows`."""
+        asked_by_client = by != BY_OPERATOR
+        cause = Cause.WORKFLOW_CANCELLED if asked_by_client else Cause.CANCELLED
+        reason = "workflow_cancelled" if asked_by_client else "workflow_cancelled_by_operator"
+        for in_flight in list(self.requests.values()):
+            request = in_flight.request
+            if request.workflow == workflow and request.tenant == tenant:
+                self.note(in_flight, Decision("cancel", reason, workflow, self.clock(), {}))
+                self.push(ev.Cancelled(request.id))
+                self._end_with_error(in_flight, cause, workflow_cancelled(workflow, by))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open writes, at shutdown."""

@@ -1,34 +1,67 @@
-"""Requests of workflows: each gets its share of the time that the workflow has left, at whichever gateway it comes."""
+"""Workflows at a gateway: what is asked of Redis about them, together, and what is told it of their requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections import deque
-from itertools import chain
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any, TypeVar
 
-from api.openai.protocol.errors import ApiError
+from api.openai.protocol.errors import ApiError, workflow_cancelled
 from api.openai.protocol.schemas import Parsed
-from controller.slo.workflow import WorkflowTime
+from controller.slo.workflow import WorkflowTime, shares_from
 from workers.live import LiveUnavailable, Talks
-from workers.workflows import AT_ONCE, MOST_OPEN, JoinedWorkflow, StepOfWorkflow, TooManyWorkflows, join_workflows
+from workers.workflows import (
+    AT_ONCE,
+    MOST_OPEN,
+    CancelWorkflow,
+    CountRequests,
+    OpenWorkflow,
+    Order,
+    OtherWorkflow,
+    ReadWorkflow,
+    StepOfWorkflow,
+    TooManyWorkflows,
+    WorkflowCancelled,
+    WorkflowState,
+    cancellations,
+    last_cancellation,
+    run_orders,
+)
 
 log = logging.getLogger(__name__)
 
-AWAY = "Redis did not answer in time"
-Joined = JoinedWorkflow | TooManyWorkflows | None
-Ask = tuple[StepOfWorkflow, asyncio.Future[Joined]]
+T = TypeVar("T")
+Name = tuple[str, str]  # tenant, workflow
+Ask = tuple[Order, asyncio.Future[Any]]
+End = Callable[[str, str, str], None]  # tenant, workflow, and who cancelled it
 
+AWAY = "Redis did not answer in time"
 ASK_S = 0.25  # longest that Redis may take to answer
 AWAY_S = 1.0  # after it did not answer in time, requests do not ask for so long
+COUNT_S = 0.25  # in which what requests did is told together
+LOOK_S = 0.25  # between two looks for cancelled workflows
+MOST_COUNTED = 20_000  # workflows whose counts wait for Redis; those of others are lost
+MOST_CANCELLED = 10_000  # of which a gateway knows by itself that they are
+
+
+class _Counts:
+    __slots__ = ("answered", "ended_at", "failed", "seen", "tokens")
+
+    def __init__(self) -> None:
+        self.seen = self.answered = self.failed = self.tokens = 0
+        self.ended_at: float | None = None  # monotonic: of the last answer
 
 
 class Workflows:
     """`board` None: a gateway that runs alone knows of no other request.
 
-    Requests that come while Redis answers are asked about together, those of all tenants in turn: a flood of one tenant
-    must take neither the connections to Redis nor the time of the others.
+    What is asked while Redis answers is asked together, that of all tenants in turn: a flood of one tenant must take
+    neither the connections to Redis nor the time of the others.
     """
 
     def __init__(self, board: Talks | None = None) -> None:
@@ -37,6 +70,11 @@ class Workflows:
         self._waiting: dict[str, deque[Ask]] = {}  # by tenant, whose turn is next first
         self._asking: asyncio.Task[None] | None = None
         self._away_until = -math.inf  # loop time
+        self._counts: dict[Name, _Counts] = {}  # what Redis has not been told yet
+        self._telling: asyncio.TimerHandle | None = None
+        self._cancelled: OrderedDict[Name, str] = OrderedDict()  # the newest, by whom
+
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     async def time_of(self, parsed: Parsed, tenant: str) -> WorkflowTime | None:
         """None for a request of no workflow, or of one without a deadline. Raises ApiError.
@@ -45,50 +83,148 @@ class Workflows:
         """
         if not parsed.workflow:
             return None
-        deadline_s = parsed.asked.workflow_deadline
-        steps_left = parsed.asked.workflow_steps_left or 1
+        asked = parsed.asked
+        deadline_s = asked.workflow_deadline
         try:
-            joined = await self._join(StepOfWorkflow(tenant, parsed.workflow, deadline_s))
+            joined = await self._ask(StepOfWorkflow(tenant, parsed.workflow, deadline_s))
         except TooManyWorkflows:
-            raise ApiError(
-                "rate_limit_exceeded",
-                f"workflow_deadline: this tenant has {MOST_OPEN} open workflows with a deadline, which is the most.",
-                param="workflow_deadline",
-                retry_after_s=60.0,
-            ) from None
+            raise too_many("workflow_deadline") from None
+        except WorkflowCancelled as cancelled:
+            raise workflow_cancelled(parsed.workflow, cancelled.by) from None
         except LiveUnavailable as error:
-            log.debug("the workflow of a request was not read: %s", error)
-            self.alone += 1
+            if self.board is not None:
+                log.debug("the workflow of a request was not read: %s", error)
+                self.alone += 1
             joined = None
         if joined is not None:
-            return WorkflowTime(joined.left_s, steps_left, "began" if joined.began else "inherited")
-        return None if deadline_s is None else WorkflowTime(deadline_s, steps_left, "alone")
+            shares = shares_from(joined.stages, parsed.stage, asked.workflow_steps_left)
+            return WorkflowTime(joined.left_s, shares, "began" if joined.began else "inherited")
+        if deadline_s is None:
+            return None
+        return WorkflowTime(deadline_s, shares_from((), "", asked.workflow_steps_left), "alone")
 
-    async def _join(self, step: StepOfWorkflow) -> JoinedWorkflow | None:
-        loop = asyncio.get_running_loop()
+    def check(self, tenant: str, workflow: str) -> None:
+        """Raises ApiError if the workflow was cancelled after its request had asked for it."""
+        by = self._cancelled.get((tenant, workflow))
+        if by is not None:
+            raise workflow_cancelled(workflow, by)
+
+    def seen(self, tenant: str, workflow: str) -> None:
+        """A request of the workflow was let in."""
+        if (counts := self._count(tenant, workflow)) is not None:
+            counts.seen += 1
+
+    def ended(self, tenant: str, workflow: str, *, answered: bool, output_tokens: int) -> None:
+        """A request that was seen has ended. `output_tokens`: of its answer."""
+        if (counts := self._count(tenant, workflow)) is None:
+            return
+        if answered:
+            counts.answered += 1
+            counts.tokens += output_tokens
+            counts.ended_at = time.monotonic()
+        else:
+            counts.failed += 1
+
+    def _count(self, tenant: str, workflow: str) -> _Counts | None:
         if self.board is None:
             return None
-        if loop.time() < self._away_until:
-            raise LiveUnavailable(AWAY)
-        answer: asyncio.Future[Joined] = loop.create_future()
-        self._waiting.setdefault(step.tenant, deque()).append((step, answer))
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(self.board))
-        joined = await answer
-        if isinstance(joined, TooManyWorkflows):
-            raise joined
-        return joined
+        counts = self._counts.get((tenant, workflow))
+        if counts is None and len(self._counts) < MOST_COUNTED:
+            counts = self._counts[tenant, workflow] = _Counts()
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(COUNT_S, self._tell)
+        return counts
 
-    async def _ask(self, board: Talks) -> None:
-        """Until no request waits."""
-        asks: list[Ask] = []
+    def _tell(self) -> None:
+        self._telling = None
+        self._begin_asking()
+
+    # ---- the client's own calls -----------------------------------------------------------------------------------
+
+    async def open(self, order: OpenWorkflow) -> WorkflowState:
+        """Raises ApiError."""
         try:
-            while asks := self._next():
+            return await self._answer(order)
+        except TooManyWorkflows:
+            raise too_many("deadline") from None
+        except OtherWorkflow:
+            told = "id: this tenant has a workflow of this id already, with another deadline or stages, or cancelled."
+            raise ApiError("workflow_exists", told, param="id", final=True) from None
+
+    async def read(self, tenant: str, workflow: str) -> WorkflowState:
+        """Raises ApiError."""
+        return _known(await self._answer(ReadWorkflow(tenant, workflow)))
+
+    async def cancel(self, tenant: str, workflow: str, by: str) -> WorkflowState:
+        """Raises ApiError. Other gateways hear of it when they look next."""
+        found = _known(await self._answer(CancelWorkflow(tenant, workflow, by)))
+        self._remember(tenant, workflow, found.cancelled_by)
+        return found
+
+    async def _answer(self, order: Order) -> Any:
+        try:
+            return await self._ask(order)
+        except LiveUnavailable:
+            if self.board is None:
+                raise ApiError("workflows_unavailable", "This gateway runs alone and keeps no workflows.") from None
+            told = "Workflows cannot be read or changed now. Try again shortly."
+            raise ApiError("workflows_unavailable", told, retry_after_s=1.0) from None
+
+    # ---- cancelled workflows --------------------------------------------------------------------------------------
+
+    async def watch(self, end: End) -> None:
+        """Until cancelled: `end` is called for each workflow that is cancelled, at whichever gateway or page."""
+        board, after = self.board, ""
+        if board is None:
+            return
+        while True:
+            try:
+                if not after:
+                    after = await board.run(last_cancellation())
+                for each in await board.run(cancellations(after)):
+                    after = each.id
+                    self._remember(each.tenant, each.workflow, each.by)
+                    end(each.tenant, each.workflow, each.by)
+            except LiveUnavailable as error:
+                log.debug("cancelled workflows were not read: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    def _remember(self, tenant: str, workflow: str, by: str) -> None:
+        self._cancelled[tenant, workflow] = by
+        self._cancelled.move_to_end((tenant, workflow))
+        if len(self._cancelled) > MOST_CANCELLED:
+            self._cancelled.popitem(last=False)
+
+    # ---- Redis ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, order: Order) -> Any:
+        """Raises LiveUnavailable, and what the order's `found` raises."""
+        loop = asyncio.get_running_loop()
+        if self.board is None or loop.time() < self._away_until:
+            raise LiveUnavailable(AWAY)
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting.setdefault(order.tenant, deque()).append((order, answer))
+        self._begin_asking()
+        return order.found(await answer)
+
+    def _begin_asking(self) -> None:
+        if self._asking is None and self.board is not None:
+            self._asking = asyncio.create_task(self._run(self.board))
+
+    async def _run(self, board: Talks) -> None:
+        """Until nothing waits. What requests did goes first, so that who asks next sees it."""
+        asks: list[Ask] = []
+        told: dict[Name, _Counts] = {}
+        try:
+            while (told := self._untold()) or self._waiting:
+                asks = self._next(AT_ONCE - len(told))
+                orders = [*_told(told), *(order for order, _ in asks)]
                 async with asyncio.timeout(ASK_S):
-                    found = await board.run(join_workflows([step for step, _ in asks]))
-                for (_, answer), joined in zip(asks, found, strict=True):
+                    found = await board.run(run_orders(orders))
+                told = {}
+                for (_, answer), raw in zip(asks, found[len(orders) - len(asks) :], strict=True):
                     if not answer.done():
-                        answer.set_result(joined)
+                        answer.set_result(raw)
         except (LiveUnavailable, TimeoutError):
             self._away_until = asyncio.get_running_loop().time() + AWAY_S
         finally:
@@ -97,11 +233,32 @@ class Workflows:
                 if not answer.done():
                     answer.set_exception(LiveUnavailable(AWAY))
             self._waiting.clear()
+            self._put_back(told)
 
-    def _next(self) -> list[Ask]:
-        """One request of each tenant, then a second one of each, without those whose clients have gone."""
+    def _untold(self) -> dict[Name, _Counts]:
+        """Taken out of those that wait to be told."""
+        names = list(islice(self._counts, AT_ONCE // 2))
+        return {name: self._counts.pop(name) for name in names}
+
+    def _put_back(self, told: dict[Name, _Counts]) -> None:
+        """Redis was not told: it is when it answers again."""
+        for name, counts in told.items():
+            later = self._counts.get(name)
+            if later is None:
+                self._counts[name] = counts
+                continue
+            later.seen += counts.seen
+            later.answered += counts.answered
+            later.failed += counts.failed
+            later.tokens += counts.tokens
+            later.ended_at = later.ended_at or counts.ended_at
+        if self._counts and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
+
+    def _next(self, most: int) -> list[Ask]:
+        """One of each tenant, then a second one of each, without those whose clients have gone."""
         asks: list[Ask] = []
-        while self._waiting and len(asks) < AT_ONCE:
+        while self._waiting and len(asks) < most:
             tenant = next(iter(self._waiting))
             waiting = self._waiting.pop(tenant)
             ask = waiting.popleft()
@@ -110,3 +267,21 @@ class Workflows:
             if not ask[1].done():
                 asks.append(ask)
         return asks
+
+
+def _told(counts: dict[Name, _Counts]) -> Iterator[Order]:
+    now = time.monotonic()
+    for (tenant, workflow), each in counts.items():
+        ago_s = None if each.ended_at is None else now - each.ended_at
+        yield CountRequests(tenant, workflow, each.seen, each.answered, each.failed, each.tokens, ago_s)
+
+
+def _known(found: WorkflowState | None) -> WorkflowState:
+    if found is None:
+        raise ApiError("not_found", "This tenant has no workflow of this id that has a deadline.")
+    return found
+
+
+def too_many(field: str) -> ApiError:
+    told = f"{field}: this tenant has {MOST_OPEN} open workflows with a deadline, which is the most."
+    return ApiError("rate_limit_exceeded", told, param=field, retry_after_s=60.0)

@@ -128,7 +128,7 @@ class Cause(StrEnum):
     ANSWERED = "answered"  # its last token was sent
     REFUSED = "refused"  # Refuse
     EXPIRED = "expired"  # Drop: its waiting time ran out
-    CANCELLED = "cancelled by an operator"  # Drop
+    CANCELLED = "cancelled by an operator"  # Drop, or the driver heard that its workflow was
     UNSCHEDULED = "unscheduled"  # Unscheduled
     NOT_DECODED = "not decoded"  # GiveUp: no decode instance could take it
     KV_LOST = "KV lost"  # GiveUp: prefilled too often
@@ -136,6 +136,7 @@ class Cause(StrEnum):
     REJECTED = "rejected by the engine"  # Fail: the request itself is at fault
     HUNG_UP = "client hung up"
     KEY_REVOKED = "key revoked"  # or its tenant was deactivated
+    WORKFLOW_CANCELLED = "workflow cancelled"  # by its client
     SHUTDOWN = "gateway stopped"
     CUT_OFF = "simulation stopped"
 
@@ -161,6 +162,7 @@ ENDS: Mapping[Cause, End] = {
     Cause.REJECTED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.REFUSED, ENGINE_REJECTED),
     Cause.HUNG_UP: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "client_closed"),
     Cause.KEY_REVOKED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.CUT, "invalid_api_key"),
+    Cause.WORKFLOW_CANCELLED: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "cancelled"),
     Cause.SHUTDOWN: End(Outcome.REFUSED, Outcome.FAILED, Outcome.CUT, "shutting_down"),
     Cause.CUT_OFF: End(Outcome.EXPIRED, Outcome.EXPIRED, Outcome.CUT),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,12 +15,13 @@ RULE = "share_of_rest"  # a step that ends early or late leaves more or less to 
 
 
 class WorkflowTime(NamedTuple):
-    """`left_s`: until the workflow is due, negative if it is late. `steps_left`: requests that follow one another from
-    here to its end, this one included. `source`: began (this request began it), inherited, or alone (what is known of
-    it cannot be read, so the request's own deadline counts from its own arrival). `least_s`: no share is shorter."""
+    """`left_s`: until the workflow is due, negative if it is late. `shares`: of the request and of those that follow
+    one another from it to the end, relative to each other. `source`: began (this request began it), inherited, or alone
+    (what is known of it cannot be read, so the request's own deadline counts from its own arrival). `least_s`: no share
+    is shorter."""
 
     left_s: float
-    steps_left: int
+    shares: Sequence[float]
     source: str
     least_s: float = 0.0
 
@@ -28,15 +30,24 @@ class WorkflowTime(NamedTuple):
         return self.left_s <= 0
 
     @property
+    def steps_left(self) -> int:
+        """This one included."""
+        return len(self.shares)
+
+    @property
     def step_s(self) -> float:
-        """What the request gets of the time that is left. Steps to come are taken to be equally long, since nobody
-        knows more of them yet."""
-        return max(self.least_s, stage_due(RULE, [1.0] * self.steps_left, 0, 0.0, 0.0, self.left_s))
+        """What the request gets of the time that is left."""
+        return max(self.least_s, stage_due(RULE, self.shares, 0, 0.0, 0.0, self.left_s))
 
     def entitled(self, entitled: Entitlements) -> WorkflowTime:
         """With the shortest share that the tenant is entitled to: naming many steps, or the last moments of a workflow,
         must not get a request before those of others."""
-        return self._replace(least_s=max(entitled.tightest_deadline_s or 0.0, entitled.tightest_ttft_s or 0.0))
+        return self._replace(least_s=least_share_s(entitled))
+
+
+def least_share_s(entitled: Entitlements) -> float:
+    """The shortest share of a workflow's time that a request of the tenant gets."""
+    return max(entitled.tightest_deadline_s or 0.0, entitled.tightest_ttft_s or 0.0)
 
 
 def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
@@ -53,3 +64,13 @@ def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
     waiting = targets.waiting_time_s if own_waiting else min(targets.waiting_time_s, time.left_s)
     shared = Targets(min(targets.ttft_s, deadline), targets.tpot_s, deadline, waiting)
     return replace(applied, targets=shared, may_defer=True)
+
+
+def shares_from(stages: Sequence[tuple[str, float]], stage: str, steps_left: int | None) -> Sequence[float]:
+    """The shares of a request of `stage` and of what follows it. `stages`: of the workflow, in order, each with its
+    share of the time. `steps_left`: as the request says itself, which comes first. Steps are taken to be equally long
+    where nobody says more of them; where nothing is known, the request is the last one."""
+    if steps_left is not None:
+        return [1.0] * steps_left
+    at = next((index for index, (name, _) in enumerate(stages) if name == stage), None)
+    return [1.0] if at is None else [share for _, share in stages[at:]]

@@ -35,6 +35,9 @@ def why_missed(row: RecordedRequest) -> list[str]:
     if row.outcome in ("refused", "expired", "failed"):
         return _unserved(row)
     if row.outcome == "cut":
+        if row.error_code == "cancelled":
+            tokens = _number(row.output_tokens, "token")
+            return [f"An operator cancelled its workflow during the answer, after {tokens}."]
         return [f"Its instance {row.instance} failed during the answer, after {_number(row.output_tokens, 'token')}."]
     return _late(row) if row.outcome == "ok" else []
 
@@ -145,12 +148,17 @@ def _no_time(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     return [f"{where}, and too little of its waiting time was left for a retry on another instance."]
 
 
+def _workflow_cancelled(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
+    return ["An operator cancelled its workflow."]
+
+
 def _cancelled(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     return [f"{figures['actor']} cancelled it in the queue."]
 
 
 UNSERVED = {
     "cancelled_by_operator": _cancelled,
+    "workflow_cancelled_by_operator": _workflow_cancelled,
     "waiting_time": _expired,
     "no_instance": _no_instance,
     "starts_too_late": _starts_too_late,

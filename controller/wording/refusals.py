@@ -37,6 +37,7 @@ ENDED: Mapping[str, str] = {
     "KV lost": "The engines that held this request's KV failed.",
     "engine failed": "The engine failed during the answer; it is incomplete.",
     "key revoked": "The API key was revoked, or its tenant deactivated, before the answer was complete.",
+    "workflow cancelled": "The request's workflow was cancelled.",
     "gateway stopped": "The gateway is shutting down.",
 }
 

@@ -334,6 +334,8 @@ REASONS: dict[str, str] = {
     "expired_without_instance": "timed out in the queue while no instance was up",
     "cancelled": "cancelled at the engine by the dispatcher",
     "cancelled_by_operator": "cancelled in the queue by an operator",
+    "workflow_cancelled": "its client cancelled the workflow",
+    "workflow_cancelled_by_operator": "an operator cancelled its workflow",
     "internal_error": "the gateway could not schedule it because of an internal error",
     "no_time_to_retry": "its engine failed, and too little waiting time was left for a retry",
     # dispatches

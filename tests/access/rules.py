@@ -144,6 +144,8 @@ GATEWAY = {
     "/v1/models": ("GET", "inference"),
     "/v1/models/": ("GET", "inference"),
     "/v1/responses/": ("any", "404"),
+    "/v1/workflows": ("POST", "inference"),
+    "/v1/workflows/": ("GET, POST", "inference"),
 }
 
 __all__ = ["CONTROL"]

@@ -24,7 +24,16 @@ from controller.core.messages import (
 from controller.core.pruning import QueueReport
 from workers.pruning import publish_orders, publish_report, read_reports, wait_for_news, withdraw_report
 from workers.supervisor.ports import free_port
-from workers.workflows import StepOfWorkflow, join_workflows
+from workers.workflows import (
+    BY_TENANT,
+    CancelWorkflow,
+    StepOfWorkflow,
+    cancel_workflow,
+    cancellations,
+    last_cancellation,
+    open_workflows,
+    run_orders,
+)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "redis" / "start.sh"
 USERS = ("gateway", "console", "worker", "beat")
@@ -99,11 +108,18 @@ def test_a_gateway_reports_its_queue_and_joins_workflows_and_gives_no_orders(ser
     gateway = client(server, "gateway")
     run(gateway, publish_report(QueueReport("g", 1.0, [])))
     run(gateway, withdraw_report("g"))
-    [joined] = run(gateway, join_workflows([StepOfWorkflow("acme", "w", 5.0)]))
+    orders = [StepOfWorkflow("acme", "w", 5.0), CancelWorkflow("acme", "w", BY_TENANT)]
+    joined, cancelled = (order.found(raw) for order, raw in zip(orders, run(gateway, run_orders(orders)), strict=True))
     assert joined.began
+    assert cancelled.cancelled_by == BY_TENANT
+    [told] = run(gateway, cancellations("0-0"))
+    assert (told.tenant, told.workflow, told.id) == ("acme", "w", run(gateway, last_cancellation()))
     gateway.pubsub().subscribe(PRUNING_CHANNEL)
     with pytest.raises(redis.exceptions.NoPermissionError):
         gateway.set(PRUNING_ORDERS_KEY, "{}")
+    console = client(server, "console")
+    assert run(console, open_workflows(["acme"])) == []
+    assert run(console, cancel_workflow("acme", "w", BY_TENANT)).cancelled_at == cancelled.cancelled_at
     worker = client(server, "worker")
     run(worker, read_reports())
     run(worker, publish_orders({}, 1.0, 0, 0, []))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.openai.protocol.schemas import LONGEST_NAME
+from api.openai.protocol.workflow_bodies import LARGEST_SHARE, MOST_STAGES
 from controller.slo.classes import MOST_STEPS
 
 Fragment = dict[str, Any]
@@ -118,9 +119,10 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     },
     404: {
         "model_not_found": "No served model has this name or alias.",
-        "not_found": "There is no such path.",
+        "not_found": "There is no such path, or this tenant has no such workflow with a deadline.",
     },
     405: {"method_not_allowed": "The path exists, with another method."},
+    409: {"workflow_exists": "The tenant has a workflow of this id, with another deadline or stages, or cancelled."},
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
     422: {
@@ -131,7 +133,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, or the queue is full.",
         "slo_infeasible": "No instance can meet the targets, not even if it is sent now.",
     },
-    499: {"cancelled": "An operator cancelled the request in the queue."},
+    499: {"cancelled": "An operator cancelled the request in the queue, or its workflow was cancelled."},
     500: {"internal_error": "The gateway could not schedule the request."},
     502: {
         "engine_failed": "The engine failed during the answer. A stream that has begun with 200 ends with this "
@@ -141,12 +143,16 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "no_capacity": "No instance serves this model and none starts in time, or the request could not be "
         "retried on another.",
         "configuration_stale": "PostgreSQL has not confirmed the gateway's API keys for too long.",
+        "workflows_unavailable": "Redis is unavailable, so workflows cannot be read or changed. Requests are served.",
         "shutting_down": "The gateway is shutting down; send the request again. A stream that has begun with "
         "200 ends with this as "
         "its last event.",
     },
     504: {"waiting_time_exceeded": "The request was not sent to an engine within `waiting_time`."},
 }
+
+
+GENERATION_ERRORS = tuple(status for status in ERROR_CODES if status != 409)
 
 
 def _body(
@@ -197,7 +203,7 @@ def _generation(
         "tags": ["data path"],
         "security": [{"apiKey": []}],
         "requestBody": body,
-        "responses": {"200": _ok(answer, events), **_errors(tuple(ERROR_CODES))},
+        "responses": {"200": _ok(answer, events), **_errors(GENERATION_ERRORS)},
         "servers": [GATEWAY_SERVER],
     }
     return {"post": post}
@@ -252,7 +258,131 @@ RESPONSE_REST = (
     "auto and default). Of the fields not named here the engine gets those that Slackline knows; the rest is dropped."
 )
 
+WORKFLOW_BODY: Fragment = {
+    "type": "object",
+    "required": ["deadline"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {
+            **_NAME,
+            "minLength": 1,
+            "description": "The `metadata.workflow_id` of its requests; generated if absent.",
+        },
+        "deadline": _seconds("Time for the whole workflow, seconds from now.", 120.0),
+        "stages": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MOST_STAGES,
+            "description": "In the order in which they follow. A request whose `metadata.stage` is one of them gets "
+            "the stage's share of the time that is left, as against the stages after it; `workflow_steps_left` of the "
+            "request comes before.",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {**_NAME, "minLength": 1},
+                    "share": {
+                        "type": "number",
+                        "minimum": 0,
+                        "exclusiveMinimum": True,
+                        "maximum": LARGEST_SHARE,
+                        "default": 1,
+                        "description": "Of the time, relative to the other stages.",
+                    },
+                },
+            },
+        },
+    },
+}
+_EPOCH: Fragment = {"type": "number", "nullable": True, "description": "Epoch seconds."}
+_COUNT: Fragment = {"type": "integer", "minimum": 0}
+WORKFLOW: Fragment = {
+    "type": "object",
+    "description": "A workflow. Counts of requests at other gateways are up to a second old.",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string", "enum": ["workflow"]},
+        "state": {"type": "string", "enum": ["open", "late", "cancelled"]},
+        "created_at": _EPOCH,
+        "deadline": {"type": "number", "nullable": True, "description": "Seconds from `created_at`."},
+        "deadline_left": {"type": "number", "description": "Seconds; negative once it is late."},
+        "cancelled_at": _EPOCH,
+        "cancelled_by": {"type": "string", "nullable": True, "enum": ["tenant", "operator", None]},
+        "requests": {**_COUNT, "description": "Its requests that were admitted."},
+        "answered": _COUNT,
+        "failed": {**_COUNT, "description": "Requests that were cut, expired, or ended without an answer."},
+        "running": {**_COUNT, "description": "Requests whose end is not known."},
+        "output_tokens": {**_COUNT, "description": "Of all answers."},
+        "goodput_tokens": {**_COUNT, "description": "The same while `in_time`, otherwise 0: all or nothing."},
+        "in_time": {
+            "type": "boolean",
+            "description": "So far, every request that ended was answered, and by the deadline. Once the deadline has "
+            "passed: whether all were.",
+        },
+        "stages": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "share": {"type": "number"},
+                    "deadline": {
+                        "type": "number",
+                        "nullable": True,
+                        "description": "Seconds that a request of this stage would get now. Null unless the workflow "
+                        "is open.",
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def _workflow(operation: str, summary: str, errors: tuple[int, ...], **more: Any) -> Fragment:
+    schema = {"$ref": "#/components/schemas/DataPathWorkflow"}
+    found = {"description": "The workflow.", "content": {"application/json": {"schema": schema}}}
+    described = more.pop("also", {})
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "tags": ["data path"],
+        "security": [{"apiKey": []}],
+        **more,
+        "responses": {"200": found, **dict.fromkeys(described, found), **_errors(errors)},
+        "servers": [GATEWAY_SERVER],
+    }
+
+
+_WORKFLOW_ID: Fragment = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+WORKFLOW_PATHS: Fragment = {
+    "/v1/workflows": {
+        "post": _workflow(
+            "data_path_workflow_begin",
+            "Begin a workflow with one deadline: 201, or 200 if it was begun before, unchanged",
+            (400, 401, 403, 405, 408, 409, 413, 429, 503),
+            also=("201",),
+            requestBody={"required": True, "content": {"application/json": {"schema": WORKFLOW_BODY}}},
+        )
+    },
+    "/v1/workflows/{id}": {
+        "get": _workflow(
+            "data_path_workflow_get", "Read a workflow", (401, 403, 404, 405, 503), parameters=[_WORKFLOW_ID]
+        )
+    },
+    "/v1/workflows/{id}/cancel": {
+        "post": _workflow(
+            "data_path_workflow_cancel",
+            "Cancel a workflow for good: its requests end, at every gateway, and later ones are refused",
+            (401, 403, 404, 405, 503),
+            parameters=[_WORKFLOW_ID],
+        )
+    },
+}
+
 PATHS: Fragment = {
+    **WORKFLOW_PATHS,
     "/v1/chat/completions": _generation(
         "data_path_chat_completions", "Chat completion under an SLO", _body(["messages"], CHAT)
     ),
@@ -271,6 +401,7 @@ PATHS: Fragment = {
 }
 
 COMPONENTS: Fragment = {
+    "DataPathWorkflow": WORKFLOW,
     "DataPathError": {
         "type": "object",
         "description": "OpenAI's error shape. After the first token of a stream it arrives as an event.",
@@ -287,5 +418,5 @@ COMPONENTS: Fragment = {
                 },
             }
         },
-    }
+    },
 }

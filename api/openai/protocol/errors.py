@@ -11,6 +11,7 @@ import orjson
 from controller.core.errors import SlacklineError
 from controller.dispatch.lifecycle import ENDS, Cause
 from controller.wording.refusals import ended
+from workers.workflows import BY_OPERATOR
 
 
 class _Kind(NamedTuple):
@@ -28,6 +29,7 @@ KINDS: dict[str, _Kind] = {
     "model_not_found": _Kind(404, "invalid_request_error"),
     "not_found": _Kind(404, "invalid_request_error"),
     "method_not_allowed": _Kind(405, "invalid_request_error"),
+    "workflow_exists": _Kind(409, "invalid_request_error"),
     "request_timeout": _Kind(408, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),
     "ends_engines": _Kind(422, "invalid_request_error"),
@@ -39,6 +41,7 @@ KINDS: dict[str, _Kind] = {
     "configuration_stale": _Kind(503, "server_error"),
     "no_capacity": _Kind(503, "server_error"),
     "shutting_down": _Kind(503, "server_error"),
+    "workflows_unavailable": _Kind(503, "server_error"),
     "waiting_time_exceeded": _Kind(504, "slo_error"),
 }
 
@@ -91,6 +94,13 @@ def shutting_down() -> ApiError:
 
 def key_revoked() -> ApiError:
     return ApiError(ENDS[Cause.KEY_REVOKED].code, ended(Cause.KEY_REVOKED))
+
+
+def workflow_cancelled(workflow: str, by: str) -> ApiError:
+    """`by`: of `workers.workflows`. Sent again it would be refused again."""
+    who = "an operator" if by == BY_OPERATOR else "its client"
+    told = f"The workflow {workflow!r} was cancelled by {who}."
+    return ApiError("cancelled", told, param="metadata.workflow_id", final=True)
 
 
 def config_stale() -> ApiError:

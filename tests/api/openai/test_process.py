@@ -294,6 +294,37 @@ def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, two
     assert json.loads(cancelled[0].content)["error"]["code"] == "cancelled"
 
 
+def test_a_workflow_begun_at_one_gateway_is_cancelled_at_another_and_ends_where_it_runs(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = GatewayProcess(tmp_path / "other", gateway.key, gateway.secret)
+
+    def call(at: GatewayProcess, method: str, path: str = "", **more: Any) -> dict[str, Any]:
+        url = f"{at.url}/v1/workflows{path}"
+        answer = requests.request(method, url, headers=bearer(gateway.secret), timeout=10, **more)
+        assert answer.ok, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    try:
+        assert call(gateway, "POST", json={"id": "w/1", "deadline": 60})["state"] == "open"
+        metadata = {"workflow_id": "w/1"}
+        assert other.ask(metadata=metadata).status_code == 200
+        until(lambda: call(gateway, "GET", "/w%2F1")["answered"] == 1)
+        running = other.ask(whole=False, metadata=metadata, max_tokens=2_000, stream=True)
+        until(lambda: call(gateway, "GET", "/w%2F1")["running"] == 1)
+        assert call(gateway, "POST", "/w%2F1/cancel")["state"] == "cancelled"
+        assert '"code":"cancelled"' in running.text
+        refused = other.ask(metadata=metadata)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (499, "cancelled")
+        until(lambda: call(gateway, "GET", "/w/1")["running"] == 0)
+        kept = until(lambda: RequestRecord.objects.filter(workflow="w/1", outcome="cancelled").first())
+        assert kept.decisions[-1]["reason"] == "workflow_cancelled"
+    finally:
+        other.stop()
+
+
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """Hanging servers: every process of theirs is stopped, their sockets stay open."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,42 +12,20 @@ from django.conf import settings
 
 from api.openai import status
 from api.openai.workflows import Workflows
-from controller.core.snapshot import Entitlements
 from controller.core.types import LatencyCoefficients
-from tests.api.openai.gateways import TestBed, completion, key_config, snapshot
+from tests.api.openai.gateways import completion
+from tests.api.openai.workflow_gateways import OTHER, call, config, gateway
 from tests.waiting import until_on_loop
 from workers import live, workflows
 from workers.backends.fake import Script
-from workers.live import LiveState
 from workers.workflows import AT_ONCE, WORKFLOWS_KEY
 
 pytestmark = pytest.mark.db
-OTHER = "sk-other-key"
 
 
 @pytest.fixture(autouse=True)
 def empty(redis_server):
     live._client(settings.REDIS_URL).flushdb()
-
-
-def config(**entitled):
-    found = snapshot()
-    (acme,) = found.tenants
-    tenants = (replace(acme, entitled=Entitlements(**entitled)), replace(acme, id=2, name="other"))
-    return replace(found, tenants=tenants, keys=(*found.keys, key_config(OTHER, id=2, tenant="other")))
-
-
-@asynccontextmanager
-async def gateway(name="gw-a", url=None, **entitled):
-    async with TestBed(config(**entitled)) as bed:
-        board = LiveState(url or settings.REDIS_URL, name)
-        bed.gateway.workflows.board = board
-        yield bed
-        await board.close()
-
-
-def call(workflow="w1", **fields):
-    return completion(metadata={"workflow_id": workflow}, **fields)
 
 
 def joined(bed):

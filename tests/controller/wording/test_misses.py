@@ -69,6 +69,7 @@ EXPIRED = {"waited_s": 5.0, "hopeless": False, "paused": False, "instances": 3, 
         ("refused", step("refuse", "infeasible_alone", field="deadline", prefill_s=2.0, deadline_s=1.0),
          ["It was refused: even on an idle instance prefill was predicted to take 2.00 s, and its deadline was 1.00 "
           "s."]),
+        ("refused", step("cancel", "workflow_cancelled_by_operator"), ["An operator cancelled its workflow."]),
         ("refused", step("cancel", "cancelled_by_operator", actor="olga", command="c-1"),
          ["olga cancelled it in the queue."]),
         ("failed", step("refuse", "engine_failed", attempts=3, instance="e-2", error="no answer"),
@@ -139,4 +140,6 @@ def test_one_that_was_not_streamed_is_judged_by_its_whole_answer():
 def test_nothing_is_said_of_what_attained_or_left():
     assert why_missed(row()) == []
     assert miss("cancelled") == []
+    cancelled = miss("cut", output_tokens=1, error_code="cancelled")
+    assert cancelled == ["An operator cancelled its workflow during the answer, after 1 token."]
     assert miss("cut", output_tokens=1) == ["Its instance engine-1 failed during the answer, after 1 token."]

@@ -1,0 +1,105 @@
+"""The body of `POST /v1/workflows`, and what a workflow looks like to its client."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from api.openai.protocol.errors import ApiError
+from api.openai.protocol.schemas import LONGEST_NAME, Body, load, wrong
+from controller.slo.classes import SloError, SloFields, parse_slo_fields
+from controller.slo.workflow import WorkflowTime, shares_from
+from workers.workflows import Stage, WorkflowState
+
+FIELDS = ("id", "deadline", "stages")
+STAGE_FIELDS = ("name", "share")
+MOST_STAGES = 32
+MOST_STAGE_CHARS = 2_000  # of all names together: a tenant may have thousands of workflows
+LARGEST_SHARE = 1_000.0
+
+
+class NewWorkflow(NamedTuple):
+    """`asked`: with the deadline alone, to be checked against the tenant's entitlements."""
+
+    id: str
+    asked: SloFields
+    deadline_s: float
+    stages: tuple[Stage, ...]
+
+
+def parse_workflow(raw: Body) -> NewWorkflow:
+    """Raises ApiError naming the field."""
+    body = load(raw)
+    for field in body:
+        if field not in FIELDS:
+            raise wrong(field[:100], f"is not a field of a workflow; it has {', '.join(FIELDS)}")
+    name = body.get("id")
+    if name is None:
+        name = f"wf-{secrets.token_hex(12)}"
+    elif not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise wrong("id", f"must be a string of 1 to {LONGEST_NAME} characters")
+    try:
+        asked = parse_slo_fields({"deadline": body.get("deadline")})
+    except SloError as error:
+        raise ApiError("invalid_slo", str(error), param=error.field) from None
+    if asked.deadline is None:
+        raise wrong("deadline", "is required: seconds from now until the whole workflow is due")
+    return NewWorkflow(name, asked, asked.deadline, _stages(body.get("stages")))
+
+
+def _stages(given: object) -> tuple[Stage, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_STAGES:
+        raise wrong("stages", f"must be a list of 1 to {MOST_STAGES} stages, in the order in which they follow")
+    found = tuple(_stage(each, f"stages[{index}]") for index, each in enumerate(given))
+    names = [stage.name for stage in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise wrong("stages", f"{twice!r} is there twice: a request says by its name which stage it belongs to")
+    if sum(map(len, names)) > MOST_STAGE_CHARS:
+        raise wrong("stages", f"the names may have {MOST_STAGE_CHARS} characters together")
+    return found
+
+
+def _stage(given: object, where: str) -> Stage:
+    if not isinstance(given, Mapping):
+        raise wrong(where, "must be an object with a name and, if it is not 1, a share")
+    for field in given:
+        if field not in STAGE_FIELDS:
+            raise wrong(f"{where}.{field[:100]}", f"is not a field of a stage; it has {', '.join(STAGE_FIELDS)}")
+    name, share = given.get("name"), given.get("share", 1.0)
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise wrong(f"{where}.name", f"must be a string of 1 to {LONGEST_NAME} characters")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= LARGEST_SHARE:
+        raise wrong(f"{where}.share", f"must be a number above 0 and at most {LARGEST_SHARE:.0f}")
+    return Stage(name, float(share))
+
+
+def workflow_object(name: str, found: WorkflowState, least_s: float = 0.0) -> dict[str, Any]:
+    """`least_s`: the shortest share that the tenant is entitled to."""
+    return {
+        "id": name,
+        "object": "workflow",
+        "state": found.state,
+        "created_at": found.began_at,
+        "deadline": found.deadline_s,
+        "deadline_left": round(found.left_s, 3),
+        "cancelled_at": found.cancelled_at,
+        "cancelled_by": found.cancelled_by or None,
+        "requests": found.seen,
+        "answered": found.answered,
+        "failed": found.failed,
+        "running": max(0, found.seen - found.answered - found.failed),
+        "output_tokens": found.output_tokens,
+        "goodput_tokens": found.output_tokens if found.in_time else 0,
+        "in_time": found.in_time,
+        "stages": [_stage_object(stage, found, least_s) for stage in found.stages],
+    }
+
+
+def _stage_object(stage: Stage, found: WorkflowState, least_s: float) -> dict[str, Any]:
+    time = WorkflowTime(found.left_s, shares_from(found.stages, stage.name, None), "inherited", least_s)
+    runs = found.state == "open"
+    return {"name": stage.name, "share": stage.share, "deadline": round(time.step_s, 3) if runs else None}

@@ -1,0 +1,76 @@
+"""`/v1/workflows`: begin a workflow before its first request, read it, cancel it; with the tenant's key.
+
+Beginning one counts as one request of the tenant's quota. What was cancelled stays so; another tenant's workflow does
+not exist.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from api.openai.asgi import Receive, Scope, Send, header, read_body, respond
+from api.openai.gateway import Caller, Gateway
+from api.openai.protocol.errors import ApiError
+from api.openai.protocol.workflow_bodies import parse_workflow, workflow_object
+from api.openai.tenants import Held
+from controller.slo.classes import NotEntitled, check_fields
+from controller.slo.workflow import least_share_s
+from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
+
+WORKFLOWS = "/v1/workflows"
+CANCEL = "/cancel"
+BODY_BYTES = 16 << 10
+
+
+async def begin(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    """201; 200 if it was begun before with the same deadline and stages."""
+    if scope["method"] != "POST":
+        raise ApiError("method_not_allowed", "Use POST, or GET with the id of a workflow.")
+    key = header(scope, b"authorization")
+    caller = gateway.caller(key)
+    raw = await _body(gateway, caller, scope, receive)
+    opened = parse_workflow(raw)
+    caller = gateway.caller(key)  # again: the key may have been revoked while the body came
+    tenant = caller.tenant
+    try:
+        check_fields(opened.asked, tenant.entitled)
+    except NotEntitled as error:
+        raise ApiError("permission_denied", f"{error}.", param=error.field) from None
+    gateway.quotas.admit(tenant, 0, gateway.clock())
+    try:
+        order = OpenWorkflow(tenant.name, opened.id, opened.deadline_s, opened.stages)
+        found = await gateway.workflows.open(order)
+    finally:
+        gateway.quotas.release(tenant.name, 0, 0)
+    await _answer(send, caller, opened.id, found, 201 if found.new else 200)
+
+
+async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    """GET reads it, POST to its `/cancel` cancels it. Ids may have slashes."""
+    key = header(scope, b"authorization")
+    caller = gateway.caller(key)
+    name, method = scope["path"][len(WORKFLOWS) + 1 :], scope["method"]
+    if method == "GET":
+        found = await gateway.workflows.read(caller.tenant.name, name)
+    elif method == "POST" and name.endswith(CANCEL):
+        name = name.removesuffix(CANCEL)
+        await _body(gateway, caller, scope, receive)
+        caller = gateway.caller(key)
+        found = await gateway.workflows.cancel(caller.tenant.name, name, BY_TENANT)
+        gateway.runtime.end_workflow(caller.tenant.name, name, found.cancelled_by)
+    else:
+        raise ApiError("method_not_allowed", "Use GET, or POST to the workflow's /cancel.")
+    await _answer(send, caller, name, found, 200)
+
+
+async def _body(gateway: Gateway, caller: Caller, scope: Scope, receive: Receive) -> bytes | bytearray:
+    held = Held(gateway.quotas, caller.tenant, gateway.clock())
+    try:
+        return await read_body(scope, receive, BODY_BYTES, held.add, held.turns)
+    finally:
+        held.give_back()
+
+
+async def _answer(send: Send, caller: Caller, name: str, found: WorkflowState, status: int) -> None:
+    shown = workflow_object(name, found, least_share_s(caller.tenant.entitled))
+    await respond(send, status, orjson.dumps(shown))
