@@ -238,7 +238,7 @@ def _offer(limits: Sequence[float], room: float) -> float:
     left, count = room, len(limits)
     for limit in sorted(limits):
         if limit * count > left:
-            break
+            return left / count
         left -= limit
         count -= 1
-    return left / max(1, count)
+    return max(limits)  # they are too much by no more than rounding

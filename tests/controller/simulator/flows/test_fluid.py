@@ -101,6 +101,16 @@ def test_what_a_flow_cannot_use_goes_to_the_others():
     assert rates == pytest.approx({"a": 4.5, "b": 4.5, "c": 1.0})
 
 
+def test_flows_move_when_their_limits_add_up_to_a_port_but_for_rounding():
+    """5.7 + 6.4 + 7.1 is a little more than 19.2 in binary, and no single one of them is too much."""
+    limits = {"a": 5.7, "b": 6.4, "c": 7.1}
+    made = FluidNetwork({**limits, "shared": 19.2})
+    for name in limits:
+        made.start(name, (name, "shared"), 1e3, Turn((0.0,)), 0.0)
+    made.settle(0.0)
+    assert {name: made.rate(name) for name in limits} == pytest.approx(limits)
+
+
 def test_a_lower_rank_gets_what_the_higher_cannot_use():
     rates = settled({"high": (("x", "y"), Turn((0.0,))), "low": (("x",), Turn((1.0,)))}, {"x": 10.0, "y": 3.0})
     assert rates == pytest.approx({"high": 3.0, "low": 7.0})
