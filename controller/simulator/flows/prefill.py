@@ -124,6 +124,7 @@ class _Batch:
     group: int = -1  # computed now; -1: it waits for its instance
     busy: bool = False  # a group computes or exchanges
     collectives: int = 0  # flows of the running exchange
+    hosts: set[str] = field(default_factory=set)  # of other instances, that were told of it
 
 
 class PrefillRun:
@@ -196,6 +197,8 @@ class PrefillRun:
         batch.requests.append(each)
         batch.tokens[rank] += each.new_tokens
         self._requests[request.id] = each
+        if each.source:
+            self._tell_queue(instance, each.source)
         self._fetch(batch, each)
         self._start_next(instance)
         self._order_soon()
@@ -228,18 +231,28 @@ class PrefillRun:
             if new <= room or not last.requests:
                 return last
         batch = _Batch(f"b{next(self._count)}", instance, tokens=[0.0] * self.shape.ranks)
+        batch.hosts.update(*(each.hosts for each in queue))
         queue.append(batch)
         self._batches[batch.id] = batch
         self._tell(batch.instance, [BatchQueued(f"p{instance}", batch.id, self.shape.groups)])
         return batch
 
     def _tell(self, instance: int, events: Sequence[FlowEvent]) -> None:
-        """Events of a unit go to every host that sends for it."""
+        """Events of a unit go to its own hosts, and to every other that heard of a batch that is not computed yet."""
         hosts = {f"p{instance}.{rank}.out" for rank in range(self.shape.ranks)}
-        for batch in self._queues[instance]:
-            hosts |= {each.source for each in batch.requests if each.source and each.fetched < self.shape.groups}
-        for host in sorted(hosts):
+        for host in sorted(hosts.union(*(batch.hosts for batch in self._queues[instance]))):
             self.network.tell(host, events)
+
+    def _tell_queue(self, instance: int, host: str) -> None:
+        """A host that begins to send for a unit hears of its batches in order: how many layers are computed before the
+        one that it sends for depends on all of them."""
+        queue, unit = self._queues[instance], f"p{instance}"
+        events: list[FlowEvent] = [BatchQueued(unit, batch.id, self.shape.groups) for batch in queue]
+        for batch in queue:
+            batch.hosts.add(host)
+        if queue[0].group >= 0:
+            events.append(LayerStarted(unit, queue[0].id, queue[0].group))
+        self.network.tell(host, events)
 
     # ---- computing --------------------------------------------------------------------------------------------------
 

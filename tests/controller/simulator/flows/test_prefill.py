@@ -9,7 +9,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
-from controller.flow.scheduler import LayerStarted
+from controller.flow.scheduler import BatchComputed, BatchQueued, LayerStarted
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
 from controller.simulator.flows.run import FlowRun
@@ -73,6 +73,29 @@ def test_hosts_hear_which_layer_a_stalled_batch_waits_for(monkeypatch):
     run.serve([PrefillRequest("first", 0.0, 4000, 0, "x"), PrefillRequest("second", 0.001, 4000, 3900, "x")])
     came = [run.network.ends[f"second.r{layer}"] for layer in range(8)]
     assert all(told["p1", layer] < came[layer] - 0.01 for layer in range(1, 8))
+
+
+def test_a_sender_of_reuse_hears_of_all_batches_before_the_one_it_sends_for(monkeypatch):
+    """And that they are computed, also those whose reuse has come. Without that it takes a batch that waits for one
+    that runs, and those that are long computed for ones that wait."""
+    run = PrefillRun(PrefillSettings(SEQUENCE, 2, ordered=False, copies=False), FLOW_POLICIES["mfs"])
+    told, tell = [], FlowRun.tell
+
+    def heard(self, host, events):
+        told.extend(event for event in events if host == "p0.0.out" and event.unit == "p1")
+        tell(self, host, events)
+
+    monkeypatch.setattr(FlowRun, "tell", heard)
+    first, ahead, reusing = (
+        PrefillRequest("first", 0.0, 8000, 0, "x"),
+        PrefillRequest("ahead", 0.001, 4000, 0, "y"),
+        PrefillRequest("reusing", 0.002, 2000, 1900, "x"),
+    )
+    run.serve([first, ahead, reusing])
+    assert "reusing.r0" in run.network.ends
+    running, waiting = (event.batch for event in told if isinstance(event, BatchQueued))
+    assert told.index(LayerStarted("p1", running, 0)) < told.index(LayerStarted("p1", waiting, 0))
+    assert [event.batch for event in told if isinstance(event, BatchComputed)] == [running, waiting]
 
 
 @pytest.mark.parametrize("shape", [EXPERTS, SEQUENCE, replace(SLOW, nic_bytes_per_s=2.5e9)])
