@@ -299,8 +299,9 @@ class FlowScheduler:
     def _turn(self, state: FlowState, now: float, boundary: bool) -> Turn:
         if state.flow.id in self._pressed:
             return PRESSED
-        turn = self.policy.turn(state, self, now, boundary)
-        return SCAVENGER if self._pruned(state.flow) else turn
+        if self._pruned(state.flow):
+            return SCAVENGER  # and no promotion, which it would keep when it comes back
+        return self.policy.turn(state, self, now, boundary)
 
     def _pruned(self, flow: MsFlow) -> bool:
         if self._order is None or not flow.requests:

@@ -125,6 +125,11 @@ class _Batch:
     busy: bool = False  # a group computes or exchanges
     collectives: int = 0  # flows of the running exchange
     hosts: set[str] = field(default_factory=set)  # of other instances, that were told of it
+    aside: bool = False  # of a request that was pruned: computed when no other batch waits and its reuse has come
+
+    @property
+    def begun(self) -> bool:
+        return self.busy or self.group > 0
 
 
 class PrefillRun:
@@ -146,6 +151,7 @@ class PrefillRun:
         self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
         self._batches: dict[str, _Batch] = {}
         self._requests: dict[str, _Request] = {}
+        self._batch_of: dict[str, _Batch] = {}  # by request
         # By prefix: the instances and ranks that have its KV, and how many fetch it from each.
         self._holders: dict[str, dict[tuple[int, int], int]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -194,14 +200,18 @@ class PrefillRun:
             each.source, each.fetched, each.holder = f"p{source[0]}.{source[1]}.out", 0, source
         if self.settings.copies or not holders:
             holders.setdefault((instance, rank), 0)
-        batch.requests.append(each)
-        batch.tokens[rank] += each.new_tokens
         self._requests[request.id] = each
+        self._join(batch, each)
         if each.source:
             self._tell_queue(instance, each.source)
         self._fetch(batch, each)
         self._start_next(instance)
         self._order_soon()
+
+    def _join(self, batch: _Batch, each: _Request) -> None:
+        batch.requests.append(each)
+        batch.tokens[each.rank] += each.new_tokens
+        self._batch_of[each.request.id] = batch
 
     def _rank(self, batch: _Batch, request: PrefillRequest) -> int:
         """The rank with the fewest tokens in the batch, one that has the prefix before others."""
@@ -215,7 +225,7 @@ class PrefillRun:
         having = {instance for instance, _ in self._holders.get(request.prefix, {})}
 
         def cost(instance: int) -> tuple[float, int]:
-            waiting = sum(max(batch.tokens) for batch in self._queues[instance])  # its slowest rank
+            waiting = sum(max(batch.tokens) for batch in self._queues[instance] if not batch.aside)  # its slowest rank
             here = request.reuse_tokens if instance in having else 0
             return waiting - here, (instance + len(self._requests)) % self.settings.instances
 
@@ -223,19 +233,28 @@ class PrefillRun:
 
     def _open_batch(self, instance: int, request: PrefillRequest) -> _Batch:
         """The last batch that waits there and has room, or a new one."""
-        queue = self._queues[instance]
+        regular = [batch for batch in self._queues[instance] if not batch.aside]
         new = request.prompt_tokens - request.reuse_tokens
-        if queue and queue[-1].group < 0:
-            last = queue[-1]
+        if regular and regular[-1].group < 0:
+            last = regular[-1]
             room = self.shape.batch_tokens - min(last.tokens)
             if new <= room or not last.requests:
                 return last
-        batch = _Batch(f"b{next(self._count)}", instance, tokens=[0.0] * self.shape.ranks)
-        batch.hosts.update(*(each.hosts for each in queue))
-        queue.append(batch)
-        self._batches[batch.id] = batch
-        self._tell(batch.instance, [BatchQueued(f"p{instance}", batch.id, self.shape.groups)])
+        batch = self._new_batch(instance)
+        self._enqueue(batch)
         return batch
+
+    def _new_batch(self, instance: int) -> _Batch:
+        batch = _Batch(f"b{next(self._count)}", instance, tokens=[0.0] * self.shape.ranks)
+        batch.hosts.update(*(each.hosts for each in self._queues[instance]))
+        self._batches[batch.id] = batch
+        return batch
+
+    def _enqueue(self, batch: _Batch) -> None:
+        """Behind what runs and waits, before what was set aside."""
+        queue = self._queues[batch.instance]
+        queue.insert(sum(each.begun or not each.aside for each in queue), batch)
+        self._tell(batch.instance, [BatchQueued(f"p{batch.instance}", batch.id, self.shape.groups)])
 
     def _tell(self, instance: int, events: Sequence[FlowEvent]) -> None:
         """Events of a unit go to its own hosts, and to every other that heard of a batch that is not computed yet."""
@@ -247,7 +266,9 @@ class PrefillRun:
         """A host that begins to send for a unit hears of its batches in order: how many layers are computed before the
         one that it sends for depends on all of them."""
         queue, unit = self._queues[instance], f"p{instance}"
-        events: list[FlowEvent] = [BatchQueued(unit, batch.id, self.shape.groups) for batch in queue]
+        events: list[FlowEvent] = [
+            BatchQueued(unit, batch.id, self.shape.groups) for batch in queue if batch.begun or not batch.aside
+        ]
         for batch in queue:
             batch.hosts.add(host)
         if queue[0].group >= 0:
@@ -258,8 +279,18 @@ class PrefillRun:
 
     def _start_next(self, instance: int) -> None:
         queue = self._queues[instance]
-        if queue and queue[0].group < 0 and queue[0].requests:
-            self._reach(queue[0], 0)
+        if not queue or queue[0].group >= 0:
+            return
+        ready = (each for each in queue if not each.aside or self._fetched(each))
+        batch = next(ready, None)
+        if batch is not None and batch.requests:
+            queue.remove(batch)
+            queue.insert(0, batch)
+            self._reach(batch, 0)
+
+    def _fetched(self, batch: _Batch) -> bool:
+        """Whether all reuse of all of its layers has come."""
+        return all(each.fetched >= self.shape.groups for each in batch.requests)
 
     def _reach(self, batch: _Batch, group: int) -> None:
         """The batch's next group is this one. Hosts hear of it now, also if its reuse has not come: what the batch
@@ -353,9 +384,11 @@ class PrefillRun:
             each.fetched += 1
             if each.fetched == self.shape.groups:
                 self._holders[each.request.prefix][each.holder] -= 1
-            batch = self._batches[flow.batch]
+            batch = self._batch_of[each.request.id]
             self._fetch(batch, each)
             self._advance_batch(batch)
+            if batch.aside:
+                self._start_next(batch.instance)
         else:
             each.unsent -= 1
             self._maybe_served(each)
@@ -389,8 +422,39 @@ class PrefillRun:
         self._at(self.now + self.settings.order_s, lambda: self._publish(order))
 
     def _publish(self, order: OrderSent) -> None:
+        for batch in list(self._batches.values()):
+            if batch.begun:
+                continue
+            if not batch.aside:
+                self._set_aside(batch, [each for each in batch.requests if each.request.id in order.scavengers])
+            elif not any(each.request.id in order.scavengers for each in batch.requests):
+                batch.aside = False
+                self._queues[batch.instance].remove(batch)
+                self._enqueue(batch)
+                self._start_next(batch.instance)
         for host in self.network.hosts():
             self.network.tell(host, [order])
+
+    def _set_aside(self, batch: _Batch, pruned: Sequence[_Request]) -> None:
+        """Pruned requests leave a batch that has not begun. The others go on without them, else all would wait for
+        what is sent last."""
+        if not pruned:
+            return
+        queue = self._queues[batch.instance]
+        for each in pruned:
+            batch.requests.remove(each)
+            batch.tokens[each.rank] -= each.new_tokens
+            alone = self._new_batch(batch.instance)
+            alone.aside = True
+            self._join(alone, each)
+            queue.append(alone)
+        if batch.requests:
+            self._advance_batch(batch)
+            return
+        self._tell(batch.instance, [BatchComputed(f"p{batch.instance}", batch.id)])
+        queue.remove(batch)
+        del self._batches[batch.id]
+        self._start_next(batch.instance)
 
     def _as_batch(self, batch: _Batch) -> Batch:
         """What is left of a batch: computing of the groups to come, and bytes by port and request."""
@@ -411,6 +475,7 @@ class PrefillRun:
                 fetch = self.shape.kv_bytes(each.request.reuse_tokens) * (self.shape.groups - each.fetched)
                 load[into] += fetch
                 load[each.source] = load.get(each.source, 0.0) + fetch
-            requests.append(BatchRequest(each.request.id, each.due, load))
+            held = batch.begun and each.fetched < self.shape.groups  # pruned, its reuse would hold up the others
+            requests.append(BatchRequest(each.request.id, each.due, load, exempt=held))
         compute = (self.shape.dense_s(busiest, context) + self.shape.experts_s(sum(batch.tokens))) * left
         return Batch(batch.id, f"p{batch.instance}", compute, requests)

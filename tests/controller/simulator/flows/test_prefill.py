@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.flow.batches import BatchOrder, Pruned
 from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import BatchComputed, BatchQueued, LayerStarted
@@ -96,6 +97,74 @@ def test_a_sender_of_reuse_hears_of_all_batches_before_the_one_it_sends_for(monk
     running, waiting = (event.batch for event in told if isinstance(event, BatchQueued))
     assert told.index(LayerStarted("p1", running, 0)) < told.index(LayerStarted("p1", waiting, 0))
     assert [event.batch for event in told if isinstance(event, BatchComputed)] == [running, waiting]
+
+
+def pruning(monkeypatch, *named, since=0.0):
+    """Orders from when "heavy" has come prune these requests, one set for each and the last one from then on."""
+    left = list(named)
+
+    def order(batches, bandwidth, budget, now):
+        of = {request.id: batch for batch in batches for request in batch.requests if not request.exempt}
+        come = now >= since and any(request.id == "heavy" for batch in batches for request in batch.requests)
+        pruned = (left.pop(0) if len(left) > 1 else left[0]) if come else ()
+        gone = [Pruned(name, of[name].id, "", "", 0.0, 0.0) for name in pruned if name in of]
+        return BatchOrder(tuple(batch.id for batch in batches), tuple(gone))
+
+    monkeypatch.setattr("controller.simulator.flows.prefill.order_batches", order)
+
+
+TO_PRUNE = [
+    PrefillRequest("first", 0.0, 8000, 0, "x"),
+    PrefillRequest("ahead", 0.001, 4000, 0, "y"),
+    PrefillRequest("heavy", 0.002, 4000, 3900, "x"),  # fetches from the first one's instance, and waits behind "ahead"
+    PrefillRequest("light", 0.003, 500, 0, "z"),  # in one batch with it
+]
+
+
+def serving_pruned(monkeypatch, requests, *named, since=0.0):
+    pruning(monkeypatch, *named, since=since)
+    shape = replace(SEQUENCE, nic_bytes_per_s=1e8)
+    run = PrefillRun(PrefillSettings(shape, 2, copies=False, orders_per_s=1e3), FLOW_POLICIES["mfs"])
+    return run, run.serve(requests)
+
+
+def test_a_batch_goes_on_without_its_pruned_request(monkeypatch):
+    _, together = serving_pruned(monkeypatch, TO_PRUNE, ())
+    assert together["light"].computed == together["heavy"].computed  # one batch
+    run, found = serving_pruned(monkeypatch, TO_PRUNE, {"heavy"})
+    assert found["heavy"].pruned
+    assert found["light"].computed < run.network.ends["heavy.r7"] < found["heavy"].computed
+    assert found["light"].computed < together["light"].computed
+
+
+def test_an_instance_serves_others_before_a_pruned_request(monkeypatch):
+    """Also those that came after it, and it starts only with all of its reuse, so that nobody waits for that."""
+    later = PrefillRequest("later", 0.15, 4000, 0, "u")
+    _, found = serving_pruned(monkeypatch, [*TO_PRUNE, later], {"heavy"})
+    assert found["later"].computed < found["heavy"].computed
+    _, unpruned = serving_pruned(monkeypatch, [*TO_PRUNE, later], ())
+    assert unpruned["heavy"].computed == unpruned["later"].computed  # one batch
+
+
+def test_a_request_that_orders_name_no_more_is_served_as_before(monkeypatch):
+    behind = [PrefillRequest(f"later{number}", 0.02 + 0.01 * number, 8000, 0, f"u{number}") for number in range(4)]
+    _, found = serving_pruned(monkeypatch, [*TO_PRUNE, *behind], {"heavy"}, {"heavy"}, ())
+    assert found["heavy"].pruned
+    assert found["heavy"].computed < max(found[each.id].computed for each in behind)
+    _, kept = serving_pruned(monkeypatch, [*TO_PRUNE, *behind], {"heavy"})
+    assert kept["heavy"].computed > max(found[each.id].computed for each in behind)
+
+
+def test_a_batch_that_has_begun_is_not_held_up_by_pruning(monkeypatch):
+    """Its layers are computed together, so the others would wait for the pruned one's reuse."""
+    load = [TO_PRUNE[0], TO_PRUNE[2]._replace(at=0.001)]
+    run, _ = serving_pruned(monkeypatch, load, ())
+    begun = run.network.ends["heavy.r1"] + 1e-3
+    load.append(PrefillRequest("later", begun, 300, 0, "u"))
+    _, unpruned = serving_pruned(monkeypatch, load, ())
+    assert begun < unpruned["first"].computed  # whose bytes go before what is pruned
+    _, found = serving_pruned(monkeypatch, load, {"heavy"}, since=begun)
+    assert found["heavy"].computed == pytest.approx(unpruned["heavy"].computed)
 
 
 @pytest.mark.parametrize("shape", [EXPERTS, SEQUENCE, replace(SLOW, nic_bytes_per_s=2.5e9)])
