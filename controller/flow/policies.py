@@ -39,14 +39,16 @@ class Turn(NamedTuple):
 
 
 class FlowState:
-    """A submitted flow. `left`: bytes not sent yet. `level`, `rli`: where MFS has it; both only ever fall."""
+    """A submitted flow. `left`: bytes not sent yet, as reported at `at`. `level`, `rli`: where MFS has it; both
+    only ever fall."""
 
-    __slots__ = ("flow", "left", "level", "number", "rli", "turn")
+    __slots__ = ("at", "flow", "left", "level", "number", "rli", "turn")
 
-    def __init__(self, flow: MsFlow, number: int) -> None:
+    def __init__(self, flow: MsFlow, number: int, now: float) -> None:
         self.flow = flow
         self.number = number
         self.left = float(flow.size_bytes)
+        self.at = now
         self.level = 0  # 0: not assigned yet
         self.rli: int | None = None
         self.turn: Turn | None = None
@@ -108,6 +110,8 @@ class DeferAndPromote:
     - `bytes_of`: what counts as left: `request`, all that the request still has to send over the port, layers that are
       not computed yet too; or `flow`, as printed, which is up to L times too small with a flow for each layer.
     - `load_of`: rho: `before`, what goes before the flow; or `all`, as printed, where flows promote one another.
+    - `late`: a KV transfer that cannot be in time any more, even alone: `last`, after all that can; or `first`, as
+      printed, since its MLU is above 1: under overload transfers that are late then make all others late.
     - `queued`: a batch that waits for its unit has the layers ahead of it added to its relative layer index.
     - `wire`: class of relative layer index r: `shifted`, min(r + 1, K - 1), so that class 0 is level 1 alone; or
       `printed`, min(r, K - 1).
@@ -125,6 +129,7 @@ class DeferAndPromote:
         level_one: float | None = None
         bytes_of: str = "request"
         load_of: str = "before"
+        late: str = "last"
         queued: bool = True
         wire: str = "shifted"
         weights_floor: float = 0.05
@@ -141,6 +146,7 @@ class DeferAndPromote:
             for field, value, valid in (
                 ("bytes_of", self.bytes_of, ("request", "flow")),
                 ("load_of", self.load_of, ("before", "all")),
+                ("late", self.late, ("last", "first")),
                 ("wire", self.wire, ("shifted", "printed")),
             ):
                 if value not in valid:
@@ -165,6 +171,8 @@ class DeferAndPromote:
             if not state.level or boundary:
                 self._promote(state, context, now)
             infeasible = self._alone(state, context, now) > 1.0
+            if infeasible and self.config.late == "last":
+                return Turn((float(self.config.levels), 1.0, flow.deadline or 0.0), wire_class=last, infeasible=True)
             band = 0.0 if state.level == 1 else float(state.level)
             return Turn((band, 0.0, flow.deadline or 0.0), wire_class=state.level - 1, infeasible=infeasible)
         if state.rli is None or boundary:
@@ -217,8 +225,10 @@ class DeferAndPromote:
         )
 
     def _alone(self, state: FlowState, context: FlowContext, now: float) -> float:
+        """Its MLU if nothing else was on its ports now, nor has been since its bytes were reported."""
         flow, slowest = state.flow, min(context.bandwidth(state.flow.egress), context.bandwidth(state.flow.ingress))
-        return minimal_link_utilisation(self._left(state, context), (flow.deadline or 0.0) - now, slowest, 0.0)
+        left = self._left(state, context) - slowest * max(0.0, now - state.at)
+        return minimal_link_utilisation(left, (flow.deadline or 0.0) - now, slowest, 0.0)
 
 
 class Unchanging:

@@ -206,11 +206,11 @@ class FlowScheduler:
     def _apply(self, event: FlowEvent, now: float, touched: dict[str, bool], actions: list[FlowAction]) -> None:
         match event:
             case Submitted(flow):
-                self._submit(flow, touched, actions)
+                self._submit(flow, now, touched, actions)
             case FlowProgress(flow_id, left):
                 state = self._flows.get(flow_id)
                 if state is not None:
-                    state.left = max(0.0, left)
+                    state.left, state.at = max(0.0, left), now
                     touched.setdefault(flow_id, False)
             case Ended(flow_id):
                 self._end(flow_id)
@@ -231,7 +231,7 @@ class FlowScheduler:
             case OrderSent():
                 self._take_order(event, now, touched)
 
-    def _submit(self, flow: MsFlow, touched: dict[str, bool], actions: list[FlowAction]) -> None:
+    def _submit(self, flow: MsFlow, now: float, touched: dict[str, bool], actions: list[FlowAction]) -> None:
         if flow.id in self._flows:
             actions.append(NotTaken(flow.id, "id", f"flow {flow.id!r} was submitted before"))
             return
@@ -241,7 +241,7 @@ class FlowScheduler:
             actions.append(NotTaken(flow.id, field_name, f"port {unknown!r} is not known"))
             return
         self._number += 1
-        self._flows[flow.id] = FlowState(flow, self._number)
+        self._flows[flow.id] = FlowState(flow, self._number, now)
         self._of_unit.setdefault(flow.unit, set()).add(flow.id)
         if flow.stage is FlowStage.KV_TRANSFER:
             key = _request_of(flow)

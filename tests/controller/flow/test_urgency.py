@@ -144,6 +144,32 @@ def test_a_flow_does_not_count_its_own_rate_as_load():
     assert permits(printed)["a"].rank[0] == 0
 
 
+def test_a_transfer_that_cannot_be_in_time_goes_last():
+    """Even alone it would be late: before everything else it would only make others late. It comes back if it can be
+    in time after all."""
+    flows = [Submitted(kv("late", 1.5)), Submitted(kv("loose", 0.00001)), Submitted(reuse(11))]
+    made = scheduler()
+    turns = permits(made.handle(flows, 0.0)[0])
+    assert sorted(turns, key=lambda name: turns[name].rank) == ["reuse11", "loose", "late"]
+    assert turns["late"].wire_class == 7
+    assert (
+        permits(made.handle([PortSeen("out", 2.0), PortSeen("in", 2.0), FlowProgress("late", 1.5)], 0.0)[0])[
+            "late"
+        ].rank[0]
+        == 0
+    )
+    printed = permits(scheduler(late="first").handle(flows, 0.0)[0])
+    assert min(printed, key=lambda name: printed[name].rank) == "late"
+
+
+def test_a_transfer_that_may_have_been_sent_since_the_last_report_is_not_late_yet():
+    made = scheduler()
+    made.handle([Submitted(kv("a", 0.9))], 0.0)
+    assert permits(made.handle([FlowProgress("a", 0.5)], 0.45)[0]) == {}
+    assert permits(made.handle([LayerStarted("u", "b", 11)], 0.6)[0]) == {}  # 0.35 may be left of 0.5
+    assert permits(made.handle([FlowProgress("a", 0.5)], 0.6)[0])["a"].rank[0] == 8
+
+
 def test_a_batch_that_waits_for_its_unit_is_further_away():
     made = scheduler()
     from controller.flow.scheduler import BatchQueued
@@ -169,7 +195,6 @@ def test_weight_loads_come_after_requests_with_a_floor_and_before_scavengers():
 def test_what_cannot_be_in_time_any_more_says_so():
     turns = permits(scheduler().handle([Submitted(kv("a", 2.0))], 0.0)[0])
     assert turns["a"].infeasible
-    assert turns["a"].rank[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -222,6 +247,7 @@ def test_a_flow_that_is_not_taken_says_why_and_the_others_go_on():
         ({"bytes_of": "layer"}, "bytes_of"),
         ({"load_of": "self"}, "load_of"),
         ({"wire": "raw"}, "wire"),
+        ({"late": "never"}, "late"),
         ({"weights_floor": 1.0}, "weights_floor"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_change_is_published_at_once_and_again_by_a_job(django_capture_on_comm
 async def test_a_report_has_the_load_of_ports_and_the_levels_of_flows(path, redis):
     async with serving(path, "mfs") as daemon, connected(path) as client, sending(client, due_in_s=100_000.0):
         raw = await Raw.open(path)
-        urgent = submitted(id="u", due_in_s=0.001, size_bytes=500 * MB, requests=["req-1"])
+        urgent = submitted(id="u", due_in_s=8.0, size_bytes=500 * MB, requests=["req-1"])
         assert (await raw.asked(**urgent))["event"] == "permit"
         await exchange(daemon, redis, "one")
         (found,) = await asyncio.to_thread(live.read_host_flows)
@@ -130,7 +130,7 @@ async def test_a_report_has_the_load_of_ports_and_the_levels_of_flows(path, redi
 
 
 async def test_a_promotion_is_in_the_history_with_its_time(path):
-    async with serving(path, "mfs") as daemon, connected(path) as client, sending(client, due_in_s=0.4):
+    async with serving(path, "mfs") as daemon, connected(path) as client, sending(client, due_in_s=200.0):
         rising = client.submit(3, 20 * MB, "host", 2.0)
         waiting = asyncio.ensure_future(rising.turn(nothing))
         await until_on_loop(lambda: rising.promotions > 0)
