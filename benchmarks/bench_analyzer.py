@@ -12,7 +12,7 @@ Calls of one session (Mooncake's are inferred from shared prefixes) are a workfl
   sessions, or answers where a trace has none); `kept`: the fixed bound of the arrival, never refined.
 - `pinball`: mean loss at 0.9 at the arrival, in tokens, and of the constant quantile of the training answers.
 - `bound_over_truth`: P5, P50, P95 of bound / length by tokens produced (Fig. 4.1(b)).
-- `live` (with `--live`): see `benchmarks.length_live`.
+- `live` (with `--live`): see `benchmarks.analyzer.live`.
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
 Without `--traces DIR` (a folder with the traces under their names) only the Azure trace that is shipped is read.
@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.length_live import live
-from benchmarks.trials import note
+from benchmarks.analyzer.live import live
+from benchmarks.load.trials import note
 from controller.predict.answer_lengths import FEATURES, TARGET, AdaptiveLevel, LengthHistory
 from controller.predict.length_forest import LengthForest
 from workers.analysis.length_forest import train

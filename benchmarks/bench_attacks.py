@@ -35,10 +35,10 @@ import uvloop
 from api.openai.state.refusal_groups import SINGLE
 from benchmarks.attacks import harvest, hostile, on_console
 from benchmarks.bench_overhead import constant_profile
-from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.scoring import percentile
-from benchmarks.stack import ClassSpec, Stack, StackFleet
-from benchmarks.trials import note
+from benchmarks.load.scoring import percentile
+from benchmarks.load.trials import note
+from benchmarks.servers.engines import RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from workers.http.fleet_proof import KEY_VARIABLE
 
 MODEL = "constant"

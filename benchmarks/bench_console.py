@@ -23,9 +23,9 @@ from benchmarks.console import live
 from benchmarks.console.pages import measure
 from benchmarks.console.queue import queue_costs
 from benchmarks.console.stack import Running, started
-from benchmarks.engines import stop_on_sigterm
-from benchmarks.scoring import percentile
-from benchmarks.trials import note
+from benchmarks.load.scoring import percentile
+from benchmarks.load.trials import note
+from benchmarks.servers.engines import stop_on_sigterm
 
 RECORDS, DECISIONS, INSTANCES = 1_000_000, 100_000, 200
 SOCKETS = 99

@@ -2,7 +2,7 @@
 
     make bench-fleets BENCH_ARGS="--cells slots_64 mixed --duration 10"
 
-For each cell (benchmarks.fleet_cells) the knee of engine_priority_deadline is searched, and every policy runs at
+For each cell (benchmarks.fleets.cells) the knee of engine_priority_deadline is searched, and every policy runs at
 multiples of it on the same requests. A table by cell and rate; last line: JSON with `by_fleet`, in which
 
 - `attainment`: by policy, the mean over the seeds;
@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.fleet_cells import DEFAULT, cells
+from benchmarks.fleets.cells import DEFAULT, cells
 from controller.core.types import LatencyCoefficients, Outcome
 from controller.predict.latency import LatencyModel
 from controller.simulator.experiment import Contender, ExperimentPlan, parse_experiment

@@ -22,9 +22,9 @@ import resource
 import statistics
 import time
 
-from benchmarks.engines import prefer
 from benchmarks.flow.orders import order_seconds
 from benchmarks.flow.permits import permit_seconds
+from benchmarks.servers.engines import prefer
 from controller.flow.batches import Batch, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES

@@ -36,13 +36,13 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from benchmarks.engines import ROOT, RunningEngine, prefer, reference_engines, stop_on_sigterm
-from benchmarks.loadgen import COMPLETIONS, gateway_target, run_plan
-from benchmarks.network import NETWORK, SecondHost, network_missing, second_host
-from benchmarks.scoring import Score, score
-from benchmarks.stack import ClassSpec, Stack, StackFleet
-from benchmarks.trials import Bench, note, wait_idle
-from benchmarks.workloads import Task, burst
+from benchmarks.load.generator import COMPLETIONS, gateway_target, run_plan
+from benchmarks.load.scoring import Score, score
+from benchmarks.load.trials import Bench, note, wait_idle
+from benchmarks.load.workloads import Task, burst
+from benchmarks.machine.network import NETWORK, SecondHost, network_missing, second_host
+from benchmarks.servers.engines import ROOT, RunningEngine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
 from workers.engine.profiles import load_profile

@@ -24,9 +24,9 @@ import psutil
 import uvloop
 
 from benchmarks.bench_overhead import MODEL, constant_profile
-from benchmarks.engines import RunningEngine, answers, reference_engines, spawn, stop_on_sigterm
-from benchmarks.stack import ClassSpec, Stack, StackFleet, health
-from benchmarks.trials import note
+from benchmarks.load.trials import note
+from benchmarks.servers.engines import RunningEngine, answers, reference_engines, spawn, stop_on_sigterm
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet, health
 from workers.supervisor.ports import free_port
 
 QUEUED = 10_000

@@ -28,11 +28,11 @@ import orjson
 import psutil
 import uvloop
 
-from benchmarks.engines import RunningEngine, prefer, reference_engines, stop_on_sigterm
-from benchmarks.processor import cpu_s
-from benchmarks.scoring import percentile
-from benchmarks.stack import ClassSpec, Stack, StackFleet
-from benchmarks.trials import note
+from benchmarks.load.scoring import percentile
+from benchmarks.load.trials import note
+from benchmarks.machine.processor import cpu_s
+from benchmarks.servers.engines import RunningEngine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 
 RATES = (50, 200, 500)
 BLOCK_S = 10.0

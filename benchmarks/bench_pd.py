@@ -37,13 +37,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import ROOT, RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.loadgen import gateway_target, run_plan
-from benchmarks.machine import keep
-from benchmarks.scoring import Score, score
-from benchmarks.stack import ClassSpec, Stack, StackFleet
-from benchmarks.trials import Bench, note, wait_idle
-from benchmarks.workloads import PlannedArrival, Task, burst
+from benchmarks.load.generator import gateway_target, run_plan
+from benchmarks.load.scoring import Score, score
+from benchmarks.load.trials import Bench, note, wait_idle
+from benchmarks.load.workloads import PlannedArrival, Task, burst
+from benchmarks.machine.names import keep
+from benchmarks.servers.engines import ROOT, RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.types import Targets
 from controller.simulator.__main__ import read_profile, read_trace
 from controller.simulator.experiment import ExperimentPlan, parse_experiment

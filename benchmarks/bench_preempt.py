@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.machine import keep, machine_name
-from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, write_random
+from benchmarks.machine.names import keep, machine_name
+from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, write_random
 from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from workers.engine.model_config import read_config
 from workers.engine.torch.executor import TorchExecutor

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.console.pages import servers
-from benchmarks.engines import stop_on_sigterm
+from benchmarks.servers.engines import stop_on_sigterm
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`make bench-prune`: what pruning over the queues of all gateways changes, in the simulator.
 
-The common fleet of the fleet matrix (two instances, HyperFlexis' 4-task mix for 30 s; benchmarks.fleet_cells) behind
+The common fleet of the fleet matrix (two instances, HyperFlexis' 4-task mix for 30 s; benchmarks.fleets.cells) behind
 one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the default
 policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards, which
 refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.fleet_cells import DEFAULT, SEEDS, cell, instances
+from benchmarks.fleets.cells import DEFAULT, SEEDS, cell, instances
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.report.results import RunResult
 from controller.simulator.report.summary import attainment

@@ -21,8 +21,8 @@ processes on one device. The copy in host memory needs twice the size of the mod
 the reasons.
 
 On loopback the medium is the processor and its memory, which the engines use too. With `--link-gbit 10` the engines are
-on two hosts (`benchmarks.network`: namespaces, and an emulated link of that bandwidth), and the medium is that link.
-Hosts share no copy in memory, so `host` is left out. Prints a table, then one line of JSON: `first_served_s` and
+on two hosts (`benchmarks.machine.network`: namespaces, and an emulated link of that bandwidth), and the medium is that
+link. Hosts share no copy in memory, so `host` is left out. Prints a table, then one line of JSON: `first_served_s` and
 `load_s` by source, `ratios` between sources, `link_share`.
 """
 
@@ -46,13 +46,13 @@ from typing import Any
 
 import requests
 
-from benchmarks.engines import LOOPBACK, RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.machine import keep
-from benchmarks.medium import device_copy, memory_stream, raw_stream
-from benchmarks.network import SecondHost, network_missing, second_host
-from benchmarks.scaleout_report import summary, table
-from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
-from benchmarks.trials import note
+from benchmarks.load.trials import note
+from benchmarks.machine.names import keep
+from benchmarks.machine.network import SecondHost, network_missing, second_host
+from benchmarks.scaleout.medium import device_copy, memory_stream, raw_stream
+from benchmarks.scaleout.report import summary, table
+from benchmarks.servers.engines import LOOPBACK, RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.shapes import add_shape_options, checked, device_words, devices, write_random
 from workers.actions.fleet_calls import call_fleet
 from workers.engine.weights.host_copy import ROOM, room
 

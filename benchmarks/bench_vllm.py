@@ -25,14 +25,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import prefer, stop_on_sigterm, vllm_missing
-from benchmarks.journal import RunJournal
-from benchmarks.knee import LEVEL, find_knee
-from benchmarks.loadgen import CUTOFF_S
-from benchmarks.machine import machine_name
-from benchmarks.profiled import estimated_knee
-from benchmarks.scoring import Score, summary
-from benchmarks.trials import TRIES, Bench, note
+from benchmarks.load.generator import CUTOFF_S
+from benchmarks.load.journal import RunJournal
+from benchmarks.load.knee import LEVEL, find_knee
+from benchmarks.load.scoring import Score, summary
+from benchmarks.load.trials import TRIES, Bench, note
+from benchmarks.load.workloads import MIXES, burst
+from benchmarks.machine.names import machine_name
+from benchmarks.servers.engines import prefer, stop_on_sigterm, vllm_missing
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.vllm.plan import (
     BASELINES,
@@ -45,7 +45,7 @@ from benchmarks.vllm.plan import (
     PlannedLoad,
     VllmContender,
 )
-from benchmarks.workloads import MIXES, burst
+from benchmarks.vllm.profiled import estimated_knee
 
 # Under version control, one folder per machine: a full measurement takes hours and may be done in several sessions.
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm" / machine_name()

@@ -27,8 +27,8 @@ import aiohttp
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
-from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.traced_engine import Tracer
+from benchmarks.servers.engines import RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.traced_engine import Tracer
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, RequestRecord, Role
 
@@ -141,7 +141,7 @@ def walks() -> dict[str, dict[str, list[str]]]:
             folder, engines, traces = Path(name), list[RunningEngine](), list[Path]()
             for index in range(len(roles)):
                 traces.append(folder / f"engine-{index}.files")
-                before = (sys.executable, "-m", "benchmarks.traced_engine", str(traces[-1]))
+                before = (sys.executable, "-m", "benchmarks.servers.traced_engine", str(traces[-1]))
                 started = reference_engines(1, folder, *options, environment=environment, before=before)
                 engines += stack.enter_context(started)
             gateway = asyncio.run(walk(engines, roles))

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.engines import stop_on_sigterm
-from benchmarks.trials import note
+from benchmarks.load.trials import note
+from benchmarks.servers.engines import stop_on_sigterm
 
 LEAST_S = 10.0  # of the budget, for a step to begin
 END_S = 5.0  # from SIGTERM to SIGKILL, for a step that is late
@@ -75,9 +75,9 @@ def on_cuda(folder: Path) -> Iterator[Task]:
     prompt = ("--tokens", "8192", "--chunk-tokens", "2048")
     yield Task("preempt", ("-m", "benchmarks.bench_preempt", *model, *prompt), 150)
     profile = ("--output", str(folder / "profile.json"), "--budget", "60")
-    yield Task("profile", ("-m", "benchmarks.torch_profile", *model, *profile), 150)
+    yield Task("profile", ("-m", "benchmarks.torch.profile", *model, *profile), 150)
     output = ("--output", str(folder / "operators.json"))
-    yield Task("operators", ("-m", "benchmarks.torch_operators", *model, *output), 90)
+    yield Task("operators", ("-m", "benchmarks.torch.operators", *model, *output), 90)
     yield Task("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
 
 
@@ -90,9 +90,9 @@ def on_cpu(folder: Path) -> Iterator[Task]:
     few = ("--tokens", "128", "--chunk-tokens", "32", "--signals", "10", "--pairs", "2")
     yield Task("preempt", ("-m", "benchmarks.bench_preempt", *model, *few), 150)
     grid = ("--output", str(folder / "profile.json"), "--budget", "5", "--max-num-seqs", "4", "--batch-tokens", "512")
-    yield Task("profile", ("-m", "benchmarks.torch_profile", *model, *grid, "--repeats", "1"), 90)
+    yield Task("profile", ("-m", "benchmarks.torch.profile", *model, *grid, "--repeats", "1"), 90)
     short = ("--output", str(folder / "operators.json"), "--lengths", "16,64", "--repeats", "1")
-    yield Task("operators", ("-m", "benchmarks.torch_operators", *model, *short), 60)
+    yield Task("operators", ("-m", "benchmarks.torch.operators", *model, *short), 60)
     yield Task("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
 
 

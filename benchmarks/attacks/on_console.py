@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from benchmarks.engines import running, spawn
-from benchmarks.stack import Stack
+from benchmarks.servers.engines import running, spawn
+from benchmarks.servers.stack import Stack
 from workers.supervisor.plan import console_module
 from workers.supervisor.ports import free_port
 

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 
 from benchmarks.console.pages import published, servers
-from benchmarks.engines import stop_on_sigterm
+from benchmarks.servers.engines import stop_on_sigterm
 from workers.supervisor.ports import free_port
 
 PERSON = "operator"

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.console.addresses import AddressLook, addresses, prepare
 from benchmarks.console.preview import previews
-from benchmarks.trials import note
+from benchmarks.load.trials import note
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 WARM_LOOKS = 5

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.trials import note
+from benchmarks.load.trials import note
 
 HOUR_S = 3600.0
 CHARS_PER_TOKEN = 4.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.console.live import PROBE
-from benchmarks.engines import ROOT, reference_engines
+from benchmarks.servers.engines import ROOT, reference_engines
 from workers.supervisor.ports import free_port
 
 READY_S = 240.0

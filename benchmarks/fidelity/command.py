@@ -47,17 +47,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from benchmarks.bench_vllm import known_knees
-from benchmarks.engines import EngineStartFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.fidelity.compare import compare, parts, parts_table, table, worst
 from benchmarks.fidelity.live import RealRun, measured, overhead_s, read_at_once, seen, simulated
 from benchmarks.fidelity.machine import KnownMachine, Machine, machine_of
 from benchmarks.fidelity.recorded import RECORDINGS, recorded
-from benchmarks.journal import RunJournal
-from benchmarks.machine import machine_name
-from benchmarks.profiled import Profiled, estimated_knee, read_profile
-from benchmarks.trials import Bench, note
+from benchmarks.load.journal import RunJournal
+from benchmarks.load.trials import Bench, note
+from benchmarks.load.workloads import MIXES, PlannedArrival, sustained
+from benchmarks.machine.names import machine_name
+from benchmarks.servers.engines import EngineStartFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
-from benchmarks.workloads import MIXES, PlannedArrival, sustained
+from benchmarks.vllm.profiled import Profiled, estimated_knee, read_profile
 from controller.core.types import LatencyCoefficients
 from controller.simulator.workloads.mixes import PATIENT_S
 

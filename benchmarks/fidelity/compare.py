@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.scoring import percentile
+from benchmarks.load.scoring import percentile
 
 POINTS_AIM, P50_AIM_PCT, P95_AIM_PCT = 5.0, 10.0, 20.0
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS
 from benchmarks.fidelity.compare import SeenRun
-from benchmarks.loadgen import CUTOFF_S, gateway_target, run_plan
-from benchmarks.profiled import Profiled
-from benchmarks.trials import Bench, wait_idle
-from benchmarks.workloads import FOUR_TASKS, PlannedArrival, Task
+from benchmarks.load.generator import CUTOFF_S, gateway_target, run_plan
+from benchmarks.load.trials import Bench, wait_idle
+from benchmarks.load.workloads import FOUR_TASKS, PlannedArrival, Task
+from benchmarks.servers.engines import CONTEXT_TOKENS, MAX_NUM_SEQS
+from benchmarks.vllm.profiled import Profiled
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel

@@ -12,9 +12,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from benchmarks.fidelity.live import RealRun, simulated, ttfts
-from benchmarks.profiled import Profiled
-from benchmarks.scoring import percentile
-from benchmarks.workloads import PlannedArrival
+from benchmarks.load.scoring import percentile
+from benchmarks.load.workloads import PlannedArrival
+from benchmarks.vllm.profiled import Profiled
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import Row
 from controller.predict.latency_records import Served, intervals

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.fidelity.compare import SeenRun, compare
-from benchmarks.scoring import percentile
+from benchmarks.load.scoring import percentile
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency_records import Served, fit_records, intervals

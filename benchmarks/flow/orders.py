@@ -22,8 +22,8 @@ from typing import Any, cast
 
 from api.openai.gateway import Gateway
 from api.openai.pruning_feed import PruningFeed
-from benchmarks.engines import ROOT
-from benchmarks.stack import Stack, StackFleet
+from benchmarks.servers.engines import ROOT
+from benchmarks.servers.stack import Stack, StackFleet
 from controller.core import events as ev
 from controller.core.messages import HEARTBEAT_KEY
 from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Targets

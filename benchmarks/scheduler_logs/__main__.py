@@ -33,7 +33,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.engines import RunningEngine, running, spawn
+from benchmarks.servers.engines import RunningEngine, running, spawn
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from workers.engine.text.pseudo_text import VOCABULARY

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, vllm_servers
-from benchmarks.profiled import Profiled, profile_vllm
-from benchmarks.stack import ClassSpec, Stack, StackFleet
-from benchmarks.workloads import Task
+from benchmarks.load.workloads import Task
+from benchmarks.servers.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, vllm_servers
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
+from benchmarks.vllm.profiled import Profiled, profile_vllm
 
 # Load generator and gateway have precedence: in production they share no core with the servers.
 CLIENT_ABOVE = 8

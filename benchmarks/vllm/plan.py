@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.workloads import MIXES, PlannedArrival, Task, burst, sustained
+from benchmarks.load.workloads import MIXES, PlannedArrival, Task, burst, sustained
 
 Kind = Literal["burst", "sustained"]
 DirectPriority = Literal["none", "class"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scoring import Score, summary
+from benchmarks.load.scoring import Score, summary
 from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, PlannedLoad, VllmContender
 
 

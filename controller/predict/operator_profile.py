@@ -7,7 +7,7 @@ prefill step, in seconds of one layer:
     {"layers": 32, "rows": [{"tokens": 512, "past": 0, "qkv_proj": 1.1e-4, "attn": 4e-5, "o_proj": 7e-5,
                              "gate_up_proj": 4.6e-4, "down_proj": 2.3e-4}, ...]}
 
-`tokens` are computed in the step, `past` (0) were cached before; `python -m benchmarks.torch_operators` writes this
+`tokens` are computed in the step, `past` (0) were cached before; `python -m benchmarks.torch.operators` writes this
 form. Projections are interpolated linearly by tokens, and attention by new x (new + 2 x past), the squares of eq. 1.
 Rows at the same point are averaged. Below the smallest point its value holds (an operator costs its launch), above the
 largest one the last line continues, and a single point grows in proportion. Under tensor parallelism o_proj and

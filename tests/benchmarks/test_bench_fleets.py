@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import bench_fleets
-from benchmarks.fleet_cells import DEFAULT, FOLDER, cells, text
+from benchmarks.fleets.cells import DEFAULT, FOLDER, cells, text
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.runner import run_once

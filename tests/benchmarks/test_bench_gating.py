@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks.bench_gating import MODES, Loaded, cost_pct, result, table, tasks, uncontended
-from benchmarks.network import network_missing, second_host
-from benchmarks.scoring import Score
+from benchmarks.load.scoring import Score
+from benchmarks.machine.network import network_missing, second_host
 
 
 def score_of(attainment):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from benchmarks.bench_pd import AFTER, FLEETS, ONE_SHOT, PD, answer, collocated, experiment, simulated, summary, table
-from benchmarks.scoring import Score
+from benchmarks.load.scoring import Score
 from controller.dispatch.policy_sets import build_dispatcher, build_migrator
 
 

@@ -18,8 +18,8 @@ from benchmarks.bench_scaleout import (
     tpot_ms,
     two_devices,
 )
-from benchmarks.medium import memory_stream, raw_stream
-from benchmarks.scaleout_report import ratios, summary, table
+from benchmarks.scaleout.medium import memory_stream, raw_stream
+from benchmarks.scaleout.report import ratios, summary, table
 from workers.engine.weights.host_copy import NoCopy
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks import bench_vllm
 from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, VllmComparison, climb, fit_to_budget, table
-from benchmarks.loadgen import CUTOFF_S
-from benchmarks.scoring import Score
-from benchmarks.stack import StackFleet
-from benchmarks.trials import Bench
+from benchmarks.load.generator import CUTOFF_S
+from benchmarks.load.scoring import Score
+from benchmarks.load.trials import Bench
+from benchmarks.load.workloads import MIXES
+from benchmarks.servers.stack import StackFleet
 from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_CONTENDERS, QUICK_LOADS, WINDOWS, PlannedLoad
-from benchmarks.workloads import MIXES
 from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import requests
 
-from benchmarks.engines import VLLM_HOME
+from benchmarks.servers.engines import VLLM_HOME
 from tests.waiting import until
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port

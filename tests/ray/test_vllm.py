@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.engines import VLLM_ENVIRONMENT, VLLM_HOME, vllm_missing
+from benchmarks.servers.engines import VLLM_ENVIRONMENT, VLLM_HOME, vllm_missing
 from controller.engine.shipped_templates import SHIPPED
 from controller.wording.scaling import START_STEPS
 from tests.ray.fleet import READY_S, Fleet

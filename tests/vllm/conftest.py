@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, RunningEngine, vllm_missing, vllm_servers
-from benchmarks.stack import ClassSpec, Stack, StackFleet
+from benchmarks.servers.engines import (
+    CONTEXT_TOKENS,
+    MAX_NUM_SEQS,
+    MODEL_NAME,
+    RunningEngine,
+    vllm_missing,
+    vllm_servers,
+)
+from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from tests.faults.system import System, running_system
 from tests.vllm.launched import Launched
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, VLLM_ENVIRONMENT, VLLM_HOME
+from benchmarks.servers.engines import CONTEXT_TOKENS, VLLM_ENVIRONMENT, VLLM_HOME
 from controller.engine.shipped_templates import SHIPPED
 from tests.faults.load import recorded
 from tests.faults.system import System

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.engines import MODEL_NAME, vllm_missing, vllm_servers
+from benchmarks.servers.engines import MODEL_NAME, vllm_missing, vllm_servers
 from controller.core.types import InstanceSpec
 from workers.backends.base import Backend, EngineError, UpstreamCall
 from workers.backends.registry import ask

@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, ROOT, RunningEngine, vllm_missing, vllm_servers
-from benchmarks.stack import Stack, StackFleet
+from benchmarks.servers.engines import (
+    CONTEXT_TOKENS,
+    MAX_NUM_SEQS,
+    MODEL_NAME,
+    ROOT,
+    RunningEngine,
+    vllm_missing,
+    vllm_servers,
+)
+from benchmarks.servers.stack import Stack, StackFleet
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, events, ids
 from workers.provisioners import Endpoint, StaticProvisioner

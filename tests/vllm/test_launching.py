@@ -9,7 +9,7 @@ import time
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, VLLM_ENVIRONMENT, VLLM_HOME, vllm_missing
+from benchmarks.servers.engines import CONTEXT_TOKENS, VLLM_ENVIRONMENT, VLLM_HOME, vllm_missing
 from controller.engine.shipped_templates import SHIPPED
 from controller.models import LaunchTemplate
 from controller.services.fleet.launch_templates import launch_of, shipped_templates_store

@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from benchmarks.engines import RunningEngine
+from benchmarks.servers.engines import RunningEngine
 
 pytestmark = pytest.mark.vllm
 

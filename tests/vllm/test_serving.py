@@ -10,8 +10,8 @@ import time
 import aiohttp
 import pytest
 
-from benchmarks.engines import MAX_NUM_SEQS, MODEL_NAME
-from benchmarks.trials import open_requests
+from benchmarks.load.trials import open_requests
+from benchmarks.servers.engines import MAX_NUM_SEQS, MODEL_NAME
 from controller.core.types import InstanceSpec
 from tests.vllm.conftest import Client
 from tests.waiting import until

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarks.engines import MODEL_NAME, EngineStartFailed, RunningEngine, vllm_servers
+from benchmarks.servers.engines import MODEL_NAME, EngineStartFailed, RunningEngine, vllm_servers
 from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.fleet.sleeping import sleep_order

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchmarks.stack import health
+from benchmarks.servers.stack import health
 
 pytestmark = pytest.mark.vllm
 

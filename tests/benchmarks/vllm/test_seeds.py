@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.bench_vllm import VllmComparison
-from benchmarks.journal import RunJournal
+from benchmarks.load.journal import RunJournal
 from benchmarks.vllm.plan import CONTENDERS, LOADS, PlannedLoad
 from benchmarks.vllm.seeds import best_windows, read, table, told
 from tests.benchmarks.test_bench_vllm import Scripted

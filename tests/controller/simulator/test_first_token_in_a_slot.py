@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bench_fleets import _no_files, run_policy
-from benchmarks.fleet_cells import cells
+from benchmarks.fleets.cells import cells
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients, Outcome, Targets

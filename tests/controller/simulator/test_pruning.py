@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bench_prune import plan, pruned, run
-from benchmarks.fleet_cells import cell, instances
+from benchmarks.fleets.cells import cell, instances
 from controller.core.errors import ConfigError
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.report.summary import attainment

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import aiohttp
 import pytest
 
-from benchmarks.network import SecondHost, network_missing, second_host
+from benchmarks.machine.network import SecondHost, network_missing, second_host
 from tests.workers.engine.client import COMPLETIONS, complete, kv_has_come, kv_received, metric, post, streamed
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, folder

@@ -1,0 +1,201 @@
+"""Fits a latency profile of the PyTorch executor on a device, in the form of the shipped ones.
+
+    python -m benchmarks.torch.profile --shape llama-8b --device cuda --output mine.json   # for --profile mine.json
+    python -m benchmarks.torch.profile --shape llama-8b --device cuda --add                # to the shipped ones
+
+A random model of the shape runs HyperFlexis' App. A grid of batch sizes and lengths on the executor itself: a batch of
+equal prompts prefilled in one step, then one decode step of the same batch. The time of a point is the median of
+`--repeats` runs after a warm-up. As in the other shipped profiles, host and scheduler are not included. The fit is the
+profiler's (least squares on relative error, without outliers). Last line of output: the profile as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench_preempt import BLOCK_SIZE, TimedExecutor
+from benchmarks.load.trials import note
+from benchmarks.machine.names import machine_name, slug
+from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, write_random
+from controller.core.steps import Chunk, Seq, Step
+from controller.predict.latency_fit import DecodeSample, PrefillSample
+from workers.engine.model_config import read_config
+from workers.engine.model_options import ELEMENT_BYTES
+from workers.engine.profiles import SHIPPED
+from workers.engine.torch.serving import load_program
+from workers.engine.torch.task import OperatorProgram
+from workers.profiler import ProfileSamples, ProfilingLimits
+
+
+class Grid:
+    """Steps on the blocks of a cache that has no other user. Each sequence has its own blocks."""
+
+    def __init__(self, program: OperatorProgram, repeats: int, seed: int) -> None:
+        self._device = TimedExecutor(program, None)
+        self._vocabulary = program.model.config.vocab_size
+        self._repeats, self._rng, self._steps = repeats, random.Random(seed), 0
+
+    def _seqs(self, batch: int, length: int, computed: int) -> list[Seq]:
+        each = -(-length // BLOCK_SIZE)
+        made = []
+        for index in range(batch):
+            tokens = [self._rng.randrange(self._vocabulary) for _ in range(length)]
+            blocks = list(range(index * each, (index + 1) * each))
+            made.append(Seq(str(index), 0.0, length, 1, token_ids=tokens, computed=computed, blocks=blocks))
+        return made
+
+    def _seconds(self, chunks: tuple[Chunk, ...], decodes: tuple[Seq, ...], context: int) -> float:
+        times = []
+        for _ in range(self._repeats + 1):
+            self._steps += 1
+            times.append(self._device.prefill_s([Step(self._steps, chunks, decodes, context)]))
+        return statistics.median(times[1:])
+
+    def prefill(self, batch: int, length: int) -> PrefillSample:
+        chunks = tuple(Chunk(seq, 0, length, True) for seq in self._seqs(batch, length, 0))
+        return PrefillSample(batch * length, batch * length * length, self._seconds(chunks, (), 0))
+
+    def decode(self, batch: int, length: int) -> DecodeSample:
+        seqs = tuple(self._seqs(batch, length, length - 1))
+        return DecodeSample(batch, batch * length, self._seconds((), seqs, batch * length))
+
+    def close(self) -> None:
+        self._device.executor.close()
+
+
+def measured(program: OperatorProgram, limits: ProfilingLimits, repeats: int, seed: int) -> ProfileSamples:
+    """The grid within the bounds, until the time budget is spent."""
+    profile, grid = ProfileSamples(), Grid(program, repeats, seed)
+    points, began = limits.points(), time.monotonic()
+    try:
+        for at, (batch, length) in enumerate(points, 1):
+            profile.prefill.append(grid.prefill(batch, length))
+            profile.decode.append(grid.decode(batch, length))
+            profile.points += 1
+            if time.monotonic() - began > limits.budget_s:
+                note(f"{limits.budget_s:.0f} s are spent: {at} of {len(points)} points")
+                break
+    finally:
+        grid.close()
+    return profile
+
+
+def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity: int) -> dict[str, Any]:
+    """The profile in the form of `workers/engine/profiles.json`.
+
+    `device`: its name. `capacity`: tokens of KV that fit.
+    """
+    fitted = profile.fit()
+    k = fitted.coefficients
+    lengths = [sample.squares // sample.tokens for sample in profile.prefill]
+    batches = [sample.batch for sample in profile.decode]
+    sizes = [sample.tokens for sample in profile.prefill]
+    domain = f"batch {min(batches)}..{max(batches)}, length {min(lengths)}..{max(lengths)}, no cached prefix"
+    return {
+        "id": f"slackline/{shape}/{slug(device)}/tp1",
+        "aliases": [f"{shape}-{slug(device)}"],
+        "model": shape,
+        "gpu": device,
+        "tp": 1,
+        "weights": dtype,
+        "kind": "executor_measured",
+        "source": f"python -m benchmarks.torch.profile, {profile.points} points of HyperFlexis App. A's grid on the "
+        f"reference engine's PyTorch executor, random weights, {date.today().isoformat()}",
+        "credit": "Slackline",
+        "prefill": {
+            **{"a": k.prefill_a, "b": k.prefill_b, "c": k.prefill_c},
+            "median_rel_err": round(fitted.prefill_median_error, 4),
+            "domain": f"batch*len {min(sizes)}..{max(sizes)} tokens, {domain}",
+        },
+        "decode": {
+            **{"a": k.decode_a, "b": k.decode_b, "c": k.decode_c},
+            "median_rel_err": round(fitted.decode_median_error, 4),
+            "domain": domain,
+        },
+        "kv_capacity_tokens": capacity,
+    }
+
+
+def add(profile: Mapping[str, Any], path: Path = SHIPPED) -> None:
+    """Add it to the shipped profiles, replacing an earlier one of the same id."""
+    raw = json.loads(path.read_text())
+    others = [each for each in raw["profiles"] if each["id"] != profile["id"]]
+    path.write_text(json.dumps(raw | {"profiles": [*others, profile]}, indent=1) + "\n")
+
+
+def capacity_tokens(args: argparse.Namespace, token_bytes: int) -> int:
+    """Tokens that fit into `--kv-cache-gib`; on CUDA without it, into nine tenths of the device less the weights."""
+    import torch
+
+    room = args.kv_cache_gib * (1 << 30)
+    if not room and args.device == "cuda":
+        weights = SHAPES[args.shape].parameters * ELEMENT_BYTES[args.dtype]
+        room = 0.9 * torch.cuda.get_device_properties(0).total_memory - weights
+    return int((room or 1 << 30) // token_bytes)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape_options(parser, "thin")
+    parser.add_argument("--output", type=Path, help="JSON file to write, for an engine's --profile")
+    parser.add_argument("--add", action="store_true", help="add it to workers/engine/profiles.json")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="largest batch (%(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="largest batch x length (%(default)s)")
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        default=0.0,
+        help="size of the KV cache (default: 1 on CPUs, all that fits on CUDA)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs per point, after a warm-up (%(default)s)")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds to spend (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator, on the CPU (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    args = checked(parser, parser.parse_args(argv))
+    if min(args.repeats, args.max_num_seqs, args.batch_tokens) < 1:
+        parser.error("--repeats, --max-num-seqs and --batch-tokens must be at least 1")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    limits = ProfilingLimits(args.max_num_seqs, 2 * args.batch_tokens, args.batch_tokens, args.budget)
+    longest = max(batch * -(-length // BLOCK_SIZE) for batch, length in limits.points())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_random(folder, args.shape, 2 * args.batch_tokens, args.dtype)
+        config = read_config(folder)
+        program = load_program(
+            *(folder, config),
+            device=args.device,
+            dtype=args.dtype,
+            blocks=longest,
+            block_size=BLOCK_SIZE,
+            threads=args.threads if args.device == "cpu" else None,
+        )
+    profile = measured(program, limits, args.repeats, args.seed)
+    capacity = capacity_tokens(args, config.kv_bytes_per_token(ELEMENT_BYTES[args.dtype]))
+    found = entry(profile, args.shape, args.dtype, device_words(args.device) or machine_name(), capacity)
+    if args.output:
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
+    if args.add:
+        add(found)
+    for part in ("prefill", "decode"):
+        a, b, c, error = (found[part][key] for key in ("a", "b", "c", "median_rel_err"))
+        print(f"{part:8} a {a:.3g} b {b:.3g} c {c:.3g}, median error {error:.1%}")
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
