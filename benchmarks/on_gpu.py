@@ -49,7 +49,7 @@ sys.exit(sys.argv[1] == "cuda" and not there)
 """
 
 
-class Task(NamedTuple):
+class GpuStep(NamedTuple):
     """`command`: after the interpreter. `limit_s`: the most that it may take."""
 
     name: str
@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
 
 @dataclass(slots=True)
-class Done:
+class StepResult:
     """`result`: the JSON object of the last line that it printed, if there was one."""
 
     name: str
@@ -68,32 +68,32 @@ class Done:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def on_cuda(folder: Path) -> Iterator[Task]:
+def on_cuda(folder: Path) -> Iterator[GpuStep]:
     model = ("--device", "cuda", "--shape", "llama-8b")
-    yield Task("device", ("-c", DESCRIBE, "cuda"), 60)
-    yield Task("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-rs", TESTS), 180)
+    yield GpuStep("device", ("-c", DESCRIBE, "cuda"), 60)
+    yield GpuStep("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-rs", TESTS), 180)
     prompt = ("--tokens", "8192", "--chunk-tokens", "2048")
-    yield Task("preempt", ("-m", "benchmarks.bench_preempt", *model, *prompt), 150)
+    yield GpuStep("preempt", ("-m", "benchmarks.bench_preempt", *model, *prompt), 150)
     profile = ("--output", str(folder / "profile.json"), "--budget", "60")
-    yield Task("profile", ("-m", "benchmarks.torch.profile", *model, *profile), 150)
+    yield GpuStep("profile", ("-m", "benchmarks.torch.profile", *model, *profile), 150)
     output = ("--output", str(folder / "operators.json"))
-    yield Task("operators", ("-m", "benchmarks.torch.operators", *model, *output), 90)
-    yield Task("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
+    yield GpuStep("operators", ("-m", "benchmarks.torch.operators", *model, *output), 90)
+    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
 
 
-def on_cpu(folder: Path) -> Iterator[Task]:
+def on_cpu(folder: Path) -> Iterator[GpuStep]:
     """The same modules, so that a fault of the steps themselves shows without a device."""
     model = ("--device", "cpu", "--shape", "tiny")
-    yield Task("device", ("-c", DESCRIBE, "cpu"), 60)
+    yield GpuStep("device", ("-c", DESCRIBE, "cpu"), 60)
     test = f"{TESTS}/test_cuda.py"
-    yield Task("tests", ("-m", "pytest", "-m", "torch", "-q", "-p", "no:cacheprovider", "-rs", test), 180)
+    yield GpuStep("tests", ("-m", "pytest", "-m", "torch", "-q", "-p", "no:cacheprovider", "-rs", test), 180)
     few = ("--tokens", "128", "--chunk-tokens", "32", "--signals", "10", "--pairs", "2")
-    yield Task("preempt", ("-m", "benchmarks.bench_preempt", *model, *few), 150)
+    yield GpuStep("preempt", ("-m", "benchmarks.bench_preempt", *model, *few), 150)
     grid = ("--output", str(folder / "profile.json"), "--budget", "5", "--max-num-seqs", "4", "--batch-tokens", "512")
-    yield Task("profile", ("-m", "benchmarks.torch.profile", *model, *grid, "--repeats", "1"), 90)
+    yield GpuStep("profile", ("-m", "benchmarks.torch.profile", *model, *grid, "--repeats", "1"), 90)
     short = ("--output", str(folder / "operators.json"), "--lengths", "16,64", "--repeats", "1")
-    yield Task("operators", ("-m", "benchmarks.torch.operators", *model, *short), 60)
-    yield Task("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
+    yield GpuStep("operators", ("-m", "benchmarks.torch.operators", *model, *short), 60)
+    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
 
 
 def last_object(log: Path) -> dict[str, Any]:
@@ -106,11 +106,11 @@ def last_object(log: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def carried_out(task: Task, folder: Path, within_s: float) -> Done:
+def carried_out(task: GpuStep, folder: Path, within_s: float) -> StepResult:
     """Run a step. Its process group ends with it, so nothing of a late one stays on the device."""
     command, log = (sys.executable, *task.command), folder / f"{task.name}.log"
     shown = shlex.join(["python", *("DESCRIBE" if part == DESCRIBE else part for part in task.command)])
-    done = Done(task.name, shown, "late")
+    done = StepResult(task.name, shown, "late")
     began = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -136,12 +136,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def run(tasks: Iterator[Task], folder: Path, budget_s: float) -> list[Done]:
-    ends, found = time.monotonic() + budget_s, list[Done]()
+def run(tasks: Iterator[GpuStep], folder: Path, budget_s: float) -> list[StepResult]:
+    ends, found = time.monotonic() + budget_s, list[StepResult]()
     for task in tasks:
         left = ends - time.monotonic() - END_S
         if left < LEAST_S:
-            found.append(Done(task.name, "", "left_out"))
+            found.append(StepResult(task.name, "", "left_out"))
         else:
             found.append(carried_out(task, folder, min(task.limit_s, left)))
         note(f"{task.name}: {found[-1].outcome}, {found[-1].seconds:.0f} s")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.on_gpu import LEAST_S, Task, last_object, on_cpu, on_cuda, run
+from benchmarks.on_gpu import LEAST_S, GpuStep, last_object, on_cpu, on_cuda, run
 
 PRINTS = ("-c", "import json; print('table'); print(json.dumps({'ms': 4.5}))")
 FAILS = ("-c", "print('half done'); raise SystemExit(3)")
@@ -20,7 +20,7 @@ HANGS = (
 
 
 def test_a_step_that_fails_does_not_stop_the_others(tmp_path):
-    found = run(iter([Task("bad", FAILS, 20), Task("good", PRINTS, 20)]), tmp_path, 60)
+    found = run(iter([GpuStep("bad", FAILS, 20), GpuStep("good", PRINTS, 20)]), tmp_path, 60)
     assert [(each.name, each.outcome, each.result) for each in found] == [
         ("bad", "failed", {}), ("good", "passed", {"ms": 4.5}),
     ]  # fmt: skip
@@ -29,7 +29,7 @@ def test_a_step_that_fails_does_not_stop_the_others(tmp_path):
 
 def test_a_late_step_ends_with_its_children(tmp_path):
     began = time.monotonic()
-    (late,) = run(iter([Task("late", HANGS, 2)]), tmp_path, 60)
+    (late,) = run(iter([GpuStep("late", HANGS, 2)]), tmp_path, 60)
     assert (late.outcome, time.monotonic() - began < 15) == ("late", True)
     child = int((tmp_path / "late.log").read_text())
     deadline = time.monotonic() + 5
@@ -49,16 +49,16 @@ def _runs(pid: int) -> bool:
 
 def test_what_was_found_is_written_after_each_step(tmp_path):
     def steps():
-        yield Task("first", PRINTS, 20)
+        yield GpuStep("first", PRINTS, 20)
         (written,) = json.loads((tmp_path / "steps.json").read_text())
         assert (written["name"], written["outcome"], written["result"]) == ("first", "passed", {"ms": 4.5})
-        yield Task("second", FAILS, 20)
+        yield GpuStep("second", FAILS, 20)
 
     assert len(run(steps(), tmp_path, 60)) == 2
 
 
 def test_a_step_that_the_budget_has_no_time_for_is_left_out(tmp_path):
-    found = run(iter([Task("first", PRINTS, 20)]), tmp_path, LEAST_S / 2)
+    found = run(iter([GpuStep("first", PRINTS, 20)]), tmp_path, LEAST_S / 2)
     assert [each.outcome for each in found] == ["left_out"]
     assert not (tmp_path / "first.log").exists()
 
