@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
-from tests.browser.caller import Caller, engine_of_its_own
-from tests.browser.places import Places, places_of
-from tests.browser.stack import Stack, chromium, running
+from tests.browser.every_page.places import Places, places_of
+from tests.browser.running.caller import Caller, engine_of_its_own
+from tests.browser.running.stack import Stack, chromium, running
 
 expect.set_options(timeout=15_000)  # a page with charts on a busy machine
 ROLES = ("viewer", "operator", "admin")

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.caller import Caller, engine_of_its_own, within
-from tests.browser.stack import Stack
+from tests.browser.running.caller import Caller, engine_of_its_own, within
+from tests.browser.running.stack import Stack
 
 pytestmark = pytest.mark.browser
 

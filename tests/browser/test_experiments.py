@@ -9,9 +9,9 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.caller import within
-from tests.browser.looks import settle
-from tests.browser.reached import SIMULATED_MS
+from tests.browser.every_page.looks import settle
+from tests.browser.every_page.reached import SIMULATED_MS
+from tests.browser.running.caller import within
 
 pytestmark = pytest.mark.browser
 

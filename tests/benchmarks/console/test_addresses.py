@@ -11,7 +11,7 @@ from benchmarks.console.data import fill
 from console.urls import urlpatterns
 from controller.models import Experiment
 from tests import factories
-from tests.browser.test_tables import of_people, takes
+from tests.browser.every_page.test_tables import of_people, takes
 
 # Steps of work that go on after their answer, measured for themselves or tested alone: they show no page.
 NO_PAGES = {"preview", "audit-export"}

@@ -1,0 +1,1 @@
+"""Sign-in, sessions, roles, tenants and keys."""

@@ -1,0 +1,1 @@
+"""SLO classes and priority mappings."""

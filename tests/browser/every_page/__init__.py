@@ -1,0 +1,1 @@
+"""What holds for every page, and the tables of pages and actions."""

@@ -1,0 +1,1 @@
+"""Pages that change by themselves, and what they show when they cannot."""

@@ -1,0 +1,1 @@
+"""Scaling as operators follow and change it."""

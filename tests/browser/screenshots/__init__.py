@@ -1,0 +1,1 @@
+"""`make screenshots`, and the recorded scale-out that it shows."""

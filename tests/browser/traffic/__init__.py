@@ -1,0 +1,1 @@
+"""Queue, requests, flows and workflows."""
