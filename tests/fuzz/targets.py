@@ -40,7 +40,6 @@ from workers.backends.base import MOST_TOLD_TOKENS, EngineError, Limits
 from workers.backends.http import EventReader, kv_moved, parse_usage
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import parse_load, parse_prefilled
-from workers.backends.wire import Connection, Patience, Wire
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import KvConnection, KvTraffic, Offer
@@ -49,6 +48,7 @@ from workers.http import engine_keys
 from workers.http.fleet_proof import Challenges
 from workers.http.limits import HttpLimits
 from workers.http.protocol import bounded
+from workers.http.wire import Connection, Patience, Wire
 from workers.live import orders_of
 from workers.pruning import report_of
 from workers.shared_clock import SharedClock

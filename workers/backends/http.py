@@ -34,9 +34,9 @@ from workers.backends.base import (
     UpstreamCall,
     Usage,
 )
-from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 from workers.http.engine_keys import EngineKey, NoEngineKey
 from workers.http.outbound import read_answer
+from workers.http.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 
 log = logging.getLogger(__name__)
 

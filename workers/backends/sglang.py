@@ -45,7 +45,7 @@ from workers.backends.sglang_state import (
     parse_loads,
     parse_metrics,
 )
-from workers.backends.wire import Connection
+from workers.http.wire import Connection
 
 ROOM_BITS = 63
 NOT_THERE = 404

@@ -22,8 +22,8 @@ from workers.backends.base import EngineError, Limits
 from workers.backends.http import HttpBackend
 from workers.backends.registry import ask
 from workers.backends.vllm import VllmBackend
-from workers.backends.wire import Patience, Wire
 from workers.http import outbound
+from workers.http.wire import Patience, Wire
 from workers.provisioners.static import StaticProvisioner
 from workers.ray.clusters import RayCluster
 from workers.ray.jobs import Away, Jobs
@@ -248,7 +248,7 @@ def test_compressed_answers_are_not_unpacked(server):
 
 
 async def test_a_whole_answer_is_bounded(server, monkeypatch):
-    monkeypatch.setattr("workers.backends.wire.MOST_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("workers.http.wire.MOST_BODY_BYTES", 1 << 20)
     server.headers, server.body, server.endless = {}, b"", b"x" * 65536
     connection = await Wire(server.url).post("/v1/completions", b"{}", PATIENCE)
     with pytest.raises(OSError, match="more than"):

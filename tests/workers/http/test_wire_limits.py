@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from controller.core.types import InstanceSpec
-from tests.workers.backends.test_wire import CHUNKED, OK, PATIENT, Answer, Server, ask
+from tests.workers.http.test_wire import CHUNKED, OK, PATIENT, Answer, Server, ask
 from workers.backends.base import EngineError, Limits, UpstreamCall
 from workers.backends.vllm import VllmBackend
-from workers.backends.wire import MOST_HEAD_BYTES, BadAnswer, Patience, Unanswered, Wire
+from workers.http.wire import MOST_HEAD_BYTES, BadAnswer, Patience, Unanswered, Wire
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
 

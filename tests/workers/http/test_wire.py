@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from tests.waiting import until_on_loop
-from workers.backends import wire
-from workers.backends.wire import BadAnswer, Connection, Patience, Unanswered, Wire
+from workers.http import wire
+from workers.http.wire import BadAnswer, Connection, Patience, Unanswered, Wire
 
 PATIENT = Patience(5.0, 5.0, 5.0, 30.0)
 OK = b"HTTP/1.1 200 OK\r\nX-Name: Value\r\ncontent-length: 2\r\n\r\nhi"
