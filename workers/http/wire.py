@@ -1,8 +1,9 @@
-"""The data path's HTTP client: one POST at a time on each kept-alive connection, parsed by llhttp (as uvicorn does).
+"""The data path's HTTP client: one request at a time on each kept-alive connection, parsed by llhttp (as uvicorn does).
 
 A general client costs the gateway more than anything else it does for a request: sessions, cookies, redirects,
 multidicts, a task for each body. Between a gateway and its engines none of that is needed: no redirects, no proxies, no
-compression. Telemetry and commands, which no request waits for, go through aiohttp.
+compression. The same holds for a job's looks at hundreds of engines a second (`kept_calls`). Telemetry and commands,
+which no request waits for, go through aiohttp.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import asyncio
 import base64
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 import httptools
 from yarl import URL
 
 from workers.http.outbound import resolve
+
+Resolve = Callable[[str, int], Awaitable[list[tuple[int, str]]]]  # of host and port: as `outbound.resolve`
 
 NONE: Mapping[str, str] = {}
 KEEP_S = 3.0  # servers close idle connections after 5 s: close first, so that none dies as it is used again
@@ -29,6 +33,14 @@ MOST_HEAD_BYTES = 64 << 10  # of status line and headers, interim answers includ
 
 class BadAnswer(OSError):
     """The server sent something that is not HTTP."""
+
+
+class TooLarge(BadAnswer):
+    """The answer has more bytes than its reader takes."""
+
+
+class NotConnected(TimeoutError):
+    """No connection was made in time, so nothing was sent."""
 
 
 class Unanswered(ConnectionResetError):
@@ -47,27 +59,48 @@ class Patience(NamedTuple):
 class Wire:
     """Connections to one server. `base`: its URL, which may have a path and a user."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, resolve: Resolve = resolve) -> None:
         self._url = URL(base)
         self._prefix = self._url.raw_path.rstrip("/")
         self._fields = _fields(self._url)
-        self._tls: ssl.SSLContext | None = None
+        self._resolve = resolve
+        self._tls = _tls() if self._url.scheme == "https" else None
         self._idle: deque[Connection] = deque()  # longest idle first
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def post(
-        self, path: str, body: bytes, patience: Patience, *, fresh: bool = False, headers: Mapping[str, str] = NONE
-    ) -> Connection:
-        """The answer, once its headers have come; it must be closed or released. `fresh`: on a new connection.
+    @property
+    def keeps(self) -> bool:
+        """Whether a connection is open that no request uses."""
+        return any(connection.open for connection in self._idle)
 
-        Raises Unanswered, BadAnswer, TimeoutError or another OSError.
+    def post(
+        self, path: str, body: bytes, patience: Patience, *, fresh: bool = False, headers: Mapping[str, str] = NONE
+    ) -> Coroutine[Any, Any, Connection]:
+        return self.call("POST", path, body, patience, fresh=fresh, headers=headers)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        patience: Patience,
+        *,
+        fresh: bool = False,
+        headers: Mapping[str, str] = NONE,
+    ) -> Connection:
+        """The answer, once its headers have come; it must be closed or released. `path`: with its query. `body`: JSON,
+        or b"". `fresh`: on a new connection.
+
+        Raises Unanswered, BadAnswer, NotConnected, TimeoutError or another OSError.
         """
         connection = self._take() if not fresh else None
         if connection is None:
             connection = await self._connect(patience.connect_s)
         try:
             more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}{more}Content-Length: {len(body)}\r\n\r\n"
+            kind = "Content-Type: application/json\r\n" if body else ""
+            size = f"{kind}Content-Length: {len(body)}\r\n" if body or method != "GET" else ""
+            head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._fields}{more}{size}\r\n"
             await connection.ask(head.encode(), body, patience)
         except BaseException:
             connection.close()
@@ -82,17 +115,15 @@ class Wire:
         return None
 
     async def _connect(self, connect_s: float) -> Connection:
-        if self._url.scheme == "https" and self._tls is None:
-            self._tls = ssl.create_default_context()
         host, port = self._url.host, self._url.port
         assert host is not None  # checked where addresses are read
         assert port is not None
         name = host if self._tls else None
         try:
             async with asyncio.timeout(connect_s):
-                return await self._reach(await resolve(host, port), port, name)
-        except TimeoutError:
-            raise
+                return await self._reach(await self._resolve(host, port), port, name)
+        except TimeoutError as error:
+            raise NotConnected("not connected in time") from error
         except OSError as error:  # also of names, routes and certificates: for us nothing listens there
             raise ConnectionRefusedError(str(error)) from error
 
@@ -126,10 +157,15 @@ class Wire:
             self._sweep = loop.call_at(self._idle[0].heard_at + KEEP_S, self._close_stale)
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all servers, since each reads all certificates of the system."""
+    return ssl.create_default_context()
+
+
 def _fields(url: URL) -> str:
     lines = [
         f"Host: {url.host_port_subcomponent}",
-        "Content-Type: application/json",
         "Accept: */*",
         "Accept-Encoding: identity",
         "User-Agent: slackline",
@@ -200,14 +236,15 @@ class Connection(asyncio.Protocol):
             raise cast(OSError, self._error)
         return b""
 
-    async def read(self) -> bytes:
-        """The whole body, or the rest of it. Raises BadAnswer beyond MOST_BODY_BYTES."""
+    async def read(self, most: int | None = None) -> bytes:
+        """The whole body, or the rest of it. Raises TooLarge beyond `most` bytes; None: MOST_BODY_BYTES."""
         parts = []
         size = 0
+        most = MOST_BODY_BYTES if most is None else most
         while part := await self.readany():
             size += len(part)
-            if size > MOST_BODY_BYTES:
-                raise BadAnswer(f"an answer of more than {MOST_BODY_BYTES} bytes")
+            if size > most:
+                raise TooLarge(f"an answer of more than {most} bytes")
             parts.append(part)
         return b"".join(parts)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.waiting import until_on_loop
 from workers.http import wire
-from workers.http.wire import BadAnswer, Connection, Patience, Unanswered, Wire
+from workers.http.wire import BadAnswer, Connection, NotConnected, Patience, Unanswered, Wire
 
 PATIENT = Patience(5.0, 5.0, 5.0, 30.0)
 OK = b"HTTP/1.1 200 OK\r\nX-Name: Value\r\ncontent-length: 2\r\n\r\nhi"
@@ -44,7 +44,7 @@ class Server:
         try:
             while self.answers:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                length = int([*head.lower().split(b"content-length: "), b"0"][1].split(b"\r\n")[0])
                 self.requests.append(head + await reader.readexactly(length))
                 answer = self.answers.pop(0)
                 if isinstance(answer, bytes):
@@ -80,6 +80,41 @@ async def test_what_is_sent_and_what_comes_back() -> None:
         assert sent.startswith(b"POST /base/v1/x HTTP/1.1\r\nHost: " + server.url[7:].encode() + b"\r\n")
         assert b"\r\nContent-Length: 7\r\n" in sent
         assert sent.endswith(b'\r\n\r\n{"a":1}')
+
+
+async def test_a_get_has_no_body_and_its_connection_serves_a_post() -> None:
+    async with Server(OK, OK) as server:
+        client = Wire(server.url)
+        answer = await client.call("GET", "/health?deep=1", b"", PATIENT, headers={"X-More": "1"})
+        assert await answer.read() == b"hi"
+        answer.release()
+        assert await ask(client) == b"hi"
+        assert server.connections == 1
+        head, *fields = server.requests[0].rstrip(b"\r\n").split(b"\r\n")
+        assert head == b"GET /health?deep=1 HTTP/1.1"
+        assert {field.split(b": ")[0] for field in fields} == {
+            b"Host", b"Accept", b"Accept-Encoding", b"User-Agent", b"X-More",
+        }  # fmt: skip
+        assert b"\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" in server.requests[1]
+
+
+async def test_it_says_whether_a_connection_is_kept() -> None:
+    async with Server(OK, close) as server:
+        client = Wire(server.url)
+        assert not client.keeps
+        await ask(client)
+        assert client.keeps
+        server.writers[0].close()
+        await until_on_loop(lambda: not client.keeps)
+
+
+async def test_a_connection_that_is_not_made_in_time_is_told_from_an_answer_that_does_not_come() -> None:
+    async def never(host: str, port: int) -> list[tuple[int, str]]:
+        await asyncio.sleep(60)
+        return []
+
+    with pytest.raises(NotConnected):
+        await ask(Wire("http://no-such-host.invalid:80", never), PATIENT._replace(connect_s=0.05))
 
 
 async def test_a_user_in_the_url_is_sent_as_basic_authorization() -> None:

@@ -13,7 +13,7 @@ from controller.core.types import InstanceSpec
 from tests.workers.http.test_wire import CHUNKED, OK, PATIENT, Answer, Server, ask
 from workers.backends.base import EngineError, Limits, UpstreamCall
 from workers.backends.vllm import VllmBackend
-from workers.http.wire import MOST_HEAD_BYTES, BadAnswer, Patience, Unanswered, Wire
+from workers.http.wire import MOST_HEAD_BYTES, BadAnswer, Patience, TooLarge, Unanswered, Wire
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
 
@@ -144,3 +144,15 @@ async def test_of_a_refusal_without_end_only_the_start_is_read() -> None:
             with pytest.raises(EngineError) as caught:
                 await asyncio.wait_for(asked, 10)
             assert (caught.value.status, len(caught.value.body)) == (500, 64 << 10)
+
+
+async def test_a_body_is_read_up_to_a_bound() -> None:
+    async with Server(OK, STATUS + b"content-length: 6\r\n\r\nlonger") as server:
+        client = Wire(server.url)
+        answer = await client.post("/", b"", PATIENT)
+        assert await answer.read(2) == b"hi"
+        answer.release()
+        answer = await client.post("/", b"", PATIENT)
+        with pytest.raises(TooLarge, match="more than 2 bytes"):
+            await answer.read(2)
+        answer.close()
