@@ -2,7 +2,8 @@
 
 An instance's URL is typed by an operator, and its name may resolve to something else at each call. So the address is
 checked where the connection is made, by each of the three clients that we use: `requests` in jobs (`get`, `post`,
-`request`), aiohttp for telemetry and commands (`connector`), and the data path's own (`resolve`).
+`request`), aiohttp for telemetry and commands (`connector`), and the data path's own (`resolve`), which jobs use too
+where they call many engines again and again (`kept_calls`).
 """
 
 from __future__ import annotations
