@@ -1,18 +1,35 @@
-"""Engines asked together: who hangs or fails holds nobody up, and threads have a bound."""
+"""Engines asked together: who hangs or fails holds nobody up, and calls have a bound, in threads and in the event
+loop."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
 
 import pytest
 
-from workers.actions.parallel_calls import FRESH_S, Asker
+from workers.actions.parallel_calls import FRESH_S, Asker, LoopAsker
 
 LONG_S = 60.0  # however slow the test's machine: nothing here waits for it
+
+
+class InLoop(LoopAsker):
+    """With calls that block, so that the same tests hold for both."""
+
+    def ask(self, calls: Mapping[Any, Callable[[], Any]], within_s: float) -> dict[Any, Future[Any]]:
+        return super().ask({key: partial(asyncio.to_thread, call) for key, call in calls.items()}, within_s)
+
+
+@pytest.fixture(params=[Asker, InLoop])
+def made(request: pytest.FixtureRequest) -> Any:
+    """Makes an asker."""
+    return request.param
 
 
 @pytest.fixture
@@ -23,16 +40,16 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_all_are_heard_with_what_they_say_or_raise() -> None:
+def test_all_are_heard_with_what_they_say_or_raise(made: Any) -> None:
     def fails() -> str:
         raise ValueError("no")
 
-    heard = Asker().ask({"a": lambda: "yes", "b": fails}, LONG_S)
+    heard = made().ask({"a": lambda: "yes", "b": fails}, LONG_S)
     assert heard["a"].result() == "yes"
     assert isinstance(heard["b"].exception(), ValueError)
 
 
-def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threading.Event) -> None:
+def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(made: Any, gate: threading.Event) -> None:
     asked: Counter[str] = Counter()
 
     def hangs() -> str:
@@ -40,7 +57,7 @@ def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threadi
         gate.wait()
         return "late"
 
-    asker = Asker(patience_s=0.01)
+    asker = made(patience_s=0.01)
     calls = {"h": hangs, "a": lambda: "yes"}
     assert "h" not in asker.ask(calls, 1.0)
     began = time.monotonic()
@@ -53,7 +70,7 @@ def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threadi
     assert (heard["h"].result(), asked["h"]) == ("late", 1)
 
 
-def test_an_answer_to_an_old_question_is_not_told_but_asked_again(gate: threading.Event) -> None:
+def test_an_answer_to_an_old_question_is_not_told_but_asked_again(made: Any, gate: threading.Event) -> None:
     """Its process may have done something else for minutes in between."""
     said = iter(("old", "new"))
 
@@ -63,7 +80,7 @@ def test_an_answer_to_an_old_question_is_not_told_but_asked_again(gate: threadin
             gate.wait()
         return word
 
-    asker = Asker(patience_s=0.01)
+    asker = made(patience_s=0.01)
     assert asker.ask({"h": slow}, 0.01) == {}
     asker._begun["h"] -= 2 * FRESH_S  # long ago
     gate.set()
@@ -73,7 +90,7 @@ def test_an_answer_to_an_old_question_is_not_told_but_asked_again(gate: threadin
     assert heard["h"].result() == "new"
 
 
-def test_threads_have_a_bound_and_who_answers_comes_before_who_hangs(gate: threading.Event) -> None:
+def test_calls_have_a_bound_and_who_answers_comes_before_who_hangs(made: Any, gate: threading.Event) -> None:
     running, lock = Counter[str](), threading.Lock()
 
     def hangs() -> None:
@@ -82,7 +99,7 @@ def test_threads_have_a_bound_and_who_answers_comes_before_who_hangs(gate: threa
             running["most"] = max(running["most"], running["now"])
         gate.wait()
 
-    asker = Asker(at_once=8, patience_s=0.01)
+    asker = made(at_once=8, patience_s=0.01)
     healthy = {f"h{n}": lambda: "yes" for n in range(40)}
     assert asker.ask(healthy, LONG_S).keys() == healthy.keys()
     silent = {f"s{n}": hangs for n in range(100)}
@@ -96,24 +113,35 @@ def test_threads_have_a_bound_and_who_answers_comes_before_who_hangs(gate: threa
     assert not any(asker.silent(key) for key in healthy)
 
 
-def test_the_silent_take_turns(gate: threading.Event) -> None:
+def test_the_silent_take_turns(made: Any, gate: threading.Event) -> None:
     asked: Counter[int] = Counter()
 
     def away(number: int) -> None:
         asked[number] += 1
         raise OSError
 
-    asker = Asker(at_once=4, patience_s=LONG_S)
+    asker = made(at_once=4, patience_s=LONG_S)
     calls = {number: (lambda number=number: away(number)) for number in range(20)}
     for _ in range(3):
         assert asker.ask(calls, LONG_S).keys() == calls.keys()
     assert set(asked.values()) == {3}
 
 
-def test_what_no_one_asks_for_any_more_is_forgotten(gate: threading.Event) -> None:
-    asker = Asker(patience_s=0.0)
+def test_what_no_one_asks_for_any_more_is_forgotten(made: Any, gate: threading.Event) -> None:
+    asker = made(patience_s=0.0)
     asker.ask({"h": gate.wait}, 0.05)
     gate.set()
     wait(asker._open.values(), LONG_S)
     assert asker.ask({}, LONG_S) == {}
     assert (asker._open, asker._silent) == ({}, {})
+
+
+async def on_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_calls_in_the_loop_share_one_thread_and_go_on_in_it() -> None:
+    asker = LoopAsker()
+    loops = {future.result() for future in asker.ask(dict.fromkeys(range(200), on_loop), LONG_S).values()}
+    loops |= {future.result() for future in LoopAsker().ask({"a": on_loop}, LONG_S).values()}
+    assert len(loops) == 1
