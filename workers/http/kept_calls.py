@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 from yarl import URL
@@ -50,13 +50,21 @@ class KeptAnswer:
 
 
 async def request(
-    method: str, url: str, *, timeout_s: float, json: Any = None, headers: Mapping[str, str] | None = None
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    json: Any = None,
+    headers: Mapping[str, str] | None = None,
+    to_dashboard: bool = False,
 ) -> KeptAnswer:
     """`timeout_s`: to connect, and from one piece of the answer to the next; a name has as long as its look-up takes.
+    `to_dashboard`: to a Ray dashboard of RAY_ADDRESS, and to no engine.
 
     Raises requests.RequestException.
     """
-    return await _of_loop().request(method, url, timeout_s, json, headers or {})
+    call = _Call(method, url, b"" if json is None else _body(json), headers or {}, to_dashboard)
+    return await _of_loop().answer(call, timeout_s)
 
 
 async def get(url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> KeptAnswer:
@@ -70,25 +78,36 @@ def nobody_listens(error: requests.RequestException) -> bool:
     return isinstance(refused, ConnectionRefusedError) and not isinstance(refused, AddressRefused)
 
 
+def _body(json_value: Any) -> bytes:
+    return json.dumps(json_value).encode()
+
+
+class _Call(NamedTuple):
+    method: str
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+    to_dashboard: bool
+
+
 class _Server:
     """The connections to one server. `until`: loop time. `keep`: there is room for one that is idle."""
 
-    def __init__(self, base: str, until: float, keep: bool) -> None:
+    def __init__(self, base: str, to_dashboard: bool, until: float, keep: bool) -> None:
         self.until, self.keep = until, keep
         self._wire = Wire(base, self._resolved)
-        self._at = URL(base)
+        self._at, self._to_dashboard = URL(base), to_dashboard
         self._addresses: list[tuple[int, str]] = []
 
-    async def ask(
-        self, method: str, path: str, body: bytes, patience: Patience, headers: Mapping[str, str]
-    ) -> Connection:
+    async def ask(self, call: _Call, path: str, patience: Patience) -> Connection:
         """The headers. Only a GET goes over a kept connection, since it may be repeated."""
+        method, _, body, headers, _ = call
         if method == "GET" and self._wire.keeps:
             with contextlib.suppress(OSError):
                 return await self._wire.call(method, path, body, patience, headers=headers)
         # Before the time for connecting begins, and never given up: a look-up has a thread, and a call ends with it, so
         # who bounds calls bounds threads.
-        self._addresses = await outbound.resolve(self._at.host or "", self._at.port or 0)
+        self._addresses = await outbound.resolve(self._at.host or "", self._at.port or 0, self._to_dashboard)
         return await self._wire.call(method, path, body, patience, fresh=True, headers=headers)
 
     async def _resolved(self, host: str, port: int) -> list[tuple[int, str]]:
@@ -99,19 +118,17 @@ class _KeptCalls:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, _Server] = {}  # by scheme, user, host and port; longest known first
+        # By scheme, user, host and port, and by whether it may be a dashboard. Longest known first.
+        self._servers: dict[tuple[str, bool], _Server] = {}
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # each connection is an open file
 
-    async def request(
-        self, method: str, url: str, timeout_s: float, body: Any, headers: Mapping[str, str]
-    ) -> KeptAnswer:
+    async def answer(self, call: _Call, timeout_s: float) -> KeptAnswer:
         """Raises requests.RequestException."""
-        raw = b"" if body is None else json.dumps(body).encode()
         patience = Patience(timeout_s, timeout_s, timeout_s, timeout_s + outbound.MOST_S)
         try:
-            base, path = _parts(url)
-            server = self._server(base)
-            return await _read(await server.ask(method, path, raw, patience, headers), server.keep)
+            base, path = _parts(call.url)
+            server = self._server(base, call.to_dashboard)
+            return await _read(await server.ask(call, path, patience), server.keep)
         except requests.RequestException:  # is an OSError too
             raise
         except NotConnected as error:
@@ -129,16 +146,17 @@ class _KeptCalls:
         except ValueError as error:  # also of a host that cannot be a name
             raise requests.exceptions.InvalidURL(str(error)) from error
 
-    def _server(self, base: str) -> _Server:
+    def _server(self, base: str, to_dashboard: bool) -> _Server:
         """Raises ValueError."""
-        now = asyncio.get_running_loop().time()
-        found = self._servers.get(base)
+        now, key = asyncio.get_running_loop().time(), (base, to_dashboard)
+        found = self._servers.get(key)
         if found is None or found.until < now:
-            self._servers.pop(base, None)
+            self._servers.pop(key, None)
             while self._servers and (first := next(iter(self._servers.items())))[1].until + 2 * RENEW_S < now:
                 del self._servers[first[0]]  # nobody calls it any more
             until = now + RENEW_S * (1 + zlib.crc32(base.encode()) % 100 / 100)  # not all of them at once
-            found = self._servers[base] = _Server(base, until, len(self._servers) < self._most)
+            keep = len(self._servers) < self._most
+            found = self._servers[key] = _Server(base, to_dashboard, until, keep)
         return found
 
 

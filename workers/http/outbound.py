@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -71,15 +70,15 @@ class AddressRefused(ConnectionRefusedError):
         super().__init__(REFUSED)
 
 
-def check_address(host: str, address: str, port: int, to_dashboard: bool = False) -> None:
+def check_address(host: str, address: str, port: int) -> None:
     """Raises AddressRefused."""
-    if not rules(to_dashboard=to_dashboard).allows(host, address, port):
+    if not rules().allows(host, address, port):
         raise AddressRefused
 
 
-async def resolve(host: str, port: int) -> list[tuple[int, str]]:
+async def resolve(host: str, port: int, to_dashboard: bool = False) -> list[tuple[int, str]]:
     """(family, address) of a host, the allowed ones. Raises AddressRefused, or OSError for a name that is none."""
-    allowed = rules()
+    allowed = rules(to_dashboard=to_dashboard)
     if (version := _version(host)) is not None:  # no thread for what is an address already
         if not allowed.allows(host, host, port):
             raise AddressRefused
@@ -153,15 +152,15 @@ class UnboundedAnswer(requests.RequestException):
     """The answer was larger, or took longer, than any answer of an engine, or it was a redirect."""
 
 
-def _checked(connection: HTTPConnection, connect: Any, to_dashboard: bool = False) -> socket.socket:
+def _checked(connection: HTTPConnection, connect: Any) -> socket.socket:
     """Resolve and check, connect, and check whom it reached: the name may have changed in between."""
     host = connection._dns_host
     try:
         for _, _, _, _, address in socket.getaddrinfo(host, connection.port, type=socket.SOCK_STREAM):
-            check_address(host, str(address[0]), connection.port, to_dashboard)
+            check_address(host, str(address[0]), connection.port)
         reached: socket.socket = connect()
         try:
-            check_address(host, str(reached.getpeername()[0]), connection.port, to_dashboard)
+            check_address(host, str(reached.getpeername()[0]), connection.port)
         except BaseException:
             reached.close()
             raise
@@ -190,34 +189,10 @@ class _HttpsPool(HTTPSConnectionPool):
     ConnectionCls = _Https
 
 
-class _DashboardHttp(HTTPConnection):
-    def _new_conn(self) -> socket.socket:
-        return _checked(self, super()._new_conn, to_dashboard=True)
-
-
-class _DashboardHttps(HTTPSConnection):
-    def _new_conn(self) -> socket.socket:
-        return _checked(self, super()._new_conn, to_dashboard=True)
-
-
-class _DashboardHttpPool(HTTPConnectionPool):
-    ConnectionCls = _DashboardHttp
-
-
-class _DashboardHttpsPool(HTTPSConnectionPool):
-    ConnectionCls = _DashboardHttps
-
-
 class _Adapter(HTTPAdapter):
-    pools = MappingProxyType({"http": _HttpPool, "https": _HttpsPool})
-
     def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
         super().init_poolmanager(*arguments, **named)
-        self.poolmanager.pool_classes_by_scheme = dict(self.pools)
-
-
-class _DashboardAdapter(_Adapter):
-    pools = MappingProxyType({"http": _DashboardHttpPool, "https": _DashboardHttpsPool})
+        self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
 
 
 def request(
@@ -229,16 +204,14 @@ def request(
     json: Any = None,
     data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-    to_dashboard: bool = False,
 ) -> requests.Response:
-    """As `requests.request`, with the bounds of this module. `to_dashboard`: to a Ray dashboard of RAY_ADDRESS, and to
-    no engine. Raises requests.RequestException."""
+    """As `requests.request`, with the bounds of this module. Raises requests.RequestException."""
     read_s = timeout if isinstance(timeout, int | float) else timeout[1]
     due = time.monotonic() + read_s + MOST_S
     with requests.Session() as session:
         session.trust_env = False
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _DashboardAdapter() if to_dashboard else _Adapter())
+            session.mount(scheme, _Adapter())
         told = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
             method,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,8 @@ from django.conf import settings
 from controller.core.errors import ConfigError
 from controller.models import Instance
 from controller.scale.provisioning import RAY, source_of
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import LoopAsker
+from workers.http.call_loop import LOOP
 from workers.provisioners.base import PROVISIONERS, LogTail, Observed, Provisioner, checked_id
 from workers.provisioners.logs import plain
 from workers.ray.clusters import ADDRESS, RayCluster, clusters
@@ -56,7 +57,7 @@ class KnownJob:
 class ClusterMemory:
     """What a process keeps of a cluster between its looks. All of it can be found again."""
 
-    asker: Asker = field(default_factory=Asker)
+    asker: LoopAsker = field(default_factory=LoopAsker)
     places: dict[str, tuple[str, int]] = field(default_factory=dict)  # host and control port
     silent: dict[str, float] = field(default_factory=dict)  # since when, by a monotonic clock
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -114,15 +115,15 @@ class RayProvisioner:
         if id not in self.rows:
             return
         body = job_of(checked_id(id), spec, self.token, self._row(id).made)
-        if not (refused := self.jobs.submit(body)):
+        if not (refused := LOOP.run(self.jobs.submit(body))):
             return
-        job = self.jobs.one(id)
+        job = LOOP.run(self.jobs.one(id))
         if job is None:
             raise ConfigError(f"{self.cluster.url} refused the job: {refused}", "template")
         refuse_foreign(job, self.owner)
         if job.over and (job.metadata or {}).get(ROW) != self._row(id).made:  # of an earlier instance
-            self.jobs.forget(id)
-            if refused := self.jobs.submit(body):
+            LOOP.run(self.jobs.forget(id))
+            if refused := LOOP.run(self.jobs.submit(body)):
                 raise ConfigError(f"{self.cluster.url} refused the job: {refused}", "template")
 
     def stop(self, id: str, grace_s: float) -> None:
@@ -130,28 +131,28 @@ class RayProvisioner:
         launcher = self._launcher(id)
         if launcher is not None:
             try:
-                launcher.end(0.0, grace_s)
+                LOOP.run(launcher.end(0.0, grace_s))
                 return
             except (Gone, Unreachable):
                 pass
-        job = self.jobs.one(id)
+        job = LOOP.run(self.jobs.one(id))
         if job is not None and not job.over and self._ours(job):
-            self.jobs.stop(id)
+            LOOP.run(self.jobs.stop(id))
 
     def log(self, id: str) -> LogTail | None:
         """Raises OSError if neither the launcher nor the cluster tells it."""
         launcher = self._launcher(id)
         try:
             if launcher is not None:
-                said = launcher.log()
+                said = LOOP.run(launcher.log())
                 return LogTail(plain(str(said["text"])), bool(said["cut"]), float(said["written_at"]))
         except (Gone, Unreachable, KeyError, ValueError):
             pass
         try:
-            job = self.jobs.one(id)
+            job = LOOP.run(self.jobs.one(id))
             if job is None or not self._ours(job):
                 return None
-            told = job.message if job.over else self.jobs.log(id)  # which ends with what was printed last
+            told = job.message if job.over else LOOP.run(self.jobs.log(id))  # which ends with what was printed last
             text = told.partition("\n")[2]  # without the line of its command
         except Away as error:
             raise OSError(str(error)) from error
@@ -160,7 +161,7 @@ class RayProvisioner:
     # -- one look --------------------------------------------------------------------------------------------------
 
     def _observe(self) -> list[Observed]:
-        calls: dict[Any, Callable[[], Any]] = {("jobs",): self.jobs.all, ("hosts",): self.jobs.hosts}
+        calls: dict[Any, Callable[[], Awaitable[Any]]] = {("jobs",): self.jobs.all, ("hosts",): self.jobs.hosts}
         self._memory.places = {id: at for id, at in self._memory.places.items() if id in self.rows}
         for id in self.rows:
             if (launcher := self._launcher(id)) is not None:
@@ -200,7 +201,7 @@ class RayProvisioner:
         silent = {id: port for id, port in ports.items() if isinstance(port, Exception)}
         return silent | {id: _outcome(future) for (_, id), future in ask(calls, FOUND_S).items()}
 
-    def _port_of(self, job: RayJob) -> Callable[[], int | None]:
+    def _port_of(self, job: RayJob) -> Callable[[], Awaitable[int | None]]:
         return lambda: control_port(job.id, self._row(job.id).made, job.host, self.token)
 
     def _seen(self, id: str, job: RayJob | None, answer: Any) -> Observed | None:

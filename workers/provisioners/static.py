@@ -16,11 +16,11 @@ from controller.core.errors import ConfigError
 from controller.models import Instance
 from controller.models.fleet import KvRole, Weights
 from controller.scale.provisioning import STATIC
+from workers.actions import sleep_client
 from workers.actions.instance_keys import key_of
-from workers.actions.parallel_calls import Asker
-from workers.actions.sleep_client import SleepClient
+from workers.actions.parallel_calls import LoopAsker
 from workers.actions.weights_client import EngineAway
-from workers.http import outbound
+from workers.http import kept_calls
 from workers.http.engine_keys import NO_KEY, EngineKey, NoEngineKey
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
@@ -63,8 +63,8 @@ class Watch:
     """The last observation of each endpoint, kept between the runs of one process. An endpoint that answers late keeps
     its last observation until it answers or fails."""
 
-    def __init__(self, asker: Asker | None = None) -> None:
-        self._asker = asker or Asker()
+    def __init__(self, asker: LoopAsker | None = None) -> None:
+        self._asker = asker or LoopAsker()
         self._seen: dict[tuple[str, str], Observed] = {}
 
     def look(self, endpoints: Mapping[str, Endpoint]) -> list[Observed]:
@@ -127,9 +127,9 @@ def _endpoint(row: Instance) -> Endpoint:
     return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep, key_of(row), known)
 
 
-def _look(id: str, endpoint: Endpoint) -> Observed:
+async def _look(id: str, endpoint: Endpoint) -> Observed:
     try:
-        return _asked(id, endpoint)
+        return await _asked(id, endpoint)
     except Silent as silent:
         return _silent(id, endpoint, silent)
 
@@ -148,46 +148,50 @@ def _log_once(id: str, url: str, how: str) -> None:
     log.warning("instance %s: %s", id, how)
 
 
-def _asked(id: str, endpoint: Endpoint) -> Observed:
+async def _asked(id: str, endpoint: Endpoint) -> Observed:
     """Raises Silent."""
     url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
         told = endpoint.key.headers()
-        status = outbound.get(f"{url.rstrip('/')}{path}", headers=told, timeout=HEALTH_TIMEOUT_S).status_code
+        answer = await kept_calls.get(f"{url.rstrip('/')}{path}", headers=told, timeout_s=HEALTH_TIMEOUT_S)
     except NoEngineKey as error:
         return Observed(id, "exited", url, error=str(error))
     except requests.RequestException as error:
         raise Silent("exited", f"{type(error).__name__} at {url}{path}") from error
-    if status != 200:
-        raise Silent("starting", f"status {status} at {url}{path}")
+    if answer.status_code != 200:
+        raise Silent("starting", f"status {answer.status_code} at {url}{path}")
     wrong = ""
     if endpoint.backend == "sglang" and endpoint.role:
-        wrong = _other_role(endpoint)
+        wrong = await _other_role(endpoint)
     elif endpoint.kv_role:
-        wrong = _other_kv_role(endpoint)
-    awake = endpoint.asleep if endpoint.asleep is not None and _awake(endpoint) else None
+        wrong = await _other_kv_role(endpoint)
+    awake = endpoint.asleep if endpoint.asleep is not None and await _awake(endpoint) else None
     return Observed(id, "starting" if wrong else "ready", url, error=wrong, awake=awake)
 
 
-def _awake(endpoint: Endpoint) -> bool:
+async def _awake(endpoint: Endpoint) -> bool:
     """Whether the engine reports that it is awake: SGLang by `/ready`, others by their metrics, since their `/health`
     is 200 in any state."""
+    url = endpoint.url.rstrip("/")
     try:
+        told = endpoint.key.headers()
         if endpoint.backend == "sglang":
-            told = endpoint.key.headers()
-            ready = outbound.get(f"{endpoint.url.rstrip('/')}/ready", headers=told, timeout=HEALTH_TIMEOUT_S)
+            ready = await kept_calls.get(f"{url}/ready", headers=told, timeout_s=HEALTH_TIMEOUT_S)
             return ready.status_code == 200
-        said = SleepClient(endpoint.url, endpoint.key).look()
+        metrics = await kept_calls.get(f"{url}/metrics", headers=told, timeout_s=sleep_client.CALL_S)
+        if metrics.status_code != 200:
+            return False
+        said = sleep_client.parse_state(metrics.text)
     except (requests.RequestException, EngineAway):
         return False
     return said.awake and not said.moving
 
 
-def _other_role(endpoint: Endpoint) -> str:
+async def _other_role(endpoint: Endpoint) -> str:
     """The error if the server runs in another role than it is registered with; "" if the roles agree. Raises Silent."""
     try:
         url, told = f"{endpoint.url.rstrip('/')}/server_info", endpoint.key.headers()
-        answer = outbound.get(url, headers=told, timeout=INFO_TIMEOUT_S)
+        answer = await kept_calls.get(url, headers=told, timeout_s=INFO_TIMEOUT_S)
         said: Any = answer.json()
         states = said.get("internal_states") or [{}]
         mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
@@ -201,13 +205,12 @@ def _other_role(endpoint: Endpoint) -> str:
     return f"the server runs as {role} (disaggregation_mode {mode}) but is registered as {endpoint.role}"
 
 
-def _other_kv_role(endpoint: Endpoint) -> str:
+async def _other_kv_role(endpoint: Endpoint) -> str:
     """The error if a vLLM server was started with another `kv_role` than it is registered with; "" if they agree, or if
     the server does not report it because it runs without vLLM's development mode. Raises Silent."""
     try:
-        url = f"{endpoint.url.rstrip('/')}/server_info"
-        wanted, told = {"config_format": "json"}, endpoint.key.headers()
-        answer = outbound.get(url, params=wanted, headers=told, timeout=INFO_TIMEOUT_S)
+        url, told = f"{endpoint.url.rstrip('/')}/server_info?config_format=json", endpoint.key.headers()
+        answer = await kept_calls.get(url, headers=told, timeout_s=INFO_TIMEOUT_S)
         if answer.status_code == 404:
             return ""
         transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}

@@ -1,4 +1,6 @@
-"""Calls to the launcher of an engine (`workers.ray.launcher`), which listens one port above the engine."""
+"""Calls to the launcher of an engine (`workers.ray.launcher`), which listens one port above the engine.
+
+They are made at the same time for all engines, in the event loop of this process (`workers.http.call_loop`)."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import requests
 
-from workers.http import outbound
+from workers.http import kept_calls, outbound
 from workers.http.fleet_proof import made_key
 from workers.ray.launcher import ports_of
 from workers.ray.launches import control_token
@@ -29,12 +31,12 @@ class Stranger(Unreachable):
     """Something else listens there."""
 
 
-def control_port(instance: str, made: str, host: str, fleet_token: str) -> int | None:
+async def control_port(instance: str, made: str, host: str, fleet_token: str) -> int | None:
     """Where the launcher of the instance listens on this host; None: nowhere yet. Raises Unreachable."""
     wanted = hashlib.sha256(control_token(fleet_token, instance, made).encode()).hexdigest()
     for port in ports_of(instance):
         try:
-            said = _answer("GET", host, port + 1, "/whose", timeout_s=FIND_S)
+            said = await _answer("GET", host, port + 1, "/whose", timeout_s=FIND_S)
         except (Gone, Stranger):
             continue
         if said.get("token_sha256") == wanted:
@@ -52,27 +54,27 @@ class LauncherClient:
     port: int
     fleet_token: str = field(repr=False)
 
-    def lease(self) -> dict[str, Any]:
+    async def lease(self) -> dict[str, Any]:
         """Renew; the first renewal starts the engine. Its status."""
         told = {"host": self.host, "key": made_key(self.fleet_token, self.instance)}
-        return self._call("POST", "/lease", told)
+        return await self._call("POST", "/lease", told)
 
-    def status(self) -> dict[str, Any]:
-        return self._call("GET", "/status")
+    async def status(self) -> dict[str, Any]:
+        return await self._call("GET", "/status")
 
-    def end(self, wait_s: float, grace_s: float) -> dict[str, Any]:
+    async def end(self, wait_s: float, grace_s: float) -> dict[str, Any]:
         """End the engine in `wait_s`, with `grace_s` for its requests."""
-        return self._call("POST", "/end", {"wait_s": wait_s, "grace_s": grace_s})
+        return await self._call("POST", "/end", {"wait_s": wait_s, "grace_s": grace_s})
 
-    def log(self) -> dict[str, Any]:
-        return self._call("GET", "/log")
+    async def log(self) -> dict[str, Any]:
+        return await self._call("GET", "/log")
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {control_token(self.fleet_token, self.instance, self.made)}"}
-        return _answer(method, self.host, self.port, path, body, headers)
+        return await _answer(method, self.host, self.port, path, body, headers)
 
 
-def _answer(
+async def _answer(
     method: str,
     host: str,
     port: int,
@@ -83,11 +85,12 @@ def _answer(
 ) -> dict[str, Any]:
     """Raises Gone or Unreachable."""
     where, shown = f"{host}:{port}", f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}{path}"
     try:
-        answer = outbound.request(method, f"http://{shown}:{port}{path}", json=body, headers=headers, timeout=timeout_s)
+        answer = await kept_calls.request(method, url, json=body, headers=headers, timeout_s=timeout_s)
         said = answer.json() if answer.status_code == 200 else None
     except requests.ConnectionError as error:
-        if outbound.REFUSED not in str(error) and "Connection refused" in str(error):
+        if kept_calls.nobody_listens(error):
             raise Gone(f"nothing listens at {where}") from error
         why = outbound.REFUSED if outbound.REFUSED in str(error) else type(error).__name__
         raise Unreachable(f"its launcher at {where} cannot be reached: {why}") from error

@@ -1,7 +1,10 @@
-"""The Jobs REST of a Ray cluster's dashboard (seen with Ray 2.60), and its failures in words."""
+"""The Jobs REST of a Ray cluster's dashboard (seen with Ray 2.60), and its failures in words.
+
+Its calls are made in the event loop of this process (`workers.http.call_loop`)."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +14,8 @@ from urllib.parse import urlsplit
 import requests
 
 from controller.core.errors import ConfigError
-from workers.http import outbound
+from workers.http import kept_calls, outbound
+from workers.http.kept_calls import KeptAnswer
 from workers.ray.clusters import ADDRESS, TOKENS, RayCluster
 from workers.ray.launcher import SAYS
 
@@ -91,19 +95,19 @@ class Jobs:
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster
 
-    def all(self) -> list[RayJob]:
-        found = self._asked("GET", "/api/jobs/").json()
+    async def all(self) -> list[RayJob]:
+        found = await self._asked("/api/jobs/")
         if not isinstance(found, list):
             raise Away(f"{self.cluster.url} did not list its jobs")
         return [_job(each) for each in found if isinstance(each, dict) and each.get("submission_id")]
 
-    def one(self, id: str) -> RayJob | None:
-        answer = self._call("GET", f"/api/jobs/{id}", None)
-        return None if answer.status_code == 404 else _job(self._checked(answer).json())
+    async def one(self, id: str) -> RayJob | None:
+        answer = await self._call("GET", f"/api/jobs/{id}", None)
+        return None if answer.status_code == 404 else _job(self._checked(answer))
 
-    def submit(self, body: Mapping[str, Any]) -> str:
+    async def submit(self, body: Mapping[str, Any]) -> str:
         """Why it was not accepted, "" if it was. Ray answers an id that exists with status 500 and a traceback."""
-        answer = self._call("POST", "/api/jobs/", body)
+        answer = await self._call("POST", "/api/jobs/", body)
         if answer.status_code == 200:
             self._checked(answer)
             return ""
@@ -112,42 +116,45 @@ class Jobs:
         lines = answer.text.strip().splitlines()
         return lines[-1][:LINE_MAX] if lines else f"status {answer.status_code}"
 
-    def stop(self, id: str) -> None:
+    async def stop(self, id: str) -> None:
         """An unknown id, or a job that is over, is ignored."""
-        answer = self._call("POST", f"/api/jobs/{id}/stop", None)
+        answer = await self._call("POST", f"/api/jobs/{id}/stop", None)
         if answer.status_code != 404:
             self._checked(answer)
 
-    def forget(self, id: str) -> None:
+    async def forget(self, id: str) -> None:
         """Delete the record of a job that is over."""
-        answer = self._call("DELETE", f"/api/jobs/{id}", None)
+        answer = await self._call("DELETE", f"/api/jobs/{id}", None)
         if answer.status_code != 404:
             self._checked(answer)
 
-    def log(self, id: str) -> str:
+    async def log(self, id: str) -> str:
         """What its command printed. The dashboard asks the agent of its node for it, and answers 500 without one."""
-        answer = self._call("GET", f"/api/jobs/{id}/logs", None)
+        answer = await self._call("GET", f"/api/jobs/{id}/logs", None)
         if answer.status_code == 404:
             return ""
         if answer.status_code == 500:
             raise Away(f"{self.cluster.url} cannot read the log of the job from its node")
-        return str(self._checked(answer).json().get("logs") or "")
+        return str(self._checked(answer).get("logs") or "")
 
-    def hosts(self) -> list[HostSeen]:
+    async def hosts(self) -> list[HostSeen]:
         """At most HOSTS_MAX, sorted by name. The dashboard changes names of resources in its usage to camel case."""
-        listed = self._asked("GET", f"/api/v0/nodes?detail=1&limit={HOSTS_MAX}").json()["data"]["result"]["result"]
-        report = self._asked("GET", "/api/cluster_status").json()["data"]["clusterStatus"] or {}
+        answers = self._asked(f"/api/v0/nodes?detail=1&limit={HOSTS_MAX}"), self._asked("/api/cluster_status")
+        nodes, status = await asyncio.gather(*answers)
+        listed, report = nodes["data"]["result"]["result"], status["data"]["clusterStatus"] or {}
         used = (report.get("loadMetricsReport") or {}).get("usageByNode") or {}
         found = [_host(each, used.get(each.get("node_id"), {})) for each in listed[:HOSTS_MAX]]
         return sorted(found, key=lambda host: host.name)
 
-    def _asked(self, method: str, path: str) -> requests.Response:
-        return self._checked(self._call(method, path, None))
+    async def _asked(self, path: str) -> Any:
+        return self._checked(await self._call("GET", path, None))
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> requests.Response:
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> KeptAnswer:
         url, headers = f"{self.cluster.url}{path}", self.cluster.headers()
         try:
-            return outbound.request(method, url, json=body, headers=headers, timeout=TIMEOUT_S, to_dashboard=True)
+            return await kept_calls.request(
+                method, url, json=body, headers=headers, timeout_s=TIMEOUT_S, to_dashboard=True
+            )
         except outbound.UnboundedAnswer as error:
             raise Away(f"{self.cluster.url} answered with {error}") from error
         except requests.Timeout as error:
@@ -156,22 +163,21 @@ class Jobs:
             why = outbound.REFUSED if outbound.REFUSED in str(error) else type(error).__name__
             raise Away(f"{self.cluster.url} cannot be reached: {why}") from error
 
-    def _checked(self, answer: requests.Response) -> requests.Response:
-        """The answer, if it is that of a dashboard."""
+    def _checked(self, answer: KeptAnswer) -> Any:
+        """What the answer says, if it is that of a dashboard."""
         url, status = self.cluster.url, answer.status_code
         if status in (401, 403):
             kept = f"the token {self.cluster.name} in {TOKENS}"
             raise Away(f"{url} refused {kept if self.cluster.token else f'the call: it asks for a token, {kept}'}")
-        if "json" not in answer.headers.get("Content-Type", ""):
-            kind = answer.headers.get("Content-Type", "") or "nothing"
+        if "json" not in answer.headers.get("content-type", ""):
+            kind = answer.headers.get("content-type", "") or "nothing"
             raise Away(f"{url} answered with {kind}, status {status}: {ADDRESS} must be the address of a Ray dashboard")
         if status != 200:
             raise Away(f"{url} answered with status {status}")
         try:
-            answer.json()
+            return answer.json()
         except ValueError as error:
             raise Away(f"{url} answered with broken JSON") from error
-        return answer
 
 
 def refuse_foreign(job: RayJob, owner: str) -> None:

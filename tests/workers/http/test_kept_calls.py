@@ -152,6 +152,15 @@ async def test_an_address_outside_is_never_called(host: str, monkeypatch: pytest
         assert server.connections == 0
 
 
+async def test_a_connection_to_a_dashboard_serves_no_look_at_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Server(OK, OK) as server:
+        monkeypatch.setenv("RAY_ADDRESS", server.url)
+        assert (await request("GET", server.url, timeout_s=LONG_S, to_dashboard=True)).text == "hi"
+        with pytest.raises(requests.ConnectionError, match=outbound.REFUSED):
+            await get(server.url, timeout_s=LONG_S)
+        assert len(server.requests) == 1
+
+
 async def test_a_name_is_looked_up_once_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """So an answer that changes between check and connect is not used."""
     asked = []
@@ -159,7 +168,7 @@ async def test_a_name_is_looked_up_once_for_each_connection(monkeypatch: pytest.
     async with Server(OK) as server:
         port = int(server.url.rpartition(":")[2])
 
-        async def resolve(host: str, port: int) -> list[tuple[int, str]]:
+        async def resolve(host: str, port: int, to_dashboard: bool = False) -> list[tuple[int, str]]:
             asked.append(host)
             return [(socket.AF_INET, "127.0.0.1")]
 
@@ -173,7 +182,7 @@ async def test_a_slow_name_server_does_not_make_an_engine_slow(monkeypatch: pyte
     thread."""
     over = []
 
-    async def resolve(host: str, port: int) -> list[tuple[int, str]]:
+    async def resolve(host: str, port: int, to_dashboard: bool = False) -> list[tuple[int, str]]:
         await asyncio.sleep(0.3)
         over.append(host)
         return [(socket.AF_INET, "127.0.0.1")]
@@ -215,10 +224,10 @@ async def test_servers_that_are_called_no_more_are_forgotten(monkeypatch: pytest
     monkeypatch.setattr(wire, "KEEP_S", 0.05)
     async with Server(OK) as earlier, Server(OK) as later:
         await get(earlier.url, timeout_s=LONG_S)
-        unused = kept_calls._of_loop()._servers[earlier.url]
+        unused = kept_calls._of_loop()._servers[earlier.url, False]
         await asyncio.sleep(0.01)
         await get(later.url, timeout_s=LONG_S)
-        assert list(kept_calls._of_loop()._servers) == [later.url]
+        assert list(kept_calls._of_loop()._servers) == [(later.url, False)]
         await until_on_loop(lambda: not unused._wire.keeps)
 
 

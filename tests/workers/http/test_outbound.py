@@ -23,6 +23,7 @@ from workers.backends.http import HttpBackend
 from workers.backends.registry import ask
 from workers.backends.vllm import VllmBackend
 from workers.http import outbound
+from workers.http.call_loop import LOOP
 from workers.http.wire import Patience, Wire
 from workers.provisioners.static import StaticProvisioner
 from workers.ray.clusters import RayCluster
@@ -119,11 +120,11 @@ def test_a_ray_dashboard_is_called_as_a_cluster_and_never_as_an_engine(server, m
     calls(server.url)
     assert (server.paths, server.connections) == ([], 0)
     server.headers, server.body = {"Content-Type": "application/json", "Content-Length": "2"}, b"[]"
-    assert Jobs(RayCluster("west", server.url)).all() == []
+    assert LOOP.run(Jobs(RayCluster("west", server.url)).all()) == []
     assert server.paths == ["/api/jobs/"]
     monkeypatch.setenv("ENGINE_NETWORKS", "10.0.0.0/8")
     with pytest.raises(Away, match="in no network"):
-        Jobs(RayCluster("west", server.url)).all()
+        LOOP.run(Jobs(RayCluster("west", server.url)).all())
 
 
 @pytest.mark.usefixtures("only_ten")

@@ -1,5 +1,6 @@
 """Registered endpoints, against a real HTTP server on loopback."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,7 +12,7 @@ import pytest
 import requests
 
 from controller.core.errors import ConfigError
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import LoopAsker
 from workers.provisioners import Endpoint, StaticProvisioner, Watch, static
 from workers.supervisor.ports import free_port
 
@@ -53,6 +54,76 @@ def test_one_that_no_one_listens_on_is_gone_and_the_others_are_seen(endpoint):
     seen = StaticProvisioner({"a": f"http://127.0.0.1:{free_port()}", "b": endpoint.url}).observe()
     assert [(o.id, o.state) for o in seen] == [("a", "exited"), ("b", "ready")]
     assert "ConnectionError" in seen[0].error
+
+
+class Kept(BaseHTTPRequestHandler):
+    """Keeps its connections, as uvicorn does. `server.closes`: closes each after an answer, without saying so."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.asked += 1
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.close_connection = self.server.closes
+
+    def log_message(self, *args):
+        return
+
+
+class Restarted(ThreadingHTTPServer):
+    """`go` ends it with all its connections; another one listens at the same URL then."""
+
+    daemon_threads = True
+
+    def __init__(self, port=0):
+        self.status, self.asked, self.closes, self.connected = 200, 0, False, []
+        super().__init__(("127.0.0.1", port), Kept)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def process_request(self, request, client_address):
+        self.connected.append(request)
+        super().process_request(request, client_address)
+
+    def go(self):
+        self.shutdown()
+        self.server_close()
+        for each in self.connected:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def test_looks_keep_their_connections():
+    engine, watch = Restarted(), Watch()
+    for _ in range(5):
+        [seen] = StaticProvisioner({"a": engine.url}, watch).observe()
+        assert seen.state == "ready"
+    assert (engine.asked, len(engine.connected)) == (5, 1)
+    engine.go()
+
+
+def test_one_that_was_started_again_at_the_same_url_is_ready_at_once():
+    engine, watch = Restarted(), Watch()
+    for _ in range(3):
+        [seen] = StaticProvisioner({"a": engine.url}, watch).observe()
+        assert seen.state == "ready"
+        engine.go()
+        engine = Restarted(engine.server_port)
+    engine.go()
+    [seen] = StaticProvisioner({"a": engine.url}, watch).observe()
+    assert (seen.state, seen.error) == ("exited", f"ConnectionError at {engine.url}/health")
+
+
+def test_one_that_closes_connections_between_looks_stays_ready():
+    engine, watch = Restarted(), Watch()
+    engine.closes = True
+    for _ in range(50):
+        [seen] = StaticProvisioner({"a": engine.url}, watch).observe()
+        assert seen.state == "ready"
+    assert engine.asked == 50
+    engine.go()
 
 
 class NoHttp:
@@ -118,11 +189,11 @@ def test_a_hundred_that_hang_do_not_hide_the_others(endpoint, monkeypatch):
     """What was seen of them stays until they answer or fail, and none of them is waited for alone."""
     look = static._look
 
-    def hangs(id, each):
+    async def hangs(id, each):
         if id.startswith("h"):
-            time.sleep(0.3)
+            await asyncio.sleep(0.3)
             raise requests.ConnectTimeout("no answer")
-        return look(id, each)
+        return await look(id, each)
 
     monkeypatch.setattr(static, "_look", hangs)
     monkeypatch.setattr(static, "ASK_S", 0.5)
@@ -142,10 +213,10 @@ def test_a_hundred_that_hang_do_not_hide_the_others(endpoint, monkeypatch):
 
 
 def test_one_that_has_not_answered_yet_is_starting_and_then_what_it_was(endpoint, monkeypatch):
-    watch = Watch(Asker(patience_s=60.0))
+    watch = Watch(LoopAsker(patience_s=60.0))
     assert [each.state for each in StaticProvisioner({"a": endpoint.url}, watch).observe()] == ["ready"]
     gate = threading.Event()
-    monkeypatch.setattr(static, "_look", lambda id, each: gate.wait())
+    monkeypatch.setattr(static, "_look", lambda id, each: asyncio.to_thread(gate.wait))
     monkeypatch.setattr(static, "ASK_S", 0.1)
     seen = StaticProvisioner({"a": endpoint.url, "b": "http://127.0.0.1:9"}, watch).observe()
     gate.set()

@@ -12,7 +12,8 @@ from controller.scale.lifecycle import FoundAwake
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.fleet import lifecycle
 from tests.workers.sleep_orders import answer, put_to_sleep
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import LoopAsker
+from workers.http.kept_calls import KeptAnswer
 from workers.provisioners import Watch, static
 from workers.tasks import reconcile
 from workers.tasks.reconcile import reconcile_once
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("pa
 @pytest.fixture
 def look(monkeypatch):
     """One look of the reconciler at registered endpoints, over their sockets."""
-    monkeypatch.setattr(static, "WATCH", Watch(Asker(patience_s=60.0)))
+    monkeypatch.setattr(static, "WATCH", Watch(LoopAsker(patience_s=60.0)))
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
     for name in ("ASK_S", "HEALTH_TIMEOUT_S"):
         monkeypatch.setattr(static, name, 60.0)
@@ -106,21 +107,18 @@ def test_an_sglang_is_believed_when_it_was_away(row, look, monkeypatch, ready, a
     Instance.objects.filter(pk=slept.pk).update(backend="sglang")
     asked = []
 
-    def get(url, **_):
+    async def get(url, **_):
         asked.append(url.removeprefix(slept.url))
-        answer = requests.Response()
-        answer.status_code = ready if url.endswith("/ready") else 200
-        answer._content = b'{"disaggregation_mode": "null"}'
-        return answer
+        return KeptAnswer(ready if url.endswith("/ready") else 200, {}, b'{"disaggregation_mode": "null"}')
 
-    monkeypatch.setattr(static.outbound, "get", get)
+    monkeypatch.setattr(static.kept_calls, "get", get)
     Instance.objects.update(ready_at=timezone.now() if away else None)
     look()
     assert (asked, state()[0]) == (["/model_info", "/ready"], weights)
 
 
 def test_one_that_is_not_asleep_is_not_asked(vllm, row, look, monkeypatch):
-    def ask(endpoint):
+    async def ask(endpoint):
         raise AssertionError("its metrics cost it time")
 
     monkeypatch.setattr(static, "_awake", ask)
