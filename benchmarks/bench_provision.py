@@ -5,9 +5,10 @@ third jobs of a Ray cluster. Endpoints, Jobs REST and launchers are emulated on 
 part of the same cores. PostgreSQL, the provisioners and the reconciler are the product's own.
 
 Last line: JSON with `observe_ms` and `observe_max_ms` (one look at all provisioners, median and largest; goal 100),
-`round_ms` (median of a whole round, with its transactions), `orders` of the first round and `orders_per_s` (over that
-whole round, with its look), `all_ready_s`, and `stale_s` (from the moment when the cluster hangs until its row says so,
-the largest). QUICK=1: 60 instances, ten looks, one hang.
+`observe_cpu_ms` (processor time of this process for one look and for reading the rows, mean), `memory_mb` (most that
+this process held), `round_ms` (median of a whole round, with its transactions), `orders` of the first round and
+`orders_per_s` (over that whole round, with its look), `all_ready_s`, and `stale_s` (from the moment when the cluster
+hangs until its row says so, the largest). QUICK=1: 60 instances, ten looks, one hang.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import secrets
 import signal
 import statistics
@@ -58,13 +59,17 @@ def measure(folder: Path, instances: int, looks: int, freezes: int) -> dict[str,
         with override_settings(RAY_ADDRESS=url, FLEET_TOKEN=secrets.token_hex(16)):
             fill(instances, endpoints)
             started = start(folder, instances)
+            began_s = time.process_time()
             timed = [look(folder) for _ in range(looks)]
+            spent_s = time.process_time() - began_s
             rounds = [once(folder)[0] for _ in range(looks)]
             stale = [freeze(folder, cluster, instances) for _ in range(freezes)]
     return {
         **started,
         "observe_ms": round(statistics.median(timed) * 1000, 1),
         "observe_max_ms": round(max(timed) * 1000, 1),
+        "observe_cpu_ms": round(spent_s / max(looks, 1) * 1000, 1),
+        "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "round_ms": round(statistics.median(rounds) * 1000, 1),
         "stale_s": round(max(stale), 2) if stale else None,
         "instances": instances,
