@@ -143,6 +143,13 @@ ABLATIONS = (
     FlowContender("MFS without RED and pruning", DeferAndPromote),
     FlowContender("MFS without pruning", DeferAndPromote, ordered=True),
 )
+LATE_FIRST = FlowContender(  # as printed
+    "MFS, late transfers first", lambda: DeferAndPromote(DeferAndPromote.Config(late="first")), True, BUDGET
+)
+MORE = 0.5  # the budget of MORE_PRUNING
+MORE_PRUNING = tuple(
+    FlowContender(f"{each.name}, budget {MORE:g}", each.policy, True, MORE) for each in (FAIR, SHORTEST, MFS)
+)
 PRUNING = tuple(FlowContender(f"{each.name} with pruning", each.policy, True, BUDGET) for each in BASELINES)
 
 
