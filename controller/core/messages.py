@@ -24,6 +24,7 @@ PRUNING_REPORT_KEY = "slackline:pruning:report:{gateway}"  # QueueReport as JSON
 PRUNING_WAKE_KEY = "slackline:pruning:wake"  # list of at most one entry: a queue changed; BLPOP by the coordinator
 PRUNING_SEQUENCE_KEY = "slackline:pruning:sequence"  # counts the coordinator's orders
 PRUNING_ORDERS_KEY = "slackline:pruning:orders"  # PruningOrders as JSON, until they expire
+PRUNING_UNTOLD_KEY = "slackline:pruning:untold"  # what the coordinator has not told the audit yet, as JSON, TTL an hour
 PRUNING_CHANNEL = "slackline:pruning:orders"  # pub/sub: the same, to all gateways
 HOST_FLOWS_KEY = "slackline:host-flows"  # hash: HostFlows by host, each second from its transfer daemon, TTL an hour
 

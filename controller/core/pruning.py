@@ -126,9 +126,17 @@ def report_from_json(raw: Sequence[Any]) -> QueueReport:
     return QueueReport(_checked(gateway, _TEXT), _checked(at, _NUMBER), found)
 
 
+def reasons_to_json(reasons: Mapping[str, PruneReason]) -> dict[str, Any]:
+    return {name: [*reason] for name, reason in reasons.items()}
+
+
+def reasons_from_json(raw: Mapping[str, Any]) -> dict[str, PruneReason]:
+    """By request. Raises AttributeError, TypeError or ValueError for anything but reasons."""
+    return {name: _row(PruneReason, _REASON, reason) for name, reason in raw.items()}
+
+
 def orders_to_json(orders: PruningOrders) -> dict[str, Any]:
-    scavengers = {name: [*reason] for name, reason in orders.scavengers.items()}
-    return {**orders._asdict(), "scavengers": scavengers}
+    return {**orders._asdict(), "scavengers": reasons_to_json(orders.scavengers)}
 
 
 def orders_from_json(raw: Mapping[str, Any]) -> PruningOrders:
@@ -137,7 +145,7 @@ def orders_from_json(raw: Mapping[str, Any]) -> PruningOrders:
         _checked(raw["sequence"], _COUNT),
         _checked(raw["made_at"], _NUMBER),
         _checked(raw["expires_at"], _NUMBER),
-        {name: _row(PruneReason, _REASON, reason) for name, reason in raw["scavengers"].items()},
+        reasons_from_json(raw["scavengers"]),
         _checked(raw["waiting"], _COUNT),
         _checked(raw["batches"], _COUNT),
         [_checked(name, _TEXT) for name in raw["gateways"]],

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connections
 
 from api.openai.pruning_feed import PruningFeed
-from controller.core.pruning import report_from_json
+from controller.core.pruning import PruneReason, report_from_json
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
 from controller.models import Decision, FlowSettings
@@ -272,11 +272,79 @@ async def test_the_job_prunes_and_writes_one_decision_for_what_happened(monkeypa
         assert message_of(decision)["sentence"].startswith("coordinator pruned 2 waiting requests, so that")
 
 
+async def told():
+    return [decision async for decision in Decision.objects.filter(kind="pruning")]
+
+
+async def test_what_a_killed_coordinator_had_pruned_is_told_by_the_next(monkeypatch):
+    await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await until_on_loop(lambda: reported(one, two))
+        await sync_to_async(pruning.coordinate)()
+        gone, began = set(pruning._untold.pruned), pruning._untold.since
+        assert gone
+        assert await told() == []
+        monkeypatch.setattr(pruning, "_untold", pruning.Untold())  # of a new process
+        monkeypatch.setattr(pruning, "BATCH_S", 0.0)
+        await sync_to_async(pruning.coordinate)()
+        (decision,) = await told()
+        assert gone <= set(decision.inputs["requests"])
+        assert decision.inputs["seconds"] >= time.time() - began - 2.0
+    monkeypatch.setattr(pruning, "_untold", pruning.Untold())
+    await sync_to_async(pruning.coordinate)()  # what was told is stored no more
+    assert not any(gone & set(later.inputs["requests"]) for later in await told() if later.id != decision.id)
+
+
+async def test_a_coordinator_that_was_stopped_tells_nothing_that_another_told(monkeypatch):
+    monkeypatch.setattr(pruning, "BATCH_S", 0.0)
+    await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+
+    def stopped():
+        pruning._untold.pruned["req-1"] = PruneReason("e1", 2.0, 1.0)
+        pruning._untold.seen_at = time.monotonic() - 2 * pruning.LEASE_S
+
+    assert await sync_to_async(live.lease)(pruning.LEASE, "another", 60.0)
+    stopped()
+    await sync_to_async(pruning.coordinate)()
+    live._client(settings.REDIS_URL).delete("slackline:lease:pruning")
+    stopped()
+    await sync_to_async(pruning.coordinate)()  # it has the lease again, and the other left nothing to tell
+    assert await told() == []
+
+
+async def test_without_redis_a_coordinator_keeps_what_it_has_to_tell(monkeypatch):
+    def away(*_):
+        raise live.LiveUnavailable("away")
+
+    await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+    await sync_to_async(pruning.coordinate)()
+    pruning._untold.pruned["req-1"] = PruneReason("e1", 2.0, 1.0)
+    with monkeypatch.context() as cut:
+        cut.setattr(live, "run", away)
+        cut.setattr(live, "lease", away)
+        await sync_to_async(pruning.coordinate)()
+    live._client(settings.REDIS_URL).flushdb()  # it came back empty
+    monkeypatch.setattr(pruning, "BATCH_S", 0.0)
+    await sync_to_async(pruning.coordinate)()
+    (decision,) = await told()
+    assert decision.inputs["requests"] == ["req-1"]
+
+
+@pytest.mark.parametrize("stored", [b"<html>", b"[]", b"{}", b'{"since": "long ago"}', b'{"pruned": {"a": [1]}}'])
+async def test_what_cannot_be_read_of_another_coordinator_is_left_out(stored, monkeypatch):
+    await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+    live._client(settings.REDIS_URL).set("slackline:pruning:untold", stored)
+    monkeypatch.setattr(pruning, "BATCH_S", 0.0)
+    await sync_to_async(pruning.coordinate)()
+    assert await told() == []
+
+
 async def test_the_job_does_nothing_while_pruning_is_off_or_another_one_has_the_lease():
     async with gateway("gw-a") as one, gateway("gw-b") as two:
         await until_on_loop(lambda: reported(one, two))
         await sync_to_async(pruning.coordinate)()
         await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+        live._client(settings.REDIS_URL).delete("slackline:lease:pruning")
         assert await sync_to_async(live.lease)(pruning.LEASE, "another", 60.0)
         await sync_to_async(pruning.coordinate)()
         assert sequence() is None
