@@ -32,29 +32,35 @@ def ray_missing() -> str | None:
 
 
 class Cluster:
-    """`nodes`: the process of `ray start --block` of each node that was added, by its address."""
+    """`address`: of its head. `nodes`: the process of `ray start --block` of each node that was added, by address."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = HEAD) -> None:
+        self.address = address
         self.folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: Ray's sockets lie in it
         self.gcs, self.dashboard = free_port(), free_port()
-        self.url = f"http://{HEAD}:{self.dashboard}"
+        self.url = f"http://{address}:{self.dashboard}"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.head: subprocess.Popen[bytes] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """The head. It has neither CPUs nor devices, so that jobs go to nodes."""
+    def start(self, devices: int = 0) -> None:
+        """The head. Without devices it has no CPUs either, so that jobs go to nodes."""
         ports = (f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", f"--ray-client-server-port={free_port()}")
+        has = ("--num-cpus=4", f"--resources={json.dumps({'device': devices})}") if devices else ("--num-cpus=0",)
         self.head = self._ray(
-            HEAD, "--head", *ports, f"--dashboard-host={HEAD}", "--num-cpus=0", f"--temp-dir={self.folder / 'r'}"
+            self.address, "--head", *ports, f"--dashboard-host={self.address}", *has, f"--temp-dir={self.folder / 'r'}"
         )
-        self._waits_for(HEAD, self.head)
+        self._waits_for(self.address, self.head)
 
     def add(self, address: str, devices: int) -> float:
         """A node; seconds until the cluster knew it. Jobs take its resource `device`."""
         began = time.monotonic()
-        of_node = (f"--address={HEAD}:{self.gcs}", "--num-cpus=4", f"--resources={json.dumps({'device': devices})}")
+        of_node = (
+            f"--address={self.address}:{self.gcs}",
+            "--num-cpus=4",
+            f"--resources={json.dumps({'device': devices})}",
+        )
         self.nodes[address] = self._ray(address, *of_node)
         self._waits_for(address, self.nodes[address])
         return time.monotonic() - began
@@ -135,7 +141,7 @@ class Cluster:
         )
 
     def _waits_for(self, address: str, process: subprocess.Popen[bytes]) -> None:
-        known = 1 if address == HEAD else len(self.alive()) + 1
+        known = 1 if address == self.address else len(self.alive()) + 1
 
         def joined() -> bool:
             assert process.poll() is None, f"the node {address} ended by itself:\n{self.report()}"

@@ -14,6 +14,7 @@ from tests.ray.fleet import Fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 NODES = ("127.0.0.2", "127.0.0.3")
+WEST = "127.0.0.9"  # head, and only node, of the cluster `west`
 DEVICES = 2  # of each node
 
 
@@ -37,8 +38,24 @@ def cluster(figures: dict[str, object]) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def system(cluster: Cluster, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[System]:
-    with running_system(postgres.url, redis_server.url, {"RAY_ADDRESS": cluster.url}) as made:
+def west(cluster: Cluster) -> Iterator[Cluster]:
+    """A second cluster, which is not started: away until a test has it join."""
+    made = Cluster(WEST)
+    try:
+        yield made
+    finally:
+        left = [each.cmdline()[:3] for each in made.left()]
+        made.stop()
+        shutil.rmtree(made.folder, ignore_errors=True)
+    assert left == [], "its jobs left processes"
+
+
+@pytest.fixture(scope="session")
+def system(
+    cluster: Cluster, west: Cluster, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis
+) -> Iterator[System]:
+    addresses = {"RAY_ADDRESS": f"{cluster.url}, west={west.url}"}
+    with running_system(postgres.url, redis_server.url, addresses) as made:
         yield made
 
 

@@ -30,8 +30,8 @@ class Fleet:
         assert answer.ok, f"{path}: {answer.text}"
         return answer.json()
 
-    def start(self, id: str, template: str = TEMPLATE) -> None:
-        self.call("instances", {**INSTANCE, "id": id, "model": self.model, "template": template})
+    def start(self, id: str, template: str = TEMPLATE, **spec: Any) -> None:
+        self.call("instances", {**INSTANCE, "id": id, "model": self.model, "template": template, "spec": spec})
 
     def stop(self, id: str) -> None:
         self.call(f"instances/{id}/stop", {})
@@ -90,10 +90,16 @@ class Fleet:
         """Address of the node by ready instance."""
         return {id: self.column("url", id).removeprefix("http://").partition(":")[0] for id in self.ready()}
 
-    def look(self) -> tuple[Any, Any, str, int]:
-        """Of the cluster: seen_at, failing_since, error, instances."""
-        sql = "SELECT seen_at, failing_since, error, instances FROM provisioner_look WHERE name = 'ray/default'"
-        return self.system.query(sql)[0]
+    def look(self, cluster: str = "default") -> tuple[Any, Any, str, int]:
+        """Of a cluster: seen_at, failing_since, error, instances."""
+        sql = "SELECT seen_at, failing_since, error, instances FROM provisioner_look WHERE name = %s"
+        return self.system.query(sql, f"ray/{cluster}")[0]
+
+    def page(self, path: str = "fleet/") -> str:
+        """Of the console, with single spaces."""
+        answer = self.session.get(f"{self.system.console}/{path}", timeout=10)
+        assert answer.status_code == 200, path
+        return " ".join(answer.text.split())
 
 
 INSTANCE = {"backend": "reference", "provisioner": "ray", "template": TEMPLATE, "max_num_seqs": SLOTS}
