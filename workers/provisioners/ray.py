@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
 from controller.core.errors import ConfigError
+from controller.engine.start_steps import STEPS
 from controller.models import Instance
 from controller.scale.provisioning import RAY, source_of
 from workers.actions.parallel_calls import LoopAsker
@@ -27,7 +28,7 @@ from workers.provisioners.base import PROVISIONERS, LogTail, Observed, Provision
 from workers.provisioners.logs import plain
 from workers.ray.clusters import ADDRESS, RayCluster, clusters
 from workers.ray.control import Gone, LauncherClient, Unreachable, control_port
-from workers.ray.jobs import Away, HostSeen, Jobs, RayJob, refuse_foreign
+from workers.ray.jobs import LINE_MAX, Away, HostSeen, Jobs, RayJob, clean, refuse_foreign
 from workers.ray.launches import OWNER, ROW, job_of, owner_of
 from workers.ray.wants import why_pending
 
@@ -37,6 +38,7 @@ DOUBT_S = 5.0  # a launcher may be silent this long, then its engine counts as u
 LOST_S = 90.0  # longer than Ray takes to end a node that is cut off, and its orphan then
 DRAIN_S, GRACE_S = 10.0, 5.0  # of an orphan
 NO_TOKEN = "FLEET_TOKEN is required for Ray clusters: launchers and engines know Slackline by it"
+LATEST_S = 1e10  # epoch seconds that a date can have
 ORPHANED = "its node or its job was lost"
 Observe = Instance.Observed
 
@@ -334,15 +336,26 @@ def _reported(id: str, said: Mapping[str, Any], host: str, row: KnownJob) -> Obs
         return Observed(id, "unhealthy", row.url, error="its launcher reported no port")
     url = f"http://{shown}:{port}"
     if state == "ending":
-        return Observed(id, "lost" if row.wanted else "stopping", url, error=str(said.get("error") or "it is ending"))
-    code = said.get("exit_code")
+        return Observed(id, "lost" if row.wanted else "stopping", url, error=clean(said.get("error") or "it is ending"))
+    told, pid, code = said.get("steps"), said.get("pid"), said.get("exit_code")
+    steps = {name: told[name] for name in STEPS if _is_time(told.get(name))} if isinstance(told, Mapping) else {}
     return Observed(
         id,
         states.get(state, "unhealthy"),
         url,
-        pid=said.get("pid"),
-        started_at=said.get("started_at"),
-        exit_code=code if isinstance(code, int) else None,
-        error=str(said.get("error") or ""),
-        steps=said.get("steps"),
+        pid=pid if type(pid) is int else None,
+        started_at=_started_at(said),
+        exit_code=code if type(code) is int else None,
+        error=clean(said.get("error") or "")[:LINE_MAX],
+        steps=steps,
     )
+
+
+def _started_at(said: Mapping[str, Any]) -> float | None:
+    """By our own clock."""
+    asked_at, age_s = said.get("asked_at"), said.get("age_s")
+    return float(asked_at - age_s) if _is_time(asked_at) and _is_time(age_s) else None
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float) and 0 <= value < LATEST_S  # type: ignore[operator]

@@ -5,6 +5,7 @@ They are made at the same time for all engines, in the event loop of this proces
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,10 @@ async def control_port(instance: str, made: str, host: str, fleet_token: str) ->
 
 @dataclass(frozen=True, slots=True)
 class LauncherClient:
-    """`made`: when the instance's row was made; `port`: its control port. Each call raises Gone or Unreachable."""
+    """`made`: when the instance's row was made; `port`: its control port. Each call raises Gone or Unreachable.
+
+    A status tells the age of the engine (`age_s`), which it had at `asked_at` (epoch seconds by our clock) or later. So
+    the start of one engine is never found to be later than it was, however long its launcher takes to answer."""
 
     instance: str
     made: str
@@ -71,7 +75,8 @@ class LauncherClient:
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {control_token(self.fleet_token, self.instance, self.made)}"}
-        return await _answer(method, self.host, self.port, path, body, headers)
+        asked_at = time.time()
+        return {**await _answer(method, self.host, self.port, path, body, headers), "asked_at": asked_at}
 
 
 async def _answer(

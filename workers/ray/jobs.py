@@ -5,6 +5,7 @@ Its calls are made in the event loop of this process (`workers.http.call_loop`).
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _WORDS = {
     "JOB_ENTRYPOINT_COMMAND_START_ERROR": "its command could not be run",
 }
 _MEMORY = re.compile(r"(?i)out of memory|running low on memory|\boom\b|oom[- _]?kill")
+_UNSTORABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # by PostgreSQL, or unreadable
 _LAST = re.compile(rf"^{SAYS}ended: (.*)$", re.MULTILINE)
 
 
@@ -170,7 +172,7 @@ class Jobs:
             kept = f"the token {self.cluster.name} in {TOKENS}"
             raise Away(f"{url} refused {kept if self.cluster.token else f'the call: it asks for a token, {kept}'}")
         if "json" not in answer.headers.get("content-type", ""):
-            kind = answer.headers.get("content-type", "") or "nothing"
+            kind = clean(answer.headers.get("content-type", ""))[:LINE_MAX] or "nothing"
             raise Away(f"{url} answered with {kind}, status {status}: {ADDRESS} must be the address of a Ray dashboard")
         if status != 200:
             raise Away(f"{url} answered with status {status}")
@@ -187,6 +189,11 @@ def refuse_foreign(job: RayJob, owner: str) -> None:
         raise ConfigError(told, "id")
 
 
+def clean(text: object) -> str:
+    """What a cluster or a node says in words, as a row can have it and a page can show it."""
+    return _UNSTORABLE.sub("", str(text))
+
+
 def _memory(text: str, code: int | None) -> str:
     return f"{text} (killed, as a host does that is out of memory)" if code == 137 else text
 
@@ -196,7 +203,7 @@ def _job(said: Mapping[str, Any]) -> RayJob:
     return RayJob(
         id=str(said["submission_id"]),
         status=str(said.get("status", "")),
-        message=str(said.get("message") or ""),
+        message=clean(said.get("message") or ""),
         error_type=str(said.get("error_type") or ""),
         host=_host_of(str(said.get("driver_agent_http_address") or "")),
         exit_code=code if isinstance(code, int) else None,
@@ -210,15 +217,26 @@ def _host_of(address: str) -> str:
 
 
 def _host(said: Mapping[str, Any], used: Mapping[str, Any]) -> HostSeen:
-    taken = {_folded(name): pair[0] for name, pair in used.items() if isinstance(pair, list) and pair}
+    taken = {
+        _folded(name): pair[0] for name, pair in used.items() if isinstance(pair, list) and pair and _amount(pair[0])
+    }
     alive = said.get("state") == "ALIVE"
     resources = {
-        name: (max(0.0, total - taken.get(_folded(name), 0.0)) if alive else 0.0, total)
+        clean(name): (max(0.0, total - taken.get(_folded(name), 0.0)) if alive else 0.0, total)
         for name, total in (said.get("resources_total") or {}).items()
-        if not name.startswith("node:") and name != "object_store_memory"
+        if not name.startswith("node:") and name != "object_store_memory" and _amount(total)
     }
-    labels = {name: str(value) for name, value in (said.get("labels") or {}).items() if not name.startswith("ray.io/")}
-    return HostSeen(str(said.get("node_ip", "")), str(said.get("state", "")).lower(), resources, labels)
+    labels = {
+        clean(name): clean(value)
+        for name, value in (said.get("labels") or {}).items()
+        if not name.startswith("ray.io/")
+    }
+    return HostSeen(clean(said.get("node_ip", "")), clean(said.get("state", "")).lower(), resources, labels)
+
+
+def _amount(value: Any) -> bool:
+    """JSON as Python reads it may have NaN, which PostgreSQL does not store."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _folded(name: str) -> str:

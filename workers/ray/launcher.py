@@ -132,8 +132,8 @@ class EngineRun:
         self.guard = subprocess.Popen(
             guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self.started_at = time.time()
-        self.output.reached["process"] = self.started_at
+        self.began = time.monotonic()
+        self.output.reached["process"] = time.time()
         self.ready = self.failing = False
         self.good_at = time.monotonic()
         self.reader = threading.Thread(target=self.output.read, args=(self.process.stdout,), daemon=True)
@@ -238,8 +238,10 @@ class Launcher:
             state = "ending"
         elif engine is not None:
             state = "starting" if not engine.ready else "unhealthy" if engine.failing else "ready"
-        known = {} if engine is None else {"started_at": engine.started_at, "steps": dict(engine.output.reached)}
-        known |= {"pid": engine.process.pid} if engine else {}
+        known: dict[str, Any] = {}
+        if engine is not None:  # its age and not when it started: clocks of nodes differ
+            known = {"age_s": time.monotonic() - engine.began, "steps": dict(engine.output.reached)}
+            known["pid"] = engine.process.pid
         return {
             **{"id": self.order["id"], "state": state, "port": self.port, "exit_code": self.code},
             **{"error": self.error, "orphan": self.orphan_at is not None, **known},

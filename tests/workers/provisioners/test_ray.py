@@ -1,10 +1,13 @@
 """The Ray provisioner against a fake of the Jobs REST that runs real launchers and engines."""
 
+import base64
+import math
 import secrets
 import signal
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import psutil
@@ -13,6 +16,7 @@ import requests
 
 from controller.core.errors import ConfigError
 from tests.waiting import until
+from tests.workers.ray import fake_cluster
 from tests.workers.ray.fake_cluster import FakeCluster
 from workers.http.fleet_proof import made_key
 from workers.provisioners.ray import LOST_S, ClusterMemory, KnownJob, RayProvisioner, _reported
@@ -411,6 +415,47 @@ def test_a_hang_costs_the_limit_of_a_look(fake, fleet):
     with pytest.raises(Away, match=r"has not responded"):
         fleet.ray().observe()
     assert time.monotonic() - began < 4.0
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_the_clock_of_a_node_does_not_date_a_start(fleet, monkeypatch, ahead_s):
+    """An hour ahead, it would read as a new run under the same id; behind, as a start that took too long."""
+    source = Path(launches.launcher.__file__).read_text().replace("time.time()", f"(time.time() + {ahead_s})")
+    packed = base64.b64encode(zlib.compress(source.encode())).decode()
+    program = f"\"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))\""
+    monkeypatch.setattr(launches, "_program", lambda: program)
+    began = time.time()
+    fleet.start("e1")
+    first = fleet.becomes("e1", "ready")
+    later = fleet.look("e1")
+    assert began - 2.0 < first.started_at <= time.time()
+    assert later.started_at <= first.started_at + 1.0, "the tolerance of `converge` for one and the same run"
+    assert abs(first.steps["process"] - first.started_at - ahead_s) < 5.0, "steps are of one clock, as told"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"age_s": "x"}, {"age_s": math.nan}, {"age_s": -1.0}, {"age_s": True}, {"age_s": [1]}, {"asked_at": None},
+        {"steps": "ready"}, {"steps": {"ready": math.nan}}, {"steps": {"\0": 1.0}}, {"steps": {"ready": "1"}},
+        {"pid": "1"}, {"exit_code": True}, {"error": "\0\ud800"},
+    ],
+)  # fmt: skip
+def test_a_launcher_that_tells_nonsense_holds_nobody_up(said):
+    """What is none of its figures would fail where all instances are reconciled, or be refused by PostgreSQL."""
+    seen = _reported("i-1", {"state": "ready", "port": 20000, "age_s": 1.0, "asked_at": 9.0, **said}, "h", KnownJob())
+    assert (seen.state, seen.pid, seen.exit_code, seen.error, seen.steps) == ("ready", None, None, "", {})
+    assert seen.started_at == (8.0 if not said.keys() & {"age_s", "asked_at"} else None)
+
+
+def test_a_dashboard_that_tells_nonsense_is_read_without_it(fleet, monkeypatch):
+    told = {"labels": {"zone": "a\0b", "n": 1}, "resources_total": {"GPU": math.nan, "CPU": "4", "\0": 1.0}}
+    monkeypatch.setattr(fake_cluster, "NODE", {**fake_cluster.NODE, **told, "node_ip": "10.0.0.1\0"})
+    monkeypatch.setattr(fake_cluster, "RESOURCES", told["resources_total"])
+    ray = fleet.ray()
+    ray.observe()
+    [host] = ray.hosts()
+    assert (host.name, host.resources, host.labels) == ("10.0.0.1", {"": (1.0, 1.0)}, {"zone": "ab", "n": "1"})
 
 
 @pytest.mark.parametrize("port", ["1@other:80/", None, 0, 99999, True, 20000.0])

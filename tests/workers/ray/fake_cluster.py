@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 NODE = {"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "labels": {"zone": "a", "ray.io/node-id": "n1"}}
+RESOURCES = {"fast_device": 4.0, "node:127.0.0.1": 1.0, "memory": 1e9}
 
 
 class FakeCluster:
@@ -102,7 +103,7 @@ class FakeCluster:
         if path == "/api/jobs/" and method == "POST":
             return self._submit(body)
         if path == "/api/v0/nodes":
-            node = {**NODE, "resources_total": {"fast_device": 4.0, "node:127.0.0.1": 1.0, "memory": 1e9}}
+            node = {**NODE, "resources_total": RESOURCES}
             return _json({"data": {"result": {"result": [node]}}})
         if path == "/api/cluster_status":  # names in camel case, as the dashboard changes them
             used = {"n1": {"fastDevice": [4.0 - self.free, 4.0], "memory": [0.0, 1e9]}}
