@@ -18,7 +18,7 @@ from controller.models.fleet import Role, Weights
 from controller.selectors import catalogue
 from controller.services.fleet.actions import weights_load_order
 from controller.services.fleet.instances import instance_drain, instance_stop, instance_undrain
-from controller.services.fleet.sleeping import LEVELS, can_sleep, sleep_order, wake_order
+from controller.services.fleet.sleeping import LEVELS, can_sleep, sleep_order, wake_order, without_sleep_mode
 
 FIRST = "It receives no new requests and finishes those it is running."
 KEEPS = {
@@ -139,14 +139,18 @@ def choices(row: Instance) -> list[ActionChoice]:
 
 
 def sleep_choices(row: Instance) -> list[ActionChoice]:
-    """Each sleep level with its effects. Two queries."""
+    """Each sleep level with its effects, without those that its engine was found to have no sleep mode for. Three
+    queries."""
+    without = {level for _, level in without_sleep_mode([row])}
     others = Counter(Role(role) for role in _serving_beside(row))
     policy = catalogue.scaling_policies().filter(model=row.model, role=row.role, enabled=True).first()
     left = [who_is_left(row, others, policy)]
     names = dict(zip(LEVELS, SLEEP_BUTTONS.items(), strict=True))
     question = f"Put {row.pk} to sleep?"
     return [
-        ActionChoice(*names[level], question, "Sleep", " ".join([*left, *_effects(row, level)])) for level in LEVELS
+        ActionChoice(*names[level], question, "Sleep", " ".join([*left, *_effects(row, level)]))
+        for level in LEVELS
+        if level not in without
     ]
 
 

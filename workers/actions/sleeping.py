@@ -23,6 +23,7 @@ from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.scale.observation import fresh
 from controller.services.fleet.actions import action_end, action_keep
+from controller.services.fleet.sleeping import NO_SLEEP_MODE
 from workers.actions.long_calls import LongCalls, call_mark, in_progress_elsewhere
 from workers.actions.sleep_client import NoSleepMode, NotOurs, SleepClient, SleepState
 from workers.actions.weights_client import EngineAway, EngineRefuses
@@ -85,7 +86,7 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> StepResult:
     except EngineRefuses as error:
         if error.busy:  # for example with a weight load; retried
             return _later(action, str(error))
-        return SleepFailed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
+        return SleepFailed(NO_SLEEP_MODE if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
 
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:

@@ -66,7 +66,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     paused = pattern is not None and pattern.template is not None and pattern.template.paused_at is not None
     pattern = None if paused else pattern
     room = room_for(pattern) if pattern is not None else 0
-    able = sleepable(serving) - switching.keys() if policy.sleep_level else set()
+    able = sleepable(serving, policy.sleep_level) - switching.keys() if policy.sleep_level else set()
     both = _taking_both_roles(serving)
     known = [
         InstanceRow(row.pk, row.desired_state, _state(row, switching), _fixed(row, able), row.pk in both)

@@ -13,6 +13,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from controller.models import Action, Instance
@@ -24,6 +25,7 @@ from controller.services.fleet.instances import instance_locked
 
 SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can sleep
 LEVELS = (1, 2)
+NO_SLEEP_MODE = "no_sleep_mode"  # reason of an order that failed because the engine was started without it
 AFTER_A_FAILURE = timedelta(minutes=5)  # before the scaler uses the instance again
 
 
@@ -92,10 +94,20 @@ def wake_order(
     return action
 
 
-def sleepable(rows: Iterable[Instance]) -> set[str]:
-    """Ids of those that can be put to sleep, without those that failed to fall asleep a short while ago."""
+def sleepable(rows: Iterable[Instance], level: int) -> set[str]:
+    """Ids of those that can be put to sleep at the level, without those that failed to fall asleep a short while ago
+    and those whose engine has no sleep mode."""
     able = [row for row in rows if can_sleep(row)]
-    return {row.pk for row in able} - failed_lately(able, Kind.SLEEP)
+    without = {name for name, at in without_sleep_mode(able) if at == level}
+    return {row.pk for row in able} - failed_lately(able, Kind.SLEEP) - without
+
+
+def without_sleep_mode(rows: Collection[Instance]) -> set[tuple[str, int]]:
+    """Id and level where an engine was found to have no sleep mode since it was started: another try, which keeps
+    requests away until it has failed, would fail as well."""
+    failed = Action.objects.filter(instance__in=rows, kind=Kind.SLEEP, state=Action.State.FAILED)
+    found = failed.filter(decision__reason=NO_SLEEP_MODE).exclude(ended_at__lt=F("instance__ready_at"))
+    return {(name, int(params["level"])) for name, params in found.values_list("instance_id", "params")}
 
 
 def failed_lately(rows: Collection[Instance], *kinds: str) -> set[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from console.panels.instance_actions import sleep_choices, who_is_left
 from controller.models import Action, Instance, ScalingPolicy, ServedModel
 from controller.models.fleet import Role
+from controller.services.fleet.actions import action_end, action_lease
+from controller.services.fleet.sleeping import sleep_order
 from tests import factories
 
 MODEL = ServedModel(pk=1, name="demo")
@@ -100,3 +104,16 @@ def test_a_registered_server_is_not_said_to_be_stopped(operator, live_store, pro
     assert ("Its server keeps running." in said) == (provisioner == "static")
     row.refresh_from_db()
     assert row.desired_state == "stopped"
+
+
+def test_a_level_that_its_engine_has_no_sleep_mode_for_is_not_offered(db):
+    """SGLang sleeps at level 1 only with a backup of its weights, at level 2 only without."""
+    row = factories.instance(backend="sglang", ready_at=timezone.now() - timedelta(hours=1))
+    assert [each.action for each in sleep_choices(row)] == ["sleep", "sleep_2"]
+    sleep_order(actor=factories.ACTOR, instance_id=row.pk, level=2)
+    action = action_lease(action_id=Action.objects.get().pk)
+    told = {"reason": "no_sleep_mode", "inputs": {}, "outcome": {}}
+    action_end(action=action, state="failed", kind="instance_sleep_failed", subject=("instance", row.pk), **told)
+    assert [each.action for each in sleep_choices(row)] == ["sleep"]
+    Instance.objects.update(ready_at=timezone.now())
+    assert [each.action for each in sleep_choices(row)] == ["sleep", "sleep_2"]

@@ -19,12 +19,12 @@ from tests.workers.tasks.test_scaling import fleet, tick
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
 
-def ends(kind, instance_id, state="done"):
+def ends(kind, instance_id, state="done", reason="test"):
     """As the worker would have it end."""
     action = Action.objects.get(instance=instance_id, kind=kind, state__in=Action.OPEN)
     return action_end(
         action=action_lease(action_id=action.pk), state=state, kind=kind, subject=("instance", instance_id),
-        reason="test", inputs={}, outcome={}, error="" if state == "done" else "truncated",
+        reason=reason, inputs={}, outcome={}, error="" if state == "done" else "truncated",
     )  # fmt: skip
 
 
@@ -161,6 +161,19 @@ def test_one_that_would_not_fall_asleep_is_left_alone_for_a_while(policy, two):
     assert tick(policy, fleet(0.05, *two)) is None
     Action.objects.update(ended_at=timezone.now() - timedelta(minutes=6))
     assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e1"]}
+
+
+def test_an_engine_without_sleep_mode_is_not_tried_again_until_it_is_started_again(policy, two):
+    Instance.objects.update(provisioner="static", backend="vllm")
+    policy = wanting(policy, sleep_level=1)
+    for name in two:
+        assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": [name]}
+        ends("sleep", name, "failed", "no_sleep_mode")
+    Action.objects.update(ended_at=timezone.now() - timedelta(hours=1))
+    Instance.objects.update(ready_at=timezone.now() - timedelta(hours=2))
+    assert tick(policy, fleet(0.05, *two)) is None
+    Instance.objects.filter(pk="e2").update(ready_at=timezone.now())
+    assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e2"]}
 
 
 def test_a_process_that_would_not_fall_asleep_is_stopped(policy, two):
