@@ -77,6 +77,8 @@ SENTENCES: dict[tuple[str, str], str] = {
     # the life of an instance
     ("instance_started", "starting"): "{subject} is starting, {since_desired_s:.1f} s after it was requested",
     ("instance_ready", "healthy"): "{subject} is ready, {since_desired_s:.1f} s after it was requested",
+    ("instance_started", "again"): "{subject} is starting again",
+    ("instance_ready", "again"): "{subject} is ready again",
     ("instance_ready", "new_run"): "{subject} restarted and is ready at {url}",
     ("instance_draining", "healthy"): "{subject} is draining",
     ("instance_unreachable", "no_answer"): "{subject} does not respond at {url}, so it receives no requests",

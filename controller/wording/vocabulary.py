@@ -408,6 +408,7 @@ REASONS: dict[str, str] = {
     "failed_checks": "it is running but fails its health checks",
     "out_of_sight": "its provisioner cannot tell whether its engine still runs",
     "new_run": "it restarted",
+    "again": "it had been ready before",
     "no_answer": "it does not respond",
     "exited": "its process exited",
     "start_timeout": "it was not ready in time",

@@ -46,8 +46,8 @@ class InstanceStart:
 
     For a warm spare or a sleeper the request is the scale-out that took it, and it is ready once its weights are there,
     as it reports itself if it does. For one that was launched from a seed the request is the launch command
-    (`controller/services/fleet/launches.py`). Otherwise it is ready when it was first seen ready, or at its first token
-    if that was earlier.
+    (`controller/services/fleet/launches.py`). Otherwise it is ready when it was first seen ready, whatever became of
+    that process, or at its first token if that was earlier.
     """
 
     id: str
@@ -223,8 +223,16 @@ def _told(**actions: datetime) -> QuerySet[Instance]:
             loaded=Subquery(loads.values("decision__outcome")[:1]),
             watched=Subquery(watched.values("decision__outcome")[:1]),
             launch=Subquery(watched.values("params__launch")[:1]),
+            first_ready_at=Subquery(_seen_ready().values("at")[:1]),
         )
     )
+
+
+def _seen_ready() -> QuerySet[Decision]:
+    """The decisions that tell when the instance of a query around them was seen ready, oldest first. Its own column
+    has the last time, which may be hours later."""
+    of_it = {"subject_type": "instance", "subject": OuterRef("pk"), "at__gte": OuterRef("created_at")}
+    return Decision.objects.filter(kind="instance_ready", **of_it).order_by("at")
 
 
 def _starts(rows: Sequence[Any]) -> list[InstanceStart]:
@@ -248,7 +256,7 @@ def _requested_at(row: Any) -> datetime:
 def _start(row: Any, first: First | None) -> InstanceStart:
     """`row`: an Instance as annotated above."""
     asked, desired_at = row.scale_out or {}, _requested_at(row)
-    ready = row.loaded_at or row.ready_at
+    ready = row.loaded_at or row.first_ready_at or row.ready_at
     served = None
     if asked.get("woken"):  # requests that it served before it slept do not count
         served = (row.watched or {}).get("first_served_s")

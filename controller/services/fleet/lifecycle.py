@@ -41,6 +41,8 @@ from controller.services.fleet.launch_templates import devices_of, launch_of, la
 from controller.services.fleet.scaling_stages import SERVING, like
 
 RECONCILER = Actor.job("reconciler")
+FIRST_TIME = {("starting", "starting"), ("ready", "healthy")}  # state and reason of one that was not ready yet
+AGAIN = "again"
 FAILURES_WINDOW = timedelta(minutes=5)
 REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that is just being mounted
 TEMPLATE_TRIES = 3  # then its template is paused, for all instances that would be started from it
@@ -80,8 +82,10 @@ def instance_mark(*, step: Mark) -> list[Decision]:
         waits_for = step.state == Instance.Observed.PENDING and row.error != step.error
         if row.observed_state == step.state and row.url == (step.url or row.url) and not again and not waits_for:
             return []
-        waited_s = round((at - row.desired_at).total_seconds(), 2)
-        inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_desired_s": waited_s}
+        inputs: dict[str, Any] = {"was": row.observed_state, "url": step.url, "error": step.error}
+        reason = AGAIN if row.ready_at is not None and (step.state, step.reason) in FIRST_TIME else step.reason
+        if reason != AGAIN:  # when it was requested says nothing of a start that came hours later
+            inputs["since_desired_s"] = round((at - row.desired_at).total_seconds(), 2)
         instance_observe(
             instance_id=row.pk,
             observed_state=step.state,
@@ -97,7 +101,7 @@ def instance_mark(*, step: Mark) -> list[Decision]:
             kind=KINDS[step.state],
             subject_type="instance",
             subject=row.pk,
-            reason=step.reason,
+            reason=reason,
             inputs=inputs,
         )
     return [seen] if woke is None else [seen, woke]

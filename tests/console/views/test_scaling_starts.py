@@ -10,6 +10,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controller.selectors.fleet import scaling
+from controller.services.actors import SYSTEM
+from controller.services.decisions import decision_record
 from controller.services.records.requests import records_write
 from tests import factories
 
@@ -24,6 +26,16 @@ def test_starts_tell_how_long_it_took_to_serve(db):
     (start,) = scaling.starts()
     assert start.served_s == pytest.approx(3.5, abs=0.01)
     assert start.ready_s == pytest.approx(2.0, abs=0.5)
+
+
+def test_one_that_was_ready_again_hours_later_still_took_as_long_as_its_first_start(db):
+    """After a restart of `make up`: the column has the time of the last start."""
+    row = factories.instance(ready_at=timezone.now() + timedelta(hours=3))
+    about = {"subject_type": "instance", "subject": row.pk}
+    for after in (timedelta(seconds=2), timedelta(hours=3)):
+        decision_record(actor=SYSTEM, kind="instance_ready", reason="healthy", at=row.created_at + after, **about)
+    (start,) = scaling.starts()
+    assert start.ready_s == pytest.approx(2.0, abs=0.01)
 
 
 def served_by(row, after_s, ttft_s=0.5):

@@ -76,6 +76,18 @@ def test_from_created_to_ready(look, fake, one):
     assert InstanceInterval.objects.filter(instance=row, ended_at=None).count() == 1
 
 
+def test_one_that_starts_again_is_not_told_with_the_time_since_it_was_requested(look, fake, one):
+    """`make up` was stopped overnight: the start took seconds, whatever the time since the request."""
+    fake.becomes("e1", "ready")
+    look()
+    for state in ("starting", "ready"):
+        fake.becomes("e1", state, started_at=time.time() + 60.0)
+        look()
+    told = [sentence(each) for each in Decision.objects.filter(actor="reconciler").order_by("pk")]
+    assert told[0].startswith("e1 is ready, 0.")
+    assert told[1:] == ["e1 is starting again", "e1 is ready again"]
+
+
 @pytest.mark.parametrize(
     ("spec", "longest"),
     [
