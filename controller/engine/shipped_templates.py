@@ -8,7 +8,8 @@ from typing import Any
 _VLLM = (
     *("vllm", "serve", "${model}", "--served-model-name", "${served_name}", "--host", "${host}", "--port", "${port}"),
     *("--max-model-len", "${context}", "--max-num-seqs", "${slots}", "--tensor-parallel-size", "${tp}"),
-    *("--scheduling-policy", "priority"),
+    # Its log would be our own probes, one a second: the lines that matter would be gone within minutes.
+    *("--scheduling-policy", "priority", "--disable-uvicorn-access-log"),
 )
 _KV = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
 _SGLANG = (
