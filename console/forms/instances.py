@@ -19,6 +19,7 @@ from controller.services.fleet.instances import KEY_NAME
 
 BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
+SERVES = "The model that it serves. One that is not listed is created with the control API first."
 FOR_GOOD = "Cannot be changed later."
 KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
 
@@ -36,7 +37,7 @@ def unit_cost_field() -> forms.FloatField:
 class NewInstanceForm(EditForm):
     """What registering a server and starting an instance have in common."""
 
-    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text="The model that it serves.")
+    model = forms.ModelChoiceField(queryset=ServedModel.objects.none(), help_text=SERVES)
     role = forms.ChoiceField(choices=[(role.value, role.value) for role in Role], initial=Role.COLLOCATED.value)
     host = forms.ModelChoiceField(queryset=Host.objects.none(), required=False, empty_label="Unknown")
     device_kind = device_kind_field()
