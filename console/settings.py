@@ -234,6 +234,7 @@ SPECTACULAR_SETTINGS = {
         "KvTransferOutcome": "controller.models.links.OUTCOME_CHOICES",
         "KvTransferState": "controller.models.links.REACHED_CHOICES",
         "SimulationState": "controller.models.Experiment.State",
+        "WorkflowState": "controller.selectors.records.workflows.STATES",
         "ComponentState": "api.control.health.STATES",
         "WeightSource": "api.control.instances.SOURCES",
         "RoleEnum": "controller.models.fleet.Role",

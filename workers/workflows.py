@@ -78,13 +78,14 @@ function act.read(key, workflow)
 end
 
 function act.cancel(key, workflow, by, tenant)
-  local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
+  local due, state, new = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow, 0
   if due and redis.call('HSETNX', state, 'by', by) == 1 then
+    new = 1
     redis.call('HSET', state, 'cancelled', string.format('%.6f', now))
     if tonumber(due) > now then redis.call('ZADD', key, string.format('%.6f', now), workflow) end
     redis.call('XADD', ARGV[3], 'MAXLEN', '~', ARGV[4], '*', 'tenant', tenant, 'workflow', workflow, 'by', by)
   end
-  return read(key, workflow, 0)
+  return read(key, workflow, new)
 end
 
 function act.count(key, workflow, seen, answered, failed, tokens, ago)
@@ -161,7 +162,7 @@ class JoinedWorkflow(NamedTuple):
 class WorkflowState(NamedTuple):
     """What Redis knows of a workflow. Epoch seconds on Redis' clock, `now` included; `began_at` None: a gateway of an
     older release began it. `seen`: requests that were let in; `answered` and `failed` of them have ended, the last of
-    the answers at `ended_at`. `cancelled_by`: BY_TENANT, BY_OPERATOR or "". `new`: begun by this call."""
+    the answers at `ended_at`. `cancelled_by`: BY_TENANT, BY_OPERATOR or "". `new`: begun or cancelled by this call."""
 
     now: float
     due_at: float
@@ -186,6 +187,11 @@ class WorkflowState(NamedTuple):
     def state(self) -> str:
         """open, late or cancelled."""
         return "cancelled" if self.cancelled_by else "late" if self.left_s <= 0 else "open"
+
+    @property
+    def running(self) -> int:
+        """Requests whose end no gateway has told yet."""
+        return max(0, self.seen - self.answered - self.failed)
 
     @property
     def in_time(self) -> bool:

@@ -30,6 +30,7 @@ from api.control import (
     tenants,
     traces,
     transfers,
+    workflows,
 )
 from api.control.unknown import UnknownPath
 
@@ -96,6 +97,9 @@ urlpatterns = [
     path("queue/reprioritise", queue.QueueReprioritise.as_view()),
     path("queue/pause", queue.QueuePause.as_view()),
     path("queue/resume", queue.QueueResume.as_view()),
+    path("workflows", workflows.WorkflowList.as_view()),
+    path("workflows/by-id", workflows.WorkflowDetail.as_view()),
+    path("workflows/cancel", workflows.WorkflowCancel.as_view()),
     path("simulations", simulations.SimulationList.as_view()),
     path("simulations/<str:pk>", simulations.SimulationDetail.as_view()),
     path("simulations/<str:pk>/cancel", simulations.SimulationCancel.as_view()),

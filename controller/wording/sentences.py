@@ -175,6 +175,7 @@ PREDICATES: dict[str, str] = {
     "queue_reprioritise": "changed the priority of {subject}",
     "queue_pause": "paused {subject}",
     "queue_resume": "resumed {subject}",
+    "workflow_cancel": "cancelled workflow {subject}",
     "access_refused": "was denied access to {subject}",
     "experiment_cancelled": "cancelled experiment {subject}",
 }

@@ -43,6 +43,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "returned": ("no longer pruned", "requests"),
     "left": ("sent, ended or too late", "requests"),
     "left_s": ("time left in the workflow", "s"),
+    "running": ("running", "requests"),
     "steps_left": ("steps left in the workflow", ""),
     "step_s": ("share of this request", "s"),
     "most_waiting": ("most requests that waited", "requests"),

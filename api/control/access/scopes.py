@@ -29,6 +29,7 @@ OF_RESOURCE = {
     "devices": Scope.FLEET,
     "links": Scope.FLEET,
     "queue": Scope.QUEUE,
+    "workflows": Scope.QUEUE,
     "simulations": Scope.EXPERIMENTS,
     "traces": Scope.EXPERIMENTS,
 }

@@ -91,7 +91,7 @@ def workflow_object(name: str, found: WorkflowState, least_s: float = 0.0) -> di
         "requests": found.seen,
         "answered": found.answered,
         "failed": found.failed,
-        "running": max(0, found.seen - found.answered - found.failed),
+        "running": found.running,
         "output_tokens": found.output_tokens,
         "goodput_tokens": found.output_tokens if found.in_time else 0,
         "in_time": found.in_time,

@@ -1,24 +1,55 @@
-"""Workflows as the records of their requests tell them: one result for each, however many requests it had."""
+"""Workflows as the records of their requests tell them: one result for each, however many requests it had.
+
+What gateways keep of those that are open is added to it (`KeptWorkflow`, as `workers.workflows` reads it)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Protocol
 
 from controller.core.types import Outcome
 from controller.models import RequestRecord
 
 WINDOW = timedelta(hours=1)
 MOST_RECORDS = 5_000  # read for one page; the newest
-READ = ("id", "arrived_at", "tenant", "workflow", "stage", "e2e_s", "outcome", "decisions")
+MOST_REQUESTS = 500  # of one workflow; the first
+READ = ("id", "arrived_at", "tenant", "workflow", "stage", "e2e_s", "outcome", "output_tokens", "decisions")
+STATES = ("open", "late", "cancelled", "no_deadline")
+Name = tuple[str, str]  # tenant, workflow
+
+
+class KeptWorkflow(Protocol):
+    """What Redis knows of a workflow with a deadline; epoch seconds."""
+
+    @property
+    def due_at(self) -> float: ...
+
+    @property
+    def began_at(self) -> float | None: ...
+
+    @property
+    def deadline_s(self) -> float | None: ...
+
+    @property
+    def seen(self) -> int: ...
+
+    @property
+    def answered(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+    @property
+    def cancelled_by(self) -> str: ...
 
 
 @dataclass(slots=True)
 class Workflow:
     """`due_at`: None without a deadline. `stages`: as the requests named them, in order, without repetitions. `failed`:
-    requests that were refused, cut, cancelled or expired."""
+    requests that were refused, cut, cancelled or expired. `running`: requests whose end no gateway has told yet.
+    `cancelled_by`: tenant, operator or ""."""
 
     tenant: str
     name: str
@@ -27,6 +58,9 @@ class Workflow:
     due_at: datetime | None = None
     requests: int = 0
     failed: int = 0
+    running: int = 0
+    output_tokens: int = 0
+    cancelled_by: str = ""
     stages: list[str] = field(default_factory=list)
 
     @property
@@ -36,9 +70,32 @@ class Workflow:
 
     @property
     def kept(self) -> bool | None:
-        """All or nothing: every request was answered, and the last one by the deadline. None without a deadline."""
+        """All or nothing: every request that has ended was answered, and the last one by the deadline. None without a
+        deadline, or if its client cancelled it."""
         late_s = self.late_s
-        return None if late_s is None else late_s <= 0 and not self.failed
+        if late_s is None or self.cancelled_by == "tenant":
+            return None
+        return late_s <= 0 and not self.failed and not self.cancelled_by
+
+    def missed(self, now: datetime) -> bool:
+        """For certain, by now."""
+        if self.kept is None or self.due_at is None:
+            return False
+        return not self.kept or (self.due_at <= now and (self.running > 0 or not self.requests))
+
+    def over(self, now: datetime) -> bool:
+        """Its deadline has passed, or it was missed before. False without a result, as without a deadline."""
+        return self.kept is not None and self.due_at is not None and (self.due_at <= now or self.missed(now))
+
+    def state(self, now: datetime) -> str:
+        """One of `STATES`."""
+        if self.cancelled_by:
+            return "cancelled"
+        return "no_deadline" if self.due_at is None else "late" if self.due_at <= now else "open"
+
+    def left_s(self, now: datetime) -> float | None:
+        """Until it is due, negative if it is late. None without a deadline."""
+        return None if self.due_at is None else (self.due_at - now).total_seconds()
 
     @property
     def took_s(self) -> float:
@@ -46,32 +103,101 @@ class Workflow:
 
 
 class RecentWorkflows(NamedTuple):
-    """`over`: whose deadline has passed, or that failed or were late before it; `kept` of them. Each counts once.
-    `cut`: more requests than were read, so that the oldest workflows may lack some."""
+    """Newest first. `over`: whose deadline has passed, or that were missed before it; `kept` of them. Each counts once.
+    `cut`: more requests than were read, so that the oldest workflows may lack some. `live`: with what gateways keep."""
 
     workflows: Sequence[Workflow]
     over: int
     kept: int
     cut: bool
+    live: bool = False
 
 
-def recent_workflows(now: datetime) -> RecentWorkflows:
-    """Of the requests that arrived in the last `WINDOW`, newest workflow first. One query."""
+def recent_workflows(now: datetime, tenant: str | None = None) -> RecentWorkflows:
+    """Of the requests that arrived in the last `WINDOW`, of all tenants or of one. One query."""
+    recorded = RequestRecord.objects.filter(arrived_at__gte=now - WINDOW)
     rows = list(
-        RequestRecord.objects.filter(arrived_at__gte=now - WINDOW)
+        (recorded if tenant is None else recorded.filter(tenant=tenant))
         .exclude(workflow="")
         .order_by("-arrived_at", "-id")
         .only(*READ)[: MOST_RECORDS + 1]
     )
-    found: dict[tuple[str, str], Workflow] = {}
+    found: dict[Name, Workflow] = {}
     for row in reversed(rows[:MOST_RECORDS]):
         _add(found, row)
-    ordered = sorted(found.values(), key=lambda each: each.began_at, reverse=True)
-    over = [each for each in ordered if each.due_at is not None and (each.due_at <= now or not each.kept)]
-    return RecentWorkflows(ordered, len(over), sum(bool(each.kept) for each in over), len(rows) > MOST_RECORDS)
+    return _counted(found, now, cut=len(rows) > MOST_RECORDS)
 
 
-def _add(found: dict[tuple[str, str], Workflow], row: RequestRecord) -> None:
+def with_kept(found: RecentWorkflows, kept: Mapping[Name, KeptWorkflow], now: datetime) -> RecentWorkflows:
+    """With what gateways keep, also of workflows of which no request has ended."""
+    known = {(each.tenant, each.name): each for each in found.workflows}
+    for name, told in kept.items():
+        began_at = now if told.began_at is None else datetime.fromtimestamp(told.began_at, UTC)
+        each = known.get(name)
+        if each is None:
+            each = known[name] = Workflow(*name, began_at, began_at)
+        each.began_at = min(each.began_at, began_at)
+        each.due_at = datetime.fromtimestamp(told.due_at, UTC)
+        each.running = max(0, told.seen - told.answered - told.failed)
+        each.cancelled_by = told.cancelled_by
+    return _counted(known, now, cut=found.cut, live=True)
+
+
+def narrowed(found: RecentWorkflows, now: datetime, *, tenant: str = "", state: str = "") -> list[Workflow]:
+    """Those of a tenant, in one of `STATES`; "": any."""
+    return [each for each in found.workflows if tenant in ("", each.tenant) and (not state or each.state(now) == state)]
+
+
+class OneWorkflow(NamedTuple):
+    """`requests`: those that have ended, in order of arrival, at most `MOST_REQUESTS`; `more`: there are others.
+    `kept`: what gateways keep of it, None if they keep nothing or, not `live`, Redis is unavailable."""
+
+    workflow: Workflow
+    requests: list[RequestRecord]
+    more: bool
+    kept: KeptWorkflow | None = None
+    live: bool = True
+
+
+def one_workflow(
+    tenant: str, name: str, kept: KeptWorkflow | None, now: datetime, *, live: bool = True
+) -> OneWorkflow | None:
+    """None if nobody knows of it. Its requests are looked for from when it began, as gateways know it, or within
+    `WINDOW`."""
+    since = now - WINDOW
+    if kept is not None and kept.began_at is not None:
+        since = min(since, datetime.fromtimestamp(kept.began_at, UTC) - timedelta(seconds=1))
+    rows = list(
+        RequestRecord.objects.filter(tenant=tenant, workflow=name, arrived_at__gte=since)
+        .order_by("arrived_at", "id")
+        .defer("token_times", "length_features", "length_bounds")[: MOST_REQUESTS + 1]
+    )
+    found: dict[Name, Workflow] = {}
+    for row in rows[:MOST_REQUESTS]:
+        _add(found, row)
+    whole = _counted(found, now, cut=False)
+    if kept is not None:
+        whole = with_kept(whole, {(tenant, name): kept}, now)
+    if not whole.workflows:
+        return None
+    return OneWorkflow(whole.workflows[0], rows[:MOST_REQUESTS], len(rows) > MOST_REQUESTS, kept, live)
+
+
+def share_of(row: RequestRecord) -> Mapping[str, Any]:
+    """What its gateway found of its workflow at its arrival: `left_s`, `steps_left` and, unless it was late, `step_s`;
+    empty if the workflow had no deadline."""
+    step = next((each for each in row.decisions if each.get("kind") == "workflow"), None)
+    found: Mapping[str, Any] = {} if step is None else step.get("figures") or {}
+    return found
+
+
+def _counted(found: Mapping[Name, Workflow], now: datetime, *, cut: bool, live: bool = False) -> RecentWorkflows:
+    ordered = sorted(found.values(), key=lambda each: (each.began_at, each.tenant, each.name), reverse=True)
+    over = [each for each in ordered if each.over(now)]
+    return RecentWorkflows(ordered, len(over), sum(not each.missed(now) for each in over), cut, live)
+
+
+def _add(found: dict[Name, Workflow], row: RequestRecord) -> None:
     ended_at = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0)
     each = found.get((row.tenant, row.workflow))
     if each is None:
@@ -79,6 +205,7 @@ def _add(found: dict[tuple[str, str], Workflow], row: RequestRecord) -> None:
     each.ended_at = max(each.ended_at, ended_at)
     each.requests += 1
     each.failed += row.outcome != Outcome.OK.value
+    each.output_tokens += row.output_tokens if row.outcome == Outcome.OK.value else 0
     if row.stage and row.stage not in each.stages:
         each.stages.append(row.stage)
     if each.due_at is None:
