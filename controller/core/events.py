@@ -6,7 +6,8 @@ which use the same events and actions.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved, LinkState
@@ -222,11 +223,14 @@ class Telemetry(NamedTuple):
 class InstanceUp(NamedTuple):
     """An instance joined.
 
-    `paired`: a prefill instance whose engine takes both stages of a request at once (SGLang's bootstrap).
+    `paired`: a prefill instance whose engine takes both stages of a request at once (SGLang's bootstrap). `learned`:
+    what an earlier process of the same gateway learned of it (`controller.dispatch.learned`), checked by the driver; of
+    an instance that is known already it changes nothing.
     """
 
     spec: InstanceSpec
     paired: bool = False
+    learned: Mapping[str, Any] | None = None
 
 
 class InstanceDraining(NamedTuple):

@@ -19,6 +19,7 @@ from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import MOST_NAMED, RECOST_AGAIN_S, Fleet, Lane, RecentTargets, refuse
+from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
@@ -258,6 +259,10 @@ class StageDispatcher:
     def learned(self) -> dict[str, LatencyCoefficients]:
         """Latency coefficients by instance, as refitted."""
         return {instance.id: instance.latency.coefficients for instance in self._fleet.instances.values()}
+
+    def learned_state(self) -> dict[str, dict[str, Any]]:
+        """All that was learned of instances, for another process (`controller.dispatch.learned`)."""
+        return learned_states(self._fleet.instances.values())
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

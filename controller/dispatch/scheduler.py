@@ -137,6 +137,10 @@ class Scheduler:
         found = self._open.get(request_id)
         return State.ENDED if found is None else found.state
 
+    def learned_state(self) -> dict[str, dict[str, Any]]:
+        """All that was learned of instances, for another process (`InstanceUp.learned`)."""
+        return (self.migrator.learned_state() if self.migrator else {}) | self.dispatcher.learned_state()
+
     def fleet(self, now: float) -> list[FleetState]:
         """All instances, in the state in which the scheduler believes they are."""
         if self.migrator is None:

@@ -15,6 +15,7 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.dispatch.learned import relearn
 from controller.dispatch.lifecycle import Sent
 from controller.predict.latency import (
     ENOUGH,
@@ -61,12 +62,12 @@ class ShadowInstance:
         self.load: Load | None = None
         self.first_byte = (0.0, 0.0)  # of a prefill instance: seconds after a prefill, of any and for each token
         self.latency = LatencyModel(spec.latency or UNPROFILED)
-        self._fit = OnlineFit(self.latency.coefficients)
+        self.fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
         self._prefilled = (0, 0)  # tokens and squares that all prefills which ended here are expected to have computed
         self._prompts: Counter[tuple[str, str]] = Counter()  # tokens of their prompts since the last telemetry
-        self._cached = CachedShares()
-        self._first_tokens = ErrorsByKind()
+        self.cached = CachedShares()
+        self.first_tokens = ErrorsByKind()
         self._stall_until = math.inf  # see stall_s
         self._stall_seen_at = -math.inf
         self._prefill_work = WorkRate()
@@ -255,14 +256,14 @@ class ShadowInstance:
     @property
     def knows_prefixes(self) -> bool:
         """Has its prefix cache had any part of our prompts?"""
-        return bool(self._cached)
+        return bool(self.cached)
 
     def uncached(self, request: Request) -> tuple[int, int]:
         """Prompt tokens that are expected to be computed here, and what stands for their squares in eq. 1."""
         tokens = request.prompt_tokens
-        if not self._cached:
+        if not self.cached:
             return tokens, tokens * tokens
-        cached = self._cached.cached((request.tenant, request.slo_class), tokens)
+        cached = self.cached.cached((request.tenant, request.slo_class), tokens)
         new = tokens - cached
         return new, new * (new + 2 * cached)
 
@@ -303,18 +304,18 @@ class ShadowInstance:
         A profile may come from another machine, and the coefficients of an instance without a profile are a guess.
         """
         unmeasured = DOUBT_OF_GUESS if self.spec.latency is None else DOUBT_OF_PROFILE
-        prefills, steps = self._fit.prefill_samples >= ENOUGH, self._fit.decode_samples >= ENOUGH
+        prefills, steps = self.fit.prefill_samples >= ENOUGH, self.fit.decode_samples >= ENOUGH
         return 1.0 if prefills else unmeasured, 1.0 if steps else unmeasured
 
     @property
     def error(self) -> float:
         """Recent mean relative error of predictions; 0 before the first."""
-        return self._fit.error or 0.0
+        return self.fit.error or 0.0
 
     def first_token_error(self, request: Request) -> tuple[float, float]:
         """Seconds by which first tokens of its kind came later than predicted lately: mean, deviation. The prediction
         is the prefill work that waits here and the request's own."""
-        return self._first_tokens.of((request.tenant, request.slo_class))
+        return self.first_tokens.of((request.tenant, request.slo_class))
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -363,7 +364,7 @@ class ShadowInstance:
         """Learn from prefills while the engine does nothing else. `seen` False: when it ended is not known."""
         request = sent.request
         if seen and not self.spec.selects:
-            self._first_tokens.add((request.tenant, request.slo_class), now - sent.at - sent.expected_s)
+            self.first_tokens.add((request.tenant, request.slo_class), now - sent.at - sent.expected_s)
         self._prompts[request.tenant, request.slo_class] += request.prompt_tokens
         self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
         self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)
@@ -382,8 +383,8 @@ class ShadowInstance:
         predicted = self.latency.prefill_sums(alone.tokens, alone.squares)
         if self._stalled(alone.seconds, predicted):
             return
-        if self._fit.observe_prefills(alone.batches, alone.tokens, alone.squares, alone.seconds):
-            self._refitted()
+        if self.fit.observe_prefills(alone.batches, alone.tokens, alone.squares, alone.seconds):
+            self.refitted()
 
     def progress(self, request_id: str, tokens: int, now: float) -> None:
         """`tokens` output tokens so far; learns from the steps since the last report of the same request."""
@@ -448,7 +449,7 @@ class ShadowInstance:
             restarted = load.prompt_tokens_total < previous.prompt_tokens_total  # its counters begin with 0 again
             counted = load.prompt_tokens_total - (0 if restarted else previous.prompt_tokens_total)
             cached = load.cached_tokens_total - (0 if restarted else previous.cached_tokens_total)
-            self._cached.observe(self._prompts, max(0, cached) * min(1.0, ours / max(1, counted)))
+            self.cached.observe(self._prompts, max(0, cached) * min(1.0, ours / max(1, counted)))
             self._prompts.clear()
             theirs = max(0, counted - ours)  # below 0: prompts of ours were counted earlier, or before the restart
             computed = 1.0 - min(1.0, max(0, cached) / max(1, counted))
@@ -475,8 +476,7 @@ class ShadowInstance:
 
     def _learn(self, mark: tuple[float, int, int, int, int, float], tokens: int, now: float) -> None:
         at, before, prefilled, squares, batch, context = mark
-        steps, seconds = tokens - before, now - at
-        if steps <= 0 or seconds <= 0:
+        if (steps := tokens - before) <= 0 or (seconds := now - at) <= 0:
             return
         self._observed_at = now
         batch_now, context_now = self._decoding()
@@ -492,8 +492,8 @@ class ShadowInstance:
         predicted += k.prefill_b * new + k.prefill_c * new_squares
         if self._stalled(seconds, predicted):
             return
-        if self._fit.observe(steps, mean_batch, mean_context, new, new_squares, seconds):
-            self._refitted()
+        if self.fit.observe(steps, mean_batch, mean_context, new, new_squares, seconds):
+            self.refitted()
 
     def _stalled(self, seconds: float, predicted: float) -> bool:
         """True for an interval that the host spoiled; one that is odd after many odd ones is the engine's own."""
@@ -503,14 +503,14 @@ class ShadowInstance:
         self._odd = 0
         return False
 
-    def _refitted(self) -> None:
-        self.latency.coefficients = self._fit.coefficients
+    def refitted(self) -> None:
+        self.latency.coefficients = self.fit.coefficients
         self.changes += 1
 
     def set_profile(self, coefficients: LatencyCoefficients) -> None:
         """A new profile from configuration: learning starts over from it."""
         self.latency.coefficients = coefficients
-        self._fit = OnlineFit(coefficients)
+        self.fit = OnlineFit(coefficients)
         self.changes += 1
 
     def view(self, now: float) -> FleetState:
@@ -574,6 +574,8 @@ class Roster:
         if known is not None:
             self.down(spec.id)
         self.instances[spec.id] = instance = ShadowInstance(spec)
+        if event.learned:
+            relearn(instance, event.learned)
         self._by_model.setdefault(spec.model, {})[spec.id] = instance
         return instance
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from controller.predict.length_forest import LengthForest
 from controller.predict.lengths import OutputLengthModel
@@ -36,9 +37,12 @@ LEAST_LEVEL, MOST_LEVEL = 0.5, 0.995
 LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
 MAX_TOKENS = FEATURES.index("max_tokens")
 MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
+MOST_STORED = 2_000  # kinds and workflows, for the next process
 LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
 
 Kind = tuple[str, str, str]  # tenant, class, model
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class _Call(NamedTuple):
@@ -77,6 +81,30 @@ class LengthHistory:
             self._workflows[kind, workflow] = _Call(last.calls + 1, prompt_tokens, answer_tokens)
             if len(self._workflows) > MOST_WORKFLOWS:
                 self._workflows.popitem(last=False)
+
+    def state(self, most: int) -> dict[str, Any]:
+        """What is remembered, of `most` kinds and workflows at most: those that were used last."""
+        kinds = [[list(kind), mean] for kind, mean in _newest(self._kinds, most)]
+        calls = [[list(kind), workflow, *call] for (kind, workflow), call in _newest(self._workflows, most)]
+        return {"kinds": kinds, "workflows": calls}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError or ValueError, and changes nothing, for anything else than a state."""
+        kinds = OrderedDict((_kind(kind), float(mean)) for kind, mean in state["kinds"])
+        calls = OrderedDict(
+            ((_kind(kind), str(workflow)), _Call(int(calls), int(prompt), int(answer)))
+            for kind, workflow, calls, prompt, answer in state["workflows"]
+        )
+        self._kinds, self._workflows = kinds, calls
+
+
+def _newest(entries: OrderedDict[K, V], most: int) -> list[tuple[K, V]]:
+    return list(islice(reversed(entries.items()), most))[::-1]
+
+
+def _kind(raw: Sequence[Any]) -> Kind:
+    tenant, slo_class, model = raw
+    return str(tenant), str(slo_class), str(model)
 
 
 class AdaptiveLevel:
@@ -137,6 +165,7 @@ class AnswerLengths:
         self._means = OutputLengthModel()
         self._history = LengthHistory()
         self._levels: dict[str, AdaptiveLevel] = {}
+        self._levels_before: dict[str, tuple[int, float, Hits]] = {}  # by model: of an earlier process, see restore
 
     def take(self, in_force: Mapping[str, LengthsInForce]) -> None:
         """From the next request on. A model whose version changed starts again at the level's target."""
@@ -145,7 +174,37 @@ class AnswerLengths:
             if before is None or after is None or before.version != after.version:
                 self._levels.pop(model, None)
                 self.hits.pop(model, None)
+            version, level, hits = self._levels_before.get(model, (None, 0.0, Hits(0, 0)))
+            if after is not None and after.version == version:
+                self._levels.setdefault(model, AdaptiveLevel()).level = level
+                self.hits[model] = hits
+                del self._levels_before[model]
         self.in_force = dict(in_force)
+
+    def state(self) -> dict[str, Any]:
+        """All that was learned of answers, as JSON can hold it."""
+        levels = {
+            model: [each.version, self._levels[model].level, *self.hits.get(model, Hits(0, 0))]
+            for model, each in self.in_force.items()
+            if model in self._levels
+        }
+        return {"means": self._means.state(), "history": self._history.state(MOST_STORED), "levels": levels}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what an earlier process learned. The level of a bound is taken over with the forest's version that
+        it is of. Raises KeyError, TypeError or ValueError for anything else than a state."""
+        levels = {
+            str(model): (
+                int(version),
+                min(MOST_LEVEL, max(LEAST_LEVEL, float(level))),
+                Hits(int(answers), int(covered)),
+            )
+            for model, (version, level, answers, covered) in dict(state["levels"]).items()
+        }
+        means, history = OutputLengthModel(), LengthHistory()
+        means.restore(state["means"])
+        history.restore(state["history"])
+        self._means, self._history, self._levels_before = means, history, levels
 
     def level(self, model: str) -> float:
         """At which its upper bound is asked now, 0 to 1."""

@@ -21,7 +21,8 @@ everything: it is first scaled by how much longer or shorter than predicted the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import solve_nonnegative
@@ -201,6 +202,35 @@ class OnlineFit:
             batch,
         )
 
+    def state(self) -> dict[str, Any]:
+        """All that was learned, as numbers that JSON can hold."""
+        return {
+            "prior": list(self._prior),
+            "coefficients": list(self.coefficients),
+            "samples": [self.samples, self.decode_samples, self.prefill_samples],
+            "error": self.error,
+            "speeds": [each.state() for each in self._speeds],
+            "matrix": [list(row) for row in self._matrix],
+            "right": list(self._right),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Go on from `state`. False, and nothing changes, if that began with another profile. Raises KeyError,
+        TypeError or ValueError for anything else than a state."""
+        matrix, right = [_numbers(row, COLUMNS) for row in state["matrix"]], _numbers(state["right"], COLUMNS)
+        if len(matrix) != COLUMNS:
+            raise ValueError(f"a matrix of {len(matrix)} rows")
+        coefficients, error = LatencyCoefficients(*_numbers(state["coefficients"], COLUMNS)), state["error"]
+        samples, decodes, prefills = (int(each) for each in _numbers(state["samples"], 3))
+        alone, mixed = (RecentRatio.of(each) for each in state["speeds"])
+        error = None if error is None else _numbers([error], 1)[0]
+        if _numbers(state["prior"], COLUMNS) != list(self._prior):
+            return False
+        self._matrix, self._right, self._speeds = matrix, right, (alone, mixed)
+        self.samples, self.decode_samples, self.prefill_samples = samples, decodes, prefills
+        self.coefficients, self.error = coefficients, error
+        return True
+
     def _scaled_prior(self) -> LatencyCoefficients:
         alone, mixed = self._speeds
         prefill = alone.value or mixed.value or 1.0
@@ -225,6 +255,16 @@ class RecentRatio:
     @property
     def value(self) -> float | None:
         return math.exp(self._log) if self._count >= FEWEST else None
+
+    def state(self) -> list[float]:
+        return [self._log, self._count]
+
+    @classmethod
+    def of(cls, state: Sequence[float]) -> RecentRatio:
+        made = cls()
+        made._log, count = _numbers(state, 2)
+        made._count = int(count)
+        return made
 
 
 class RecentErrors:
@@ -252,6 +292,16 @@ class RecentErrors:
             return 0.0, 0.0
         return self._mean, math.sqrt(max(0.0, self._square - self._mean * self._mean))
 
+    def state(self) -> list[float]:
+        return [self._count, self._mean, self._square]
+
+    @classmethod
+    def of(cls, state: Sequence[float]) -> RecentErrors:
+        made = cls()
+        count, made._mean, made._square = _numbers(state, 3)
+        made._count = int(count)
+        return made
+
 
 class ErrorsByKind:
     """The same for each kind of traffic (tenant, class), and for all where too few of a kind were seen."""
@@ -267,6 +317,25 @@ class ErrorsByKind:
     def of(self, kind: tuple[str, str]) -> tuple[float, float]:
         own = self._kinds.get(kind)
         return own.value if own is not None and own.known else self._all.value
+
+    def state(self) -> list[Any]:
+        return [self._all.state(), [[*kind, each.state()] for kind, each in self._kinds.items()]]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> ErrorsByKind:
+        """Raises TypeError or ValueError for anything else than a state."""
+        made, (whole, kinds) = cls(), state
+        made._all = RecentErrors.of(whole)
+        made._kinds = {(str(tenant), str(name)): RecentErrors.of(each) for tenant, name, each in kinds}
+        return made
+
+
+def _numbers(raw: Sequence[Any], count: int) -> list[float]:
+    """Raises TypeError or ValueError unless they are so many finite numbers."""
+    found = [float(each) for each in raw]
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise ValueError(f"{count} numbers were expected")
+    return found
 
 
 def _predict(k: LatencyCoefficients, row: tuple[float, ...]) -> float:

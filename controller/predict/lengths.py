@@ -20,8 +20,8 @@ normalised least mean squares rule (Widrow and Hoff 1960; Nagumo and Noda 1967).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from controller.core.snapshot import ModelConfig
 
@@ -58,6 +58,14 @@ class TemplateTokens:
     def observe(self, messages: int, tokens: int) -> None:
         seen = (1.0, messages, messages * messages, tokens, messages * tokens)
         self._sums = [(1 - DECAY) * old + new for old, new in zip(self._sums, seen, strict=True)]
+
+    @classmethod
+    def of(cls, sums: Sequence[Any]) -> TemplateTokens:
+        made = cls()
+        if len(sums) != len(made._sums):
+            raise ValueError("sums of another count")
+        made._sums = [_finite(each) for each in sums]
+        return made
 
     def predict(self, messages: int) -> float:
         guesses = [(1, MESSAGE_TOKENS), (4, 4 * MESSAGE_TOKENS)]
@@ -101,6 +109,17 @@ class PromptEstimates:
             if 0 <= added <= ODD_TOKENS * (1 + text.messages):
                 self._templates.setdefault(model.name, TemplateTokens()).observe(text.messages, added)
 
+    def state(self) -> dict[str, Any]:
+        """All that was learned, as JSON can hold it."""
+        templates = {model: list(each._sums) for model, each in self._templates.items()}
+        return {"ratios": dict(self._ratios), "templates": templates, "errors": dict(self._errors)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError or ValueError, and changes nothing, for anything else than a state."""
+        ratios, errors = (_named_numbers(state[part]) for part in ("ratios", "errors"))
+        templates = {str(model): TemplateTokens.of(sums) for model, sums in dict(state["templates"]).items()}
+        self._ratios, self._errors, self._templates = ratios, errors, templates
+
     def errors(self) -> dict[str, float]:
         """By model: mean of |predicted - counted| / counted over the last requests whose prompt was text."""
         return dict(self._errors)
@@ -132,6 +151,13 @@ class OutputLengthModel:
             weight = max(self._decay, 1.0 / (count + 1))
             self._means[key] = (count + 1, mean + weight * (output_tokens - mean))
 
+    def state(self) -> list[Any]:
+        return [[list(key), count, mean] for key, (count, mean) in self._means.items()]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Raises TypeError or ValueError, and changes nothing, for anything else than a state."""
+        self._means = {tuple(map(str, key)): (int(count), _finite(mean)) for key, count, mean in state}
+
 
 class CachedShares:
     """`cached(kind, tokens)`: prompt tokens that need no prefill; 0 for a kind that was never seen."""
@@ -148,6 +174,18 @@ class CachedShares:
     def cached(self, kind: Kind, tokens: int) -> int:
         return int(tokens * self._shares.get(kind, 0.0))
 
+    def state(self) -> list[Any]:
+        return [[*kind, share] for kind, share in self._shares.items()]
+
+    @classmethod
+    def of(cls, state: Sequence[Any]) -> CachedShares:
+        """Raises TypeError or ValueError for anything else than a state."""
+        made = cls()
+        made._shares = {
+            (str(tenant), str(name)): min(MOST_CACHED, max(0.0, _finite(share))) for tenant, name, share in state
+        }
+        return made
+
     def observe(self, prompts: Mapping[Kind, int], cached: float) -> None:
         """One interval: prompt tokens by kind, and how many of them all were cached."""
         if not cached and not self._shares:
@@ -159,3 +197,14 @@ class CachedShares:
         for kind, tokens in prompts.items():
             share = self._shares.get(kind, 0.0) + STEP * wrong * tokens / squares
             self._shares[kind] = min(MOST_CACHED, max(0.0, share))
+
+
+def _finite(raw: Any) -> float:
+    number = float(raw)
+    if not math.isfinite(number):
+        raise ValueError("a number is not finite")
+    return number
+
+
+def _named_numbers(raw: Any) -> dict[str, float]:
+    return {str(name): _finite(value) for name, value in dict(raw).items()}

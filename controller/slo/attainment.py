@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from controller.core.messages import ClassWindow
 from controller.core.types import Outcome, Outlook, RequestRecord, Targets
@@ -100,6 +100,10 @@ class _ClassWindow:
         causes = [(-count, name) for name, count in self.causes.items() if count > 0]
         return min(causes)[1] if causes else ""
 
+    def latest(self, limit: int) -> list[_Entry]:
+        """The last `limit`, oldest first."""
+        return list(islice(reversed(self.entries), limit))[::-1]
+
     def newest(self, limit: int) -> list[_Entry]:
         """The newest requests that count, enough for quantiles."""
         return [e for e in islice(reversed(self.entries), limit) if e.outcome != Outcome.CANCELLED]
@@ -136,6 +140,24 @@ class AttainmentWindows:
         )
         if len(window.entries) > self._limit:
             window.forget()
+
+    def state(self, now: float, most: int) -> list[Any]:
+        """The newest `most` requests of each window, as JSON can hold them, with their age in seconds in place of the
+        time of their end."""
+        return [
+            [*kind, [[now - each.at, *each[1:]] for each in window.latest(most)]]
+            for kind, window in self._windows.items()
+        ]
+
+    def restore(self, state: Sequence[Any], now: float, since_s: float) -> None:
+        """Go on from a state that was taken `since_s` ago. Raises TypeError or ValueError, and changes nothing, for
+        anything else than a state."""
+        windows: dict[tuple[str, str], _ClassWindow] = {}
+        for tenant, slo_class, entries in state:
+            window = windows[str(tenant), str(slo_class)] = _ClassWindow()
+            for age_s, *rest in entries:
+                window.add(_Entry(now - since_s - float(age_s), *rest))
+        self._windows = windows
 
     def kinds(self) -> set[tuple[str, str]]:
         """The (tenant, class) pairs that have traffic in their window."""

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from controller.core.decisions import Figure
 from controller.core.errors import ConfigError
@@ -240,6 +241,17 @@ class ClassBook:
         mapping = self.mapping(tenant)
         if mapping is not None:
             mapping.observe(mapping.level(priority), ttft_s, tpot_s, queue_s, now)
+
+    def state(self, now: float) -> list[Any]:
+        """What the mappings measured, by their tenant (None: of all)."""
+        return [[tenant, mapping.state(now)] for tenant, mapping in self._mappings.items()]
+
+    def restore(self, state: Sequence[Any], now: float, since_s: float) -> None:
+        """Go on from a state that was taken `since_s` ago. Raises KeyError, TypeError or ValueError for anything else
+        than a state."""
+        for tenant, measured in state:
+            if (mapping := self._mappings.get(tenant)) is not None:
+                mapping.restore(measured, now, since_s)
 
     def renewed(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> ClassBook:
         """A book for the new configuration that keeps the measured history of unchanged mappings."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from controller.core.snapshot import MappingConfig
 
@@ -73,6 +73,10 @@ class _MeasuredValues:
     def __len__(self) -> int:
         return len(self._sorted)
 
+    def state(self, now: float) -> list[Any]:
+        """[age in seconds, level, value, queue time] of each, oldest first."""
+        return [[now - at, level, value, queue_s] for at, level, value, queue_s, _ in self._order]
+
 
 class PriorityMapper:
     """The mapping of one tenant, or of all. Level 0 is the most urgent; priorities beyond the last level map to it."""
@@ -101,6 +105,26 @@ class PriorityMapper:
             self._ttft.add(level, ttft_s, queue_s, now)
         if tpot_s is not None:
             self._tpot.add(level, tpot_s, queue_s, now)
+
+    def state(self, now: float) -> dict[str, Any]:
+        """All that was measured, as JSON can hold it."""
+        windows = {"ttft": self._ttft.state(now), "tpot": self._tpot.state(now)}
+        return {"config": str(self.config), "last_queue": list(self._last_queue), **windows}
+
+    def restore(self, state: Mapping[str, Any], now: float, since_s: float) -> None:
+        """Go on from a state that was taken `since_s` ago; one of another configuration changes nothing. Raises
+        KeyError, TypeError or ValueError for anything else than a state."""
+        if state["config"] != str(self.config):
+            return
+        restored = PriorityMapper(self.config)
+        for window, rows in ((restored._ttft, state["ttft"]), (restored._tpot, state["tpot"])):
+            for age_s, level, value, queue_s in rows:
+                window.add(int(level), float(value), float(queue_s), now - since_s - float(age_s))
+            window.evict(now)
+        last = [None if each is None else float(each) for each in state["last_queue"]]
+        if len(last) != len(self._last_queue):
+            raise ValueError("another number of levels")
+        self._ttft, self._tpot, self._last_queue = restored._ttft, restored._tpot, last
 
     def assign(self, level: int, higher_pending: bool, now: float) -> Assigned:
         """Targets for a new request of this level (Alg. 2).

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -74,6 +74,7 @@ class GatewayFleet:
         self._coming: list[tuple[str, float]] = []  # model, earliest time
         self._on_demand: tuple[str, ...] = ()
         self._expected = ExpectedInstances()
+        self.learned: Callable[[InstanceSpec], Mapping[str, Any] | None] = lambda spec: None  # by an earlier process
 
     @property
     def runtime(self) -> InstanceListener:
@@ -153,7 +154,7 @@ class GatewayFleet:
 
     def _announce(self, seat: Seat) -> None:
         """Announce it as up with this specification (role included); a draining one stays so."""
-        self.runtime.push(ev.InstanceUp(seat.spec, seat.backend.capabilities.paired))
+        self.runtime.push(ev.InstanceUp(seat.spec, seat.backend.capabilities.paired, self.learned(seat.spec)))
         if seat.draining or seat.leaving:
             self._drain(seat)
 

@@ -32,6 +32,7 @@ from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
+from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
 
@@ -105,6 +106,10 @@ class Migrator:
     def fleet(self, now: float) -> list[FleetState]:
         """The decode instances as they are believed to be."""
         return [instance.view(now) for instance in self._roster.instances.values() if instance.spec.role is Role.DECODE]
+
+    def learned_state(self) -> dict[str, dict[str, Any]]:
+        """All that was learned of decode instances, for another process (`controller.dispatch.learned`)."""
+        return learned_states(self._roster.instances.values())
 
     def kept_kv(self) -> Counter[str]:
         """By prefill instance, how many prompts it computed whose KV is still to be pulled or freed. A copy that an

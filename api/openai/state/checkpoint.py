@@ -1,0 +1,177 @@
+"""What a gateway has learned, for the next process of its name: lengths of prompts and answers, the latency of each
+instance, what priorities measured, and the attainment windows.
+
+The state is copied on the loop each second and written in a thread, to a file that is replaced as a whole: a process
+that is killed loses a second. Times are written as ages, since the monotonic clock starts again with the host, and the
+file tells the wall time at which they were taken. Open workflows are in Redis, which outlives gateways.
+
+A file that is cut, changed, of another version or from the future is not used, nor is a part of it that cannot be read.
+The gateway then starts as it did the first time, and the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from api.openai.gateway import Gateway
+from api.openai.state.offloop import Busy, OffLoop
+from controller.core.types import InstanceSpec
+from controller.dispatch.learned import relearn
+from controller.dispatch.shadow_state import ShadowInstance
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+PERIOD_S = 1.0
+WRITE_S = 5.0  # then the disk counts as hanging, and the file stays as it was
+LATENCY_S = 3600.0  # an instance's latency is measured anew after a longer absence: others may share its device now
+LENGTHS_S = 7 * 86_400.0  # traffic of a week ago says little of today's
+FUTURE_S = 60.0  # clocks differ by less
+MOST_REQUESTS = 2_000  # of each attainment window
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+class StoredState(NamedTuple):
+    """`age_s`: since it was taken."""
+
+    age_s: float
+    parts: Mapping[str, Any]
+
+
+class CheckpointFile:
+    """Replaced as a whole. Holds names of tenants and no texts or keys: mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, parts: Mapping[str, Any], at: float) -> None:
+        """`at`: epoch seconds at which the state was taken."""
+        body = orjson.dumps(parts)
+        head = {"version": VERSION, "at": at, "sha256": hashlib.sha256(body).hexdigest()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.touch(mode=0o600)
+        part.write_bytes(orjson.dumps(head) + b"\n" + body)
+        part.replace(self.path)
+
+    def load(self, wall: float) -> StoredState | None:
+        """None without a file, or if it may not be used (which is logged). `wall`: epoch seconds now."""
+        try:
+            head, _, body = self.path.read_bytes().partition(b"\n")
+            said = orjson.loads(head)
+            if said["version"] != VERSION:
+                raise ValueError(f"it is of version {said['version']}")
+            if said["sha256"] != hashlib.sha256(body).hexdigest():
+                raise ValueError("it was cut or changed")
+            age_s = wall - float(said["at"])
+            if not -FUTURE_S <= age_s < math.inf:
+                raise ValueError("it is from the future")
+            return StoredState(max(0.0, age_s), dict(orjson.loads(body)))
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
+            log.warning("what was learned before is not used, %s: %s", self.path, error)
+            return None
+
+
+class Checkpoint:
+    """Restore before the first instance is announced, then run."""
+
+    def __init__(self, file: CheckpointFile, gateway: Gateway, wall: Callable[[], float] = time.time) -> None:
+        self.restored_age_s: float | None = None  # of the state that this process began with; None: it had none
+        self._file, self._gateway, self._wall = file, gateway, wall
+        self._thread = OffLoop("checkpoint", abandon_s=30.0)
+        self._stored: StoredState | None = None
+        self._stored_at = 0.0  # by the gateway's clock
+        self._saved_at: float | None = None
+        self._failing = False
+
+    def age_s(self) -> float | None:
+        """Seconds since the file was written; None: not yet."""
+        return None if self._saved_at is None else self._gateway.clock() - self._saved_at
+
+    def restore(self) -> None:
+        """All but what priorities measured, which needs the configuration."""
+        stored = self._stored = self._file.load(self._wall())
+        if stored is None:
+            return
+        gateway, now = self._gateway, self._gateway.clock()
+        self.restored_age_s, self._stored_at = stored.age_s, now
+        if stored.age_s < LENGTHS_S:
+            self._part("answers", gateway.answer_lengths.restore)
+            self._part("prompts", gateway.prompt_lengths.restore)
+        windows = gateway.ledger.windows
+        if stored.age_s < windows.window_s:
+            self._part("windows", lambda state: windows.restore(state, now, stored.age_s))
+        gateway.fleet.learned = self._of_instance
+        log.info("what was learned until %.0f s ago is used again", stored.age_s)
+
+    def restore_mappings(self) -> None:
+        """Once the gateway has its configuration."""
+        if (stored := self._stored) is not None:
+            now = self._gateway.clock()
+            since_s = stored.age_s + now - self._stored_at
+            self._part("mappings", lambda state: self._gateway.book.restore(state, now, since_s))
+
+    async def run(self) -> None:
+        while True:
+            await self.save()
+            await asyncio.sleep(PERIOD_S)
+
+    async def save(self) -> None:
+        """A disk that is full or hangs keeps nobody waiting; it is logged once."""
+        parts, at, now = self._parts(), self._wall(), self._gateway.clock()
+        try:
+            await self._thread.call(lambda: self._file.save(parts, at), WRITE_S)
+        except (OSError, TimeoutError, Busy) as error:
+            if not self._failing:
+                log.warning("what was learned cannot be written to %s: %r", self._file.path, error)
+            self._failing = True
+            return
+        self._failing, self._saved_at = False, now
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _parts(self) -> dict[str, Any]:
+        gateway, now = self._gateway, self._gateway.clock()
+        learned = gateway.scheduler.learned_state()
+        seats = {id: seat.spec for id, seat in gateway.fleet.seats.items() if id in learned}
+        return {
+            "answers": gateway.answer_lengths.state(),
+            "prompts": gateway.prompt_lengths.state(),
+            "windows": gateway.ledger.windows.state(now, MOST_REQUESTS),
+            "mappings": gateway.book.state(now),
+            "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},
+        }
+
+    def _of_instance(self, spec: InstanceSpec) -> Mapping[str, Any] | None:
+        """What was learned of the instance, if it is the same one. It is tried here: the scheduler must not fail."""
+        stored = self._stored
+        if stored is None or stored.age_s + self._gateway.clock() - self._stored_at > LATENCY_S:
+            return None
+        try:
+            url, model, state = stored.parts["instances"].get(spec.id, ("", "", None))
+            if state is None or (url, model) != (spec.url, spec.model):
+                return None
+            relearn(ShadowInstance(spec), state)
+        except UNREADABLE as error:
+            log.warning("what was learned of instance %s is not used: %r", spec.id, error)
+            return None
+        return dict(state)
+
+    def _part(self, name: str, restore: Callable[[Any], None]) -> None:
+        assert self._stored is not None
+        try:
+            restore(self._stored.parts[name])
+        except UNREADABLE as error:
+            log.warning("the part %s of what was learned before is not used: %r", name, error)

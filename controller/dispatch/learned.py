@@ -1,0 +1,46 @@
+"""What a dispatcher learned of an instance beside its profile, for the gateway's next process: its step latency, the
+errors of its first tokens, and the shares of prompts that it finds in its prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from controller.predict.latency import ErrorsByKind, OnlineFit
+from controller.predict.lengths import CachedShares
+
+
+class Learner(Protocol):
+    id: str
+    fit: OnlineFit
+    first_tokens: ErrorsByKind
+    cached: CachedShares
+
+    def refitted(self) -> None:
+        """Predict with the fit as it is now."""
+        ...
+
+
+def learned(instance: Learner) -> dict[str, Any] | None:
+    """As JSON can hold it; None before anything was measured."""
+    if not instance.fit.samples:
+        return None
+    return {
+        "fit": instance.fit.state(),
+        "first_tokens": instance.first_tokens.state(),
+        "cached": instance.cached.state(),
+    }
+
+
+def learned_states(instances: Iterable[Learner]) -> dict[str, dict[str, Any]]:
+    """Of those of which something was measured, by id."""
+    return {each.id: state for each in instances if (state := learned(each)) is not None}
+
+
+def relearn(instance: Learner, state: Mapping[str, Any]) -> None:
+    """Go on from what an earlier process learned. If the instance had another profile then, all of it is of another
+    machine, and nothing changes. Raises KeyError, TypeError or ValueError for anything else than such a state."""
+    first_tokens, cached = ErrorsByKind.from_state(state["first_tokens"]), CachedShares.of(state["cached"])
+    if instance.fit.restore(state["fit"]):
+        instance.first_tokens, instance.cached = first_tokens, cached
+        instance.refitted()

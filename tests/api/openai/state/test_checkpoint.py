@@ -1,0 +1,270 @@
+"""What a gateway learned survives its process; nothing that cannot be trusted is used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from api.openai.state.checkpoint import LATENCY_S, LENGTHS_S, Checkpoint, CheckpointFile
+from controller.core.snapshot import MappingConfig
+from controller.core.types import LatencyCoefficients
+from controller.predict.answer_lengths import LengthsInForce
+from controller.predict.lengths import PromptText
+from tests.api.openai.gateways import TestBed, completion, snapshot
+from tests.controller.predict.test_answer_lengths import forest
+from tests.controller.slo.test_classes import MAPPING
+from workers.backends.fake import Script
+
+SHOWN = ("tenant", "slo_class", "finished", "attained", "ttft_p50_s", "goodput_tokens")
+KIND = ("acme", "chat", "demo")
+TEXT = PromptText(chars=400, messages=0)
+PROFILE = LatencyCoefficients(0.02, 1e-4, 0.0, 0.02, 0.0, 1e-4)
+
+
+def profiled(**changes):
+    made = snapshot(mappings=(MAPPING,), **changes)
+    return replace(made, instances=tuple(replace(each, latency=PROFILE) for each in made.instances))
+
+
+async def used(bed: TestBed) -> None:
+    """Traffic from which each part learns: streams that are slower than the profile, texts, priorities. A fit counts ten
+    intervals a second and is solved after 25."""
+    bed.every(Script(tokens=60, prompt_tokens=100, first_delay_s=0.01, token_delay_s=0.03))
+    text = {"prompt": "four" * 100, "max_tokens": 200, "stream": True}
+    for _ in range(2):
+        asked = [bed.ask(completion(**text, metadata={"workflow_id": f"w{index % 4}"})) for index in range(12)]
+        asked += [bed.ask(completion(max_tokens=200, stream=True, priority=index % 2)) for index in range(6)]
+        answers = await asyncio.gather(*asked)
+        assert {answer.status for answer in answers} == {200}
+
+
+def facts(bed: TestBed):
+    """What the gateway would do with the next requests, and what it shows."""
+    gateway = bed.gateway
+    now = gateway.clock()
+    lengths = gateway.answer_lengths
+    windows = gateway.ledger.windows.view(now, {}, {})
+    return {
+        "answer": lengths.foretell(KIND, "w1", 100, None),
+        "prompt": gateway.prompt_lengths.tokens(gateway.models["demo"], TEXT),
+        "instances": gateway.scheduler.dispatcher.learned(),
+        "samples": {id: each["fit"]["samples"] for id, each in gateway.scheduler.learned_state().items()},
+        "windows": [tuple(row[part] for part in SHOWN) for row in windows],
+        "mapped": [gateway.book.mapping("acme").assign(level, False, now) for level in (0, 1)],
+    }
+
+
+async def restored(file: CheckpointFile, wall=time.time, config=None) -> tuple[TestBed, Checkpoint]:
+    """A new process, as the service starts one."""
+    bed = TestBed(config or profiled(), name="test")
+    checkpoint = Checkpoint(file, bed.gateway, wall)
+    checkpoint.restore()
+    bed.app._gateway = bed.gateway
+    bed.gateway.configure(bed.config)
+    checkpoint.restore_mappings()
+    await bed.gateway.monitor.settle(1)
+    await asyncio.sleep(0)
+    return bed, checkpoint
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory):
+    """A file that a used gateway wrote, and what that gateway knew."""
+    path = tmp_path_factory.mktemp("checkpoint") / "test.learned.json"
+
+    async def run():
+        async with TestBed(profiled()) as bed:
+            await used(bed)
+            checkpoint = Checkpoint(CheckpointFile(path), bed.gateway)
+            await checkpoint.save()
+            checkpoint.close()
+            assert checkpoint.age_s() < 5
+            return facts(bed)
+
+    return path, asyncio.run(run())
+
+
+@pytest.fixture
+def file(taken, tmp_path):
+    """A copy that a test may damage."""
+    path = tmp_path / "test.learned.json"
+    path.write_bytes(taken[0].read_bytes())
+    return CheckpointFile(path)
+
+
+def known(file: CheckpointFile, wall=time.time, config=None):
+    async def run():
+        bed, checkpoint = await restored(file, wall, config)
+        found = facts(bed)
+        checkpoint.close()
+        return found, checkpoint.restored_age_s
+
+    return asyncio.run(run())
+
+
+def fresh(config=None):
+    """Of a gateway that has never run before."""
+    return known(CheckpointFile(Path("/nonexistent/test.learned.json")), config=config)[0]
+
+
+def test_the_next_process_knows_what_the_last_one_learned(taken, file):
+    before = taken[1]
+    found, age_s = known(file)
+    assert found["answer"] == before["answer"]
+    assert found["prompt"] == before["prompt"]
+    assert found["instances"] == before["instances"]
+    assert found["samples"] == before["samples"]
+    assert min(samples for samples, *_ in before["samples"].values()) > 25
+    assert found["mapped"] == before["mapped"]
+    assert found["windows"] == before["windows"] != []
+    assert 0 <= age_s < 30
+    first = fresh()
+    assert first["answer"] != before["answer"]
+    assert first["mapped"] != before["mapped"]
+    assert (first["instances"], first["windows"]) == ({"e1": PROFILE, "e2": PROFILE}, [])
+    assert PROFILE not in before["instances"].values()
+
+
+def damaged(path, change):
+    head, _, body = path.read_bytes().partition(b"\n")
+    said = json.loads(head)
+    path.write_bytes(change(said, body))
+
+
+DAMAGE = {
+    "cut": lambda said, body: json.dumps(said).encode() + b"\n" + body[: len(body) // 2],
+    "changed": lambda said, body: json.dumps(said).encode() + b"\n" + body.replace(b"acme", b"evil"),
+    "of another version": lambda said, body: json.dumps({**said, "version": 99}).encode() + b"\n" + body,
+    "from the future": lambda said, body: json.dumps({**said, "at": said["at"] + 7200}).encode() + b"\n" + body,
+    "of no time": lambda said, body: json.dumps({**said, "at": "now"}).encode() + b"\n" + body,
+    "empty": lambda said, body: b"",
+    "a list": lambda said, body: b"[]\n[]",
+    "binary": lambda said, body: os.urandom(200),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_file_that_cannot_be_trusted_is_not_used(file, how, caplog):
+    damaged(file.path, DAMAGE[how])
+    with caplog.at_level(logging.WARNING):
+        found, age_s = known(file)
+    assert "what was learned before is not used" in caplog.text
+    assert age_s is None
+    assert found == fresh()
+
+
+def rewritten(file: CheckpointFile, change):
+    """Parts that are wrong although the file is whole, as a defect of another release might write them."""
+    parts = dict(file.load(time.time()).parts)
+    change(parts)
+    file.save(parts, time.time())
+
+
+WRONG = {
+    "answers": lambda parts: parts["answers"].update(means=[["acme"]]),
+    "prompts": lambda parts: parts.update(prompts={"ratios": {"demo": "four"}}),
+    "windows": lambda parts: parts["windows"][0][2].append([1.0]),
+    "mappings": lambda parts: parts["mappings"][0][1].update(last_queue=[1.0, 2.0, 3.0]),
+    "instances": lambda parts: parts["instances"]["e1"][2]["fit"].update(matrix=[[1.0]]),
+}
+
+
+@pytest.mark.parametrize("part", WRONG)
+def test_a_part_that_cannot_be_read_costs_no_other_part(taken, file, part, caplog):
+    rewritten(file, WRONG[part])
+    with caplog.at_level(logging.WARNING):
+        found, _ = known(file)
+    assert "is not used" in caplog.text
+    before, first = taken[1], fresh()
+    names = {"answers": "answer", "prompts": "prompt", "mappings": "mapped", "windows": "windows"}
+    for other, name in names.items():
+        if other == part:
+            assert found[name] == first[name]
+        elif name != "windows":
+            assert found[name] == before[name], other
+    if part == "instances":
+        assert found["instances"] == {"e1": PROFILE, "e2": before["instances"]["e2"]}
+
+
+@pytest.mark.parametrize(
+    ("later_s", "kept"),
+    [(50, {"windows", "instances", "answer"}), (70, {"instances", "answer"}), (LATENCY_S + 60, {"answer"}),
+     (LENGTHS_S + 60, set())],
+)  # fmt: skip
+def test_what_is_too_old_is_not_used(taken, file, later_s, kept):
+    found, _ = known(file, wall=lambda: time.time() + later_s)
+    first = fresh()
+    assert bool(found["windows"]) == ("windows" in kept)
+    assert (found["instances"] == taken[1]["instances"]) == ("instances" in kept)
+    assert (found["answer"] == taken[1]["answer"]) == ("answer" in kept)
+    assert (found["answer"] == first["answer"]) == ("answer" not in kept)
+
+
+def moved(config, **changes):
+    first, *rest = config.instances
+    return replace(config, instances=(replace(first, **changes), *rest))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"url": "http://10.0.0.9:8000"}, {"latency": LatencyCoefficients(0.5, 1e-4, 0.0, 0.5, 0.0, 1e-4)}]
+)
+def test_nothing_is_believed_of_an_instance_that_is_another_one_now(taken, file, changes):
+    config = moved(profiled(), **changes)
+    found, _ = known(file, config=config)
+    assert found["instances"]["e1"] == config.instances[0].latency
+    assert found["instances"]["e2"] == taken[1]["instances"]["e2"]
+
+
+def test_a_mapping_that_was_changed_begins_anew(file):
+    config = replace(profiled(), mappings=(MappingConfig(None, MAPPING.levels, window=5),))
+    found, _ = known(file, config=config)
+    assert found["mapped"] == fresh(config)["mapped"]
+
+
+def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
+    """Taken over with the forest, which comes from the database some time later."""
+    file = CheckpointFile(tmp_path / "test.learned.json")
+
+    async def run():
+        async with TestBed(profiled()) as bed:
+            lengths = bed.gateway.answer_lengths
+            lengths.take({"demo": LengthsInForce(7, forest())})
+            for _ in range(30):
+                await bed.ask(completion(prompt=[1] * 200, max_tokens=300))
+            level, hits = lengths.level("demo"), lengths.hits["demo"]
+            assert (level, hits.answers) != (0.9, 0)
+            await Checkpoint(file, bed.gateway).save()
+        for version, found in ((7, (level, hits)), (8, None)):
+            bed, _ = await restored(file)
+            lengths = bed.gateway.answer_lengths
+            lengths.take({"demo": LengthsInForce(version, forest())})
+            assert ((lengths.level("demo"), lengths.hits.get("demo")) == (level, hits)) == (found is not None)
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_full_keeps_nobody_waiting_and_is_told_once(tmp_path, caplog):
+    async def run():
+        async with TestBed(profiled()) as bed:
+            folder = tmp_path / "no folder"
+            folder.write_text("a file")
+            checkpoint = Checkpoint(CheckpointFile(folder / "test.learned.json"), bed.gateway)
+            with caplog.at_level(logging.WARNING):
+                for _ in range(3):
+                    await checkpoint.save()
+            assert caplog.text.count("cannot be written") == 1
+            assert checkpoint.age_s() is None
+            assert (await bed.ask(completion())).status == 200
+            folder.unlink()
+            await checkpoint.save()
+            assert checkpoint.age_s() < 5
+            assert (folder / "test.learned.json").stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(run())
