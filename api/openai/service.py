@@ -12,9 +12,9 @@ import aiohttp
 
 from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
+from api.openai.learned_state import LearnedFile, LearnedState
 from api.openai.pruning_feed import PruningFeed
 from api.openai.publisher import Audit, Publisher
-from api.openai.state.checkpoint import Checkpoint, CheckpointFile
 from api.openai.state.length_forests import ForestStore, LengthForests
 from api.openai.state.length_refinements import LengthRefinements
 from api.openai.state.recorder import Recorder
@@ -66,18 +66,18 @@ class GatewayService:
         gateway.config_age_s = self._config.age_s
         self._forests = LengthForests(self._store, gateway.answer_lengths.take)
         self._refinements = LengthRefinements(gateway.answer_lengths, gateway.runtime)
-        learned = CheckpointFile(self._data_dir / f"{self._options.name}.learned.json")
-        self._checkpoint = Checkpoint(learned, gateway)
-        self._checkpoint.restore()
+        learned = LearnedFile(self._data_dir / f"{self._options.name}.learned.json")
+        self._learned = LearnedState(learned, gateway)
+        self._learned.restore()
         await self._config.start()
-        self._checkpoint.restore_mappings()
+        self._learned.restore_mappings()
         await gateway.monitor.settle(FIRST_POLL_S)
         self._keep("recorder", self._recorder.run)
         self._keep("configuration", self._config.run)
         self._keep("telemetry", gateway.monitor.run)
         self._keep("length forests", self._forests.run)
         self._keep("length refinements", self._refinements.run)
-        self._keep("checkpoint", self._checkpoint.run)
+        self._keep("learned", self._learned.run)
         if self._live is not None:
             await self._publish(gateway, self._live)
         return gateway
@@ -113,13 +113,13 @@ class GatewayService:
             await self.gateway.runtime.drain(2.0)
         await _end(self._tasks)
         if self.gateway is not None:
-            await self._checkpoint.save()
+            await self._learned.save()
             self.gateway.refused.close()
         await self._recorder.close()
         self._config.close()
         self._forests.close()
         self._refinements.close()
-        self._checkpoint.close()
+        self._learned.close()
         if self._live is not None:
             self._publisher.close()
             try:
@@ -135,7 +135,7 @@ class GatewayService:
 
     def _backlog(self) -> list[status.Gauge]:
         recorder, age_s = self._recorder, self._config.age_s()
-        saved_s, restored_s = self._checkpoint.age_s(), self._checkpoint.restored_age_s
+        saved_s, restored_s = self._learned.age_s(), self._learned.restored_age_s
         return [
             *self._connections(),
             ("records_buffered", "Request records in memory.", {}, recorder.waiting),

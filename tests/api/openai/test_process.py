@@ -53,13 +53,14 @@ class GatewayProcess:
         secret: str,
         program: Sequence[str] = ("-m", "api.openai"),
         ready: int = 200,
+        name: str = "",
         **changed: str,
     ) -> None:
-        """`ready`: what its /healthz answers once it listens. `changed`: settings."""
+        """`ready`: what its /healthz answers once it listens. `name`: of an earlier one. `changed`: settings."""
         self.folder, self.key, self.secret, self.ready = folder, key, secret, ready
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.name = f"gw-{self.port}"
+        self.name = name or f"gw-{self.port}"
         database = connection.settings_dict
         environment = os.environ | {
             "DATABASE_URL": f"postgresql://postgres@127.0.0.1:{database['PORT']}/{database['NAME']}",
@@ -357,6 +358,35 @@ def test_hanging_redis_and_postgres_do_not_touch_the_data_path(
     until(lambda: set(RequestRecord.objects.values_list("id", flat=True)) == names, 20)
     assert RequestRecord.objects.count() == len(names)
     until(lambda: live.read_fleet() and live.read_fleet()[0]["at"] > time.time() - 1)
+
+
+def test_a_killed_gateway_goes_on_with_what_it_learned(tmp_path: Path, two_engines: list[EngineProcess]) -> None:
+    def shown(gateway: GatewayProcess, metric: str) -> float | None:
+        page = requests.get(gateway.url + "/metrics", timeout=5).text
+        rows = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(metric)]
+        return float(rows[0]) if rows else None
+
+    first = gateway_over(tmp_path, two_engines)
+    again = None
+    try:
+        assert shown(first, "slackline_learned_restored_age_seconds") == -1
+        answers = [first.ask(prompt="four" * 100) for _ in range(20)]
+        assert {answer.status_code for answer in answers} == {200}
+        file, ended = tmp_path / f"{first.name}.learned.json", time.time()
+        until(lambda: file.exists() and file.stat().st_mtime > ended + 0.01, 5)
+        first.process.kill()
+        first.process.wait(5)
+        again = GatewayProcess(tmp_path, first.key, first.secret, name=first.name)
+        restored_s = shown(again, "slackline_learned_restored_age_seconds")
+        assert restored_s is not None
+        assert 0 <= restored_s < 20
+        assert shown(again, 'slackline_attainment_ratio{slo_class="chat",tenant="acme"}') == 1.0
+        assert again.ask(prompt="four" * 100).status_code == 200
+        until(lambda: (shown(again, "slackline_learned_age_seconds") or -1.0) >= 0, 5)
+    finally:
+        first.stop()
+        if again is not None:
+            again.stop()
 
 
 def test_shutdown_keeps_every_record(gateway: GatewayProcess) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.openai.state.checkpoint import LATENCY_S, LENGTHS_S, Checkpoint, CheckpointFile
+from api.openai.learned_state import LATENCY_S, LENGTHS_S, LearnedFile, LearnedState
 from controller.core.snapshot import MappingConfig
 from controller.core.types import LatencyCoefficients
 from controller.predict.answer_lengths import LengthsInForce
@@ -34,8 +34,8 @@ def profiled(**changes):
 
 
 async def used(bed: TestBed) -> None:
-    """Traffic from which each part learns: streams that are slower than the profile, texts, priorities. A fit counts ten
-    intervals a second and is solved after 25."""
+    """Traffic from which each part learns: streams that are slower than the profile, texts, priorities. A fit counts
+    ten intervals a second and is solved after 25."""
     bed.every(Script(tokens=60, prompt_tokens=100, first_delay_s=0.01, token_delay_s=0.03))
     text = {"prompt": "four" * 100, "max_tokens": 200, "stream": True}
     for _ in range(2):
@@ -61,31 +61,31 @@ def facts(bed: TestBed):
     }
 
 
-async def restored(file: CheckpointFile, wall=time.time, config=None) -> tuple[TestBed, Checkpoint]:
+async def restored(file: LearnedFile, wall=time.time, config=None) -> tuple[TestBed, LearnedState]:
     """A new process, as the service starts one."""
     bed = TestBed(config or profiled(), name="test")
-    checkpoint = Checkpoint(file, bed.gateway, wall)
-    checkpoint.restore()
+    learned = LearnedState(file, bed.gateway, wall)
+    learned.restore()
     bed.app._gateway = bed.gateway
     bed.gateway.configure(bed.config)
-    checkpoint.restore_mappings()
+    learned.restore_mappings()
     await bed.gateway.monitor.settle(1)
     await asyncio.sleep(0)
-    return bed, checkpoint
+    return bed, learned
 
 
 @pytest.fixture(scope="module")
 def taken(tmp_path_factory):
     """A file that a used gateway wrote, and what that gateway knew."""
-    path = tmp_path_factory.mktemp("checkpoint") / "test.learned.json"
+    path = tmp_path_factory.mktemp("learned") / "test.learned.json"
 
     async def run():
         async with TestBed(profiled()) as bed:
             await used(bed)
-            checkpoint = Checkpoint(CheckpointFile(path), bed.gateway)
-            await checkpoint.save()
-            checkpoint.close()
-            assert checkpoint.age_s() < 5
+            learned = LearnedState(LearnedFile(path), bed.gateway)
+            await learned.save()
+            learned.close()
+            assert learned.age_s() < 5
             return facts(bed)
 
     return path, asyncio.run(run())
@@ -96,22 +96,22 @@ def file(taken, tmp_path):
     """A copy that a test may damage."""
     path = tmp_path / "test.learned.json"
     path.write_bytes(taken[0].read_bytes())
-    return CheckpointFile(path)
+    return LearnedFile(path)
 
 
-def known(file: CheckpointFile, wall=time.time, config=None):
+def known(file: LearnedFile, wall=time.time, config=None):
     async def run():
-        bed, checkpoint = await restored(file, wall, config)
+        bed, learned = await restored(file, wall, config)
         found = facts(bed)
-        checkpoint.close()
-        return found, checkpoint.restored_age_s
+        learned.close()
+        return found, learned.restored_age_s
 
     return asyncio.run(run())
 
 
 def fresh(config=None):
     """Of a gateway that has never run before."""
-    return known(CheckpointFile(Path("/nonexistent/test.learned.json")), config=config)[0]
+    return known(LearnedFile(Path("/nonexistent/test.learned.json")), config=config)[0]
 
 
 def test_the_next_process_knows_what_the_last_one_learned(taken, file):
@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_trusted_is_not_used(file, how, caplog):
     assert found == fresh()
 
 
-def rewritten(file: CheckpointFile, change):
+def rewritten(file: LearnedFile, change):
     """Parts that are wrong although the file is whole, as a defect of another release might write them."""
     parts = dict(file.load(time.time()).parts)
     change(parts)
@@ -230,7 +230,7 @@ def test_a_mapping_that_was_changed_begins_anew(file):
 
 def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
     """Taken over with the forest, which comes from the database some time later."""
-    file = CheckpointFile(tmp_path / "test.learned.json")
+    file = LearnedFile(tmp_path / "test.learned.json")
 
     async def run():
         async with TestBed(profiled()) as bed:
@@ -240,7 +240,7 @@ def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
                 await bed.ask(completion(prompt=[1] * 200, max_tokens=300))
             level, hits = lengths.level("demo"), lengths.hits["demo"]
             assert (level, hits.answers) != (0.9, 0)
-            await Checkpoint(file, bed.gateway).save()
+            await LearnedState(file, bed.gateway).save()
         for version, found in ((7, (level, hits)), (8, None)):
             bed, _ = await restored(file)
             lengths = bed.gateway.answer_lengths
@@ -255,16 +255,16 @@ def test_a_disk_that_is_full_keeps_nobody_waiting_and_is_told_once(tmp_path, cap
         async with TestBed(profiled()) as bed:
             folder = tmp_path / "no folder"
             folder.write_text("a file")
-            checkpoint = Checkpoint(CheckpointFile(folder / "test.learned.json"), bed.gateway)
+            learned = LearnedState(LearnedFile(folder / "test.learned.json"), bed.gateway)
             with caplog.at_level(logging.WARNING):
                 for _ in range(3):
-                    await checkpoint.save()
+                    await learned.save()
             assert caplog.text.count("cannot be written") == 1
-            assert checkpoint.age_s() is None
+            assert learned.age_s() is None
             assert (await bed.ask(completion())).status == 200
             folder.unlink()
-            await checkpoint.save()
-            assert checkpoint.age_s() < 5
+            await learned.save()
+            assert learned.age_s() < 5
             assert (folder / "test.learned.json").stat().st_mode & 0o777 == 0o600
 
     asyncio.run(run())

@@ -47,7 +47,7 @@ class StoredState(NamedTuple):
     parts: Mapping[str, Any]
 
 
-class CheckpointFile:
+class LearnedFile:
     """Replaced as a whole. Holds names of tenants and no texts or keys: mode 0600."""
 
     def __init__(self, path: Path) -> None:
@@ -83,15 +83,16 @@ class CheckpointFile:
             return None
 
 
-class Checkpoint:
+class LearnedState:
     """Restore before the first instance is announced, then run."""
 
-    def __init__(self, file: CheckpointFile, gateway: Gateway, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, file: LearnedFile, gateway: Gateway, wall: Callable[[], float] = time.time) -> None:
         self.restored_age_s: float | None = None  # of the state that this process began with; None: it had none
         self._file, self._gateway, self._wall = file, gateway, wall
-        self._thread = OffLoop("checkpoint", abandon_s=30.0)
+        self._thread = OffLoop("learned", abandon_s=30.0)
         self._stored: StoredState | None = None
         self._stored_at = 0.0  # by the gateway's clock
+        self._seen: set[str] = set()  # instances
         self._saved_at: float | None = None
         self._failing = False
 
@@ -155,9 +156,13 @@ class Checkpoint:
         }
 
     def _of_instance(self, spec: InstanceSpec) -> Mapping[str, Any] | None:
-        """What was learned of the instance, if it is the same one. It is tried here: the scheduler must not fail."""
+        """What was learned of the instance, if it is the same one, when this process sees it first: one that comes back
+        later is another process. It is tried here, since the scheduler must not fail."""
         stored = self._stored
-        if stored is None or stored.age_s + self._gateway.clock() - self._stored_at > LATENCY_S:
+        if stored is None or spec.id in self._seen:
+            return None
+        self._seen.add(spec.id)
+        if stored.age_s + self._gateway.clock() - self._stored_at > LATENCY_S:
             return None
         try:
             url, model, state = stored.parts["instances"].get(spec.id, ("", "", None))
