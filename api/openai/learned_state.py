@@ -36,7 +36,8 @@ WRITE_S = 5.0  # then the disk counts as hanging, and the file stays as it was
 LATENCY_S = 3600.0  # an instance's latency is measured anew after a longer absence: others may share its device now
 LENGTHS_S = 7 * 86_400.0  # traffic of a week ago says little of today's
 FUTURE_S = 60.0  # clocks differ by less
-MOST_REQUESTS = 2_000  # of each attainment window
+MOST_REQUESTS = 2_000  # of all attainment windows together
+LEAST_PAUSE = 200.0  # times as long as copying took: large fleets are copied more rarely, for 0.5 % of the loop's time
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -94,6 +95,7 @@ class LearnedState:
         self._stored_at = 0.0  # by the gateway's clock
         self._seen: set[str] = set()  # instances
         self._saved_at: float | None = None
+        self._copying_s = 0.0
         self._failing = False
 
     def age_s(self) -> float | None:
@@ -126,11 +128,13 @@ class LearnedState:
     async def run(self) -> None:
         while True:
             await self.save()
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(max(PERIOD_S, LEAST_PAUSE * self._copying_s))
 
     async def save(self) -> None:
         """A disk that is full or hangs keeps nobody waiting; it is logged once."""
-        parts, at, now = self._parts(), self._wall(), self._gateway.clock()
+        began, at = self._gateway.clock(), self._wall()
+        parts, now = self._parts(), self._gateway.clock()
+        self._copying_s = now - began
         try:
             await self._thread.call(lambda: self._file.save(parts, at), WRITE_S)
         except (OSError, TimeoutError, Busy) as error:
@@ -146,11 +150,13 @@ class LearnedState:
     def _parts(self) -> dict[str, Any]:
         gateway, now = self._gateway, self._gateway.clock()
         learned = gateway.scheduler.learned_state()
+        windows = gateway.ledger.windows
+        each = max(1, MOST_REQUESTS // max(1, len(windows.kinds())))
         seats = {id: seat.spec for id, seat in gateway.fleet.seats.items() if id in learned}
         return {
             "answers": gateway.answer_lengths.state(),
             "prompts": gateway.prompt_lengths.state(),
-            "windows": gateway.ledger.windows.state(now, MOST_REQUESTS),
+            "windows": windows.state(now, each),
             "mappings": gateway.book.state(now),
             "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.openai.learned_state import LATENCY_S, LENGTHS_S, LearnedFile, LearnedState
+from api.openai.learned_state import LATENCY_S, LENGTHS_S, MOST_REQUESTS, LearnedFile, LearnedState
 from controller.core.snapshot import MappingConfig
 from controller.core.types import LatencyCoefficients
 from controller.predict.answer_lengths import LengthsInForce
@@ -246,6 +246,26 @@ def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
             lengths = bed.gateway.answer_lengths
             lengths.take({"demo": LengthsInForce(version, forest())})
             assert ((lengths.level("demo"), lengths.hits.get("demo")) == (level, hits)) == (found is not None)
+
+    asyncio.run(run())
+
+
+def test_what_is_copied_on_the_loop_is_bounded(taken, tmp_path):
+    file = LearnedFile(tmp_path / "test.learned.json")
+
+    async def run():
+        async with TestBed(profiled()) as bed:
+            answer = await bed.ask(completion(max_tokens=2))
+            assert answer.status == 200
+            (record,) = bed.sink.records
+            windows, now = bed.gateway.ledger.windows, bed.gateway.clock()
+            for tenant in range(100):
+                for _ in range(100):
+                    windows.observe(replace(record, tenant=f"t{tenant}"), "", now)
+            await LearnedState(file, bed.gateway).save()
+        stored = file.load(time.time()).parts["windows"]
+        assert len(stored) == 101
+        assert sum(len(entries) for *_, entries in stored) <= MOST_REQUESTS
 
     asyncio.run(run())
 
