@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -120,13 +120,18 @@ class Child:
 
 def strays(mark: str) -> list[int]:
     """Processes of this user with the mark in the environment that they were started with."""
-    wanted, found = mark.encode(), list[int]()
-    for entry in Path("/proc").iterdir() if mark else ():
+    return [pid for pid, found in marked(mark) if found == mark] if mark else []
+
+
+def marked(beginning: str) -> Iterator[tuple[int, str]]:
+    """Processes of this user with an entry that begins so in the environment that they were started with, and that
+    entry."""
+    wanted = beginning.encode()
+    for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # ended meanwhile, or of another user
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                entries = (entry / "environ").read_bytes().split(b"\0")
+                yield from ((int(entry.name), os.fsdecode(found)) for found in entries if found.startswith(wanted))
 
 
 def _filter(spec: Spec) -> subprocess.Popen[bytes]:

@@ -15,6 +15,8 @@ from typing import IO, Any
 import psutil
 
 from controller.core.errors import ConfigError
+from workers.supervisor.child import marked
+from workers.supervisor.engine_processes import MARK
 from workers.supervisor.ports import write_json
 
 LOCK, OWNER, LEDGER = "supervisor.lock", "supervisor.json", "processes.json"
@@ -74,6 +76,16 @@ def clear_leftovers(data_dir: Path) -> list[str]:
                 one.kill()
         psutil.wait_procs(left, timeout=5)
         cleared.append(f"{row['name']} (pid {row['pid']})")
+    return [*cleared, *_clear_engines(data_dir / "engines")]
+
+
+def _clear_engines(folder: Path) -> list[str]:
+    """End what engines started in sessions of their own; returns their names."""
+    cleared = []
+    for pid, found in list(marked(f"{MARK}={folder}/")):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            cleared.append(f"a process of engine {found.rpartition('/')[2]} (pid {pid})")
     return cleared
 
 

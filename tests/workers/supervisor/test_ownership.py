@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from controller.core.errors import ConfigError
+from workers.supervisor.engine_processes import MARK
 from workers.supervisor.ownership import LEDGER, OWNER, Ownership, clear_leftovers, running_owner, stop_owner
 from workers.supervisor.ports import HOST, free_port, is_free, require_free
 
@@ -35,6 +37,24 @@ def test_what_a_killed_supervisor_left_is_ended(tmp_path, sleeper):
     (tmp_path / LEDGER).write_text(json.dumps([row]))
     assert clear_leftovers(tmp_path) == [f"engine a (pid {sleeper.pid})"]
     assert not psutil.pid_exists(sleeper.pid)
+
+
+def test_what_an_engine_started_in_a_session_of_its_own_is_ended_too(tmp_path):
+    """It outlives the engine, which ends with its supervisor, and may hold its devices."""
+    folders = {"ours": tmp_path / "a", "of another supervisor": tmp_path / "ab"}
+    code = [sys.executable, "-c", "import time; time.sleep(60)"]
+    started = {
+        name: subprocess.Popen(code, env={**os.environ, MARK: f"{folder}/engines/vllm-1"}, start_new_session=True)
+        for name, folder in folders.items()
+    }
+    try:
+        assert clear_leftovers(folders["ours"]) == [f"a process of engine vllm-1 (pid {started['ours'].pid})"]
+        assert started["ours"].wait(timeout=5) == -signal.SIGKILL
+        assert started["of another supervisor"].poll() is None
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
 
 
 def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(tmp_path, sleeper):
