@@ -21,6 +21,7 @@ from workers.supervisor.settings import Settings
 
 REMIND_EVERY_S = 15.0
 ASK_EVERY_S = 0.5
+STARTS_WITHIN_S = 600  # most engines: the request that `make up` prints waits so long
 
 
 def say(line: str, log: Path | None = None) -> None:
@@ -112,6 +113,12 @@ def welcome(settings: Settings) -> None:
     credentials = _credentials(settings)
     gateway, console = settings.gateway_url, settings.console_url
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
+    note = ""
+    if settings.model:  # with which `make up` was called, so this is what is wanted; it is not waited for
+        body |= {"model": Path(settings.model).expanduser().resolve().name, "waiting_time": STARTS_WITHIN_S}
+        note = (
+            f"\n  The engine of {body['model']} may still be starting: Fleet shows its steps, and this request waits.\n"
+        )
     key = credentials.get("api_key", "(create one: POST /api/v1/api-keys)")
     login = f"{credentials.get('operator', '?')} / {credentials.get('operator_password', '?')}"
     if settings.database_url is not None:  # not a demo on one machine: a terminal and its log are read by others
@@ -126,7 +133,7 @@ Slackline is ready.
 
   curl {gateway}/v1/completions -H "Authorization: Bearer {key}" \\
     -H 'Content-Type: application/json' -d '{json.dumps(body)}'
-
+{note}
   logs in {settings.logs}; Ctrl-C (or `make down`) stops everything.
 """,
         sys.stdout,

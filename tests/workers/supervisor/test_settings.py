@@ -1,6 +1,7 @@
 """What `make up` accepts by environment, and how it refuses the rest."""
 
 import json
+import re
 
 import pytest
 
@@ -109,6 +110,17 @@ def test_secrets_stay_in_their_file_where_the_database_is_not_our_own(tmp_path, 
     assert (str(tmp_path / "credentials.json") in said) is not shown
     seed = plan.seed(settings, {}, tmp_path / "log")
     assert ("--demo" in seed.argv) is shown, "the key that is printed in the documentation"
+
+
+def test_the_request_to_try_is_for_the_model_that_was_named_and_waits_for_its_engine(tmp_path, capsys):
+    (tmp_path / "credentials.json").write_text(json.dumps({"model": "demo"}))
+    for named, asked in (({}, {"model": "demo"}), ({"MODEL": "models/tiny/"}, {"model": "tiny", "waiting_time": 600})):
+        announce.welcome(settings_from({"DATA_DIR": str(tmp_path), **named}))
+        said = capsys.readouterr().out
+        body = re.search(r"-d '(.*)'", said)
+        assert body is not None
+        assert json.loads(body.group(1)) == {"prompt": "Hello", "max_tokens": 16, **asked}
+        assert ("The engine of tiny may still be starting" in said) is bool(named)
 
 
 @pytest.mark.parametrize("policy", [{}, {"FLOW_POLICY": "mfs"}])
