@@ -22,6 +22,7 @@ from workers.http.fleet_proof import made_key
 from workers.provisioners.ray import LOST_S, ClusterMemory, KnownJob, RayProvisioner, _reported
 from workers.ray import launches
 from workers.ray.clusters import RayCluster
+from workers.ray.control import LauncherClient
 from workers.ray.jobs import Away
 
 ENGINE = str(Path(__file__).parents[1] / "ray" / "engine.py")
@@ -396,6 +397,49 @@ def test_an_id_that_is_used_again_gets_a_new_job(fake, fleet):
     assert fleet.look("e1") is None
     fleet.start("e1")
     fleet.becomes("e1", "ready")
+
+
+def test_an_id_whose_earlier_job_still_runs_waits_for_its_end(fake, fleet):
+    """Its row was removed and made again meanwhile. What runs is not ended by a start, nor doubled."""
+    fleet.start("e1")
+    pid, process = fleet.becomes("e1", "ready").pid, fake.processes["e1"]
+    fleet.rows["e1"] = KnownJob(made="2.0")
+    fleet.start("e1")
+    assert (fake.jobs["e1"]["status"], ended(pid)) == ("RUNNING", False)
+    assert fake.processes["e1"] is process
+    psutil.Process(pid).kill()
+    until(lambda: fake._state("e1")["status"] == "FAILED")
+    fleet.start("e1")
+    assert fleet.becomes("e1", "ready").pid != pid
+
+
+def test_an_instance_that_has_ended_is_not_run_again(fake, fleet):
+    """Neither by a worker that was killed before it recorded the end, nor by a start that came late."""
+    fleet.start("e1", "dies")
+    fleet.becomes("e1", "exited")
+    process = fake.processes["e1"]
+    fleet.start("e1")
+    assert fake.processes["e1"] is process
+    assert fleet.look("e1").state == "exited"
+
+
+def test_what_shall_end_gets_no_further_lease(fleet, monkeypatch):
+    """So that an engine which the call to end does not reach ends by itself."""
+    fleet.start("e1")
+    fleet.becomes("e1", "ready")
+    renewed, lease = [], LauncherClient.lease
+
+    async def counted(client):
+        renewed.append(client.instance)
+        return await lease(client)
+
+    monkeypatch.setattr(LauncherClient, "lease", counted)
+    fleet.look("e1")
+    assert renewed == ["e1"]
+    for shall_end in ({"wanted": False}, {"wanted": True, "state": "lost"}):
+        fleet.change("e1", **shall_end)
+        fleet.ray().observe()
+    assert renewed == ["e1"]
 
 
 def test_calls_without_the_token_are_refused(fleet):
