@@ -96,7 +96,7 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
     places: list[dict[str, Any]] = [
         {
             "place": place,
-            "instances": [row_of(each, live.get(each.pk)) | {"host": place.host} for each in place.instances],
+            "instances": [row_of(each, live.get(each.pk)) | {"place": place} for each in place.instances],
             "links": host_links.get(place.host.name, []) if place.host else [],
         }
         for place in topology.places()

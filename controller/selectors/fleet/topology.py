@@ -26,11 +26,17 @@ class WarmOn(NamedTuple):
 
 @dataclass(slots=True)
 class HostPlace:
-    """A host (None: for instances without a known host), its devices with their holders, and its instances."""
+    """A host (None: for instances without a known host), its devices with their holders, and its instances. `cluster`:
+    the source of instances whose hosts a cluster chooses."""
 
     host: Host | None
+    cluster: str = ""
     devices: list[tuple[Device, str | None]] = field(default_factory=list)
     instances: list[Instance] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.host.name if self.host else f"Cluster {self.cluster}" if self.cluster else "Unknown host"
 
     @property
     def free(self) -> int:
@@ -38,17 +44,20 @@ class HostPlace:
 
 
 def places() -> list[HostPlace]:
-    """Hosts by name, then instances without a host. Instances that should run or still do, by model, role and id."""
+    """Hosts by name, then clusters with instances, then instances without a host. Instances that should run or still
+    do, by model, role and id."""
     found = {host.pk: HostPlace(host) for host in Host.objects.order_by("name")}
     holders: dict[int, str] = dict(
         InstanceDevice.objects.filter(released_at__isnull=True).values_list("device_id", "instance_id")
     )
     for device in Device.objects.order_by("host_id", "index"):
         found[device.host_id].devices.append((device, holders.get(device.pk)))
-    nowhere = HostPlace(None)
+    elsewhere: dict[str, HostPlace] = {}
     for instance in Instance.objects.live().select_related("model").order_by("model__name", "role", "id"):
-        found.get(instance.host_id or 0, nowhere).instances.append(instance)
-    return [*found.values(), nowhere] if nowhere.instances else list(found.values())
+        cluster = instance.source if instance.abilities.hosts == Hosts.CLUSTER else ""
+        place = found.get(instance.host_id or 0) or elsewhere.setdefault(cluster, HostPlace(None, cluster))
+        place.instances.append(instance)
+    return [*found.values(), *(elsewhere[name] for name in sorted(elsewhere, key=lambda name: (not name, name)))]
 
 
 def usable_devices(host: Host, kind: str) -> QuerySet[Device]:

@@ -116,6 +116,16 @@ def test_a_dialog_and_every_control_can_be_used_from_the_keyboard(visit):
     expect(dialog).to_be_hidden()
 
 
+def test_a_banner_is_one_text_whatever_is_in_it(visit):
+    """Each piece of it was once a column of its own, wider than a narrow screen."""
+    page = visit("operator", "/patterns/")
+    page.set_viewport_size({"width": 390, "height": 800})
+    banner = page.locator(".banner", has_text="ray/default")
+    assert banner.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
+    moment, box = banner.locator("time").bounding_box(), banner.bounding_box()
+    assert moment["y"] > box["y"] + moment["height"], "it is in the second line, or a later one"
+
+
 def frames(page, received, count):
     """Wait for so many more frames, and until the page has drawn the last one."""
     enough = len(received) + count

@@ -225,12 +225,27 @@ def test_rows_and_tiles_lead_to_instance_model_and_policy(viewer, live_store):
     assert f'href="{reverse("scaling")}#policy-{policy.pk}"' in page
 
 
+def test_instances_on_a_cluster_are_under_its_name(viewer, live_store):
+    for id, spec in (("r1", {}), ("r2", {"cluster": "west"})):
+        factories.instance(id=id, provisioner="ray", spec=spec, url="")
+    factories.instance(id="s1", provisioner="static")
+    page = viewer.get(reverse("fleet")).content.decode()
+    cells = [each.partition("</section>")[0] for each in page.split('<section class="host" ')[1:]]
+    found = {
+        each.partition('aria-label="')[2].partition('"')[0]: re.findall(r'<li data-key="(\w+)"', each) for each in cells
+    }
+    assert {name: ids for name, ids in found.items() if ids} == {
+        "Cluster ray/default": ["r1"], "Cluster ray/west": ["r2"], "Unknown host": ["s1"],
+    }  # fmt: skip
+    assert '<tr class="linked" data-key="r2" data-host="Cluster ray/west"' in page, "the filter finds it"
+
+
 def test_nodes_of_a_cluster_are_shown_and_stale_when_it_is_away(viewer, live_store):
-    node = {"name": "10.0.0.2", "state": "alive", "resources": {"GPU": [1.0, 2.0]}, "labels": {"zone": "a"}}
+    node = {"name": "10.0.0.2", "state": "alive", "resources": {"GPU": [0.25, 2.0]}, "labels": {"zone": "a"}}
     look = ProvisionerLook.objects.create(name="ray/default", seen_at=timezone.now(), hosts=[node])
     told = " ".join(viewer.get(reverse("fleet")).content.decode().split())
     assert "Cluster ray/default" in told
-    assert "GPU 1 of 2" in told
+    assert "GPU 0.25 of 2" in told
     assert "zone=a" in told
     assert "stale" not in told.partition("Cluster ray/default")[2].partition("</h2>")[2][:200]
     look.failing_since, look.error = timezone.now(), "Away: no answer"
