@@ -37,6 +37,9 @@ ARGUMENTS_MAX, VARIABLES_MAX, LENGTH_MAX = 200, 100, 4096
 LONGEST_START_S = 86_400.0
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # name of a file
+_USER = re.compile(r"://([^/\s@]+)@")
+_FILLED_IN = re.compile(r"\$\{\w+\}|\$\$(\w+|\{\w+\})")  # a field, or a variable of a shell that the command runs
+_ASSIGNED = re.compile(r"(?:^|[\s;&|])([A-Z_][A-Z0-9_]*)=(?!\$|[\"']\$|\s|$)")  # NAME=value for `env` or a shell
 RESERVED = re.compile(r"CUDA_VISIBLE_DEVICES|FLEET_TOKEN.*|SECRET_KEY.*|DATABASE_URL.*|REDIS_URL.*|SLACKLINE_.*|LD_.*")
 SOUNDS_SECRET = re.compile(r"(?i)(^|.*[_-])(token|secret|password|passwd|api_?key|access_?key|private_?key)$")
 NOT_STORED = re.compile("[\\0\\ud800-\\udfff]")  # by PostgreSQL, in JSON
@@ -61,8 +64,8 @@ def problems(command: object, environment: object, health_path: object, key_vari
     found = _command_problems(command) | _environment_problems(environment)
     if not isinstance(health_path, str) or not HEALTH.fullmatch(health_path):
         found["health_path"] = "Must be a path such as /health."
-    if key_variable and not (isinstance(key_variable, str) and VARIABLE.fullmatch(key_variable)):
-        found["key_variable"] = "Must be the name of an environment variable."
+    if wrong := _key_problem(key_variable, environment):
+        found["key_variable"] = wrong
     if not found and "port" not in set(_named(command, environment)):
         found["command"] = "Must contain ${port}: Slackline chooses the port and looks for the engine there."
     return found
@@ -123,11 +126,26 @@ def _command_problems(command: object) -> dict[str, str]:
         if not wrong and place == 0 and (not text.strip() or ("$" in text and text != "${python}")):
             wrong = "The program must be written out, or be ${python}."
         name = text.lstrip("-").split("=")[0].replace("-", "_") if isinstance(text, str) else ""
-        if not wrong and text.startswith("--") and SOUNDS_SECRET.match(name):
+        assigned = _ASSIGNED.findall(text) if not wrong else []
+        if not wrong and (
+            (text.startswith("-") and SOUNDS_SECRET.match(name)) or any(map(SOUNDS_SECRET.match, assigned))
+        ):
             wrong = "A secret on a command line is visible to everyone on the host. Use the environment."
         if wrong:
             found[f"command.{place}"] = wrong
     return found
+
+
+def _key_problem(name: object, environment: object) -> str:
+    if not name:
+        return ""
+    if not isinstance(name, str) or not VARIABLE.fullmatch(name):
+        return "Must be the name of an environment variable."
+    if RESERVED.fullmatch(name) or name == "PATH":
+        return "Slackline sets this variable itself."
+    if isinstance(environment, Mapping) and name in environment:
+        return "The environment sets this variable too. The engine would get the key, and not that value."
+    return ""
 
 
 def _environment_problems(environment: object) -> dict[str, str]:
@@ -161,7 +179,19 @@ def _text_problem(text: object) -> str:
         Text(text).substitute(FIELDS)
     except (KeyError, ValueError) as error:
         return _reason(error)
+    if shows_secret(text, _FILLED_IN):
+        return 'A URL must not have a password or token in it. Name a secret in the environment: {"secret": "file"}.'
     return ""
+
+
+def shows_secret(text: str, filled_in: re.Pattern[str]) -> bool:
+    """Whether a URL in it has a password, or a user that may be a token. `git@` is neither, nor is what `filled_in`
+    matches, since it stands for something else."""
+    for user in _USER.findall(text):
+        name, colon, password = user.partition(":")
+        if not filled_in.fullmatch(password if colon else name) and user != "git":
+            return True
+    return False
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from controller.engine.launch_template import NOT_STORED, RESERVED, SOUNDS_SECRET, VARIABLE, VARIABLES_MAX
+from controller.engine.launch_template import NOT_STORED, RESERVED, SOUNDS_SECRET, VARIABLE, VARIABLES_MAX, shows_secret
 
 RUNTIME_ENV = "runtime_env"
 LARGEST, LONGEST, DEEPEST, MOST = 16_384, 4096, 5, 200  # characters in all and of one text; levels; entries of a list
@@ -30,7 +30,6 @@ _CONDA = re.compile(r"(?!.*\.ya?ml$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PACKED = re.compile(r"(https|s3|gs|azure|abfss|file)://[^\s?#]+\.zip")
 _WHEEL = re.compile(r"(https|s3|gs|azure|abfss|file)://[^\s?#]+\.(zip|whl)")
 _FOLDER = re.compile(r"local:///[^\s?#]+")
-_USER = re.compile(r"://([^/\s@]+)@")
 _OF_NODE = re.compile(r"\$\{\w+\}")
 
 
@@ -46,7 +45,7 @@ def problems(value: object) -> dict[str, str]:
             found[f"{RUNTIME_ENV}.{name}"] = f"Unknown; valid: {', '.join(_CHECKS)}."
             continue
         found |= {".".join(filter(None, (RUNTIME_ENV, name, part))): why for part, why in _CHECKS[name](each)}
-        if any(map(_shows_secret, _texts(each))):
+        if any(shows_secret(text, _OF_NODE) for text in _texts(each)):
             found.setdefault(
                 f"{RUNTIME_ENV}.{name}",
                 "A URL must not have a password or token in it. Write ${NAME} for a variable of the node.",
@@ -183,12 +182,3 @@ def _depth(value: object) -> float:
 
 def _inner(value: object) -> list[object]:
     return list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
-
-
-def _shows_secret(text: str) -> bool:
-    """Whether a URL in it has a password, or a user that may be a token. `git@` is neither."""
-    for user in _USER.findall(text):
-        name, colon, password = user.partition(":")
-        if not _OF_NODE.fullmatch(password if colon else name) and user != "git":
-            return True
-    return False
