@@ -2,7 +2,8 @@
 
 `outbound.request` costs a job a millisecond of processor time and a thread for each call. `request` costs a tenth of
 that, by the data path's own client, and has the same bounds and errors. A kept connection proves nothing by failing:
-its server may have closed it, been started again or moved, so a GET is then made once more on a new one.
+its server may have closed it, been started again or moved, so a call that may be repeated is then made once more on a
+new one.
 """
 
 from __future__ import annotations
@@ -56,14 +57,17 @@ async def request(
     timeout_s: float,
     json: Any = None,
     headers: Mapping[str, str] | None = None,
+    repeatable: bool | None = None,
     to_dashboard: bool = False,
 ) -> KeptAnswer:
     """`timeout_s`: to connect, and from one piece of the answer to the next; a name has as long as its look-up takes.
-    `to_dashboard`: to a Ray dashboard of RAY_ADDRESS, and to no engine.
+    `repeatable`: to call twice is the same as once; None: it is for a GET. `to_dashboard`: to a Ray dashboard of
+    RAY_ADDRESS, and to no engine.
 
     Raises requests.RequestException.
     """
-    call = _Call(method, url, b"" if json is None else _body(json), headers or {}, to_dashboard)
+    again = method == "GET" if repeatable is None else repeatable
+    call = _Call(method, url, b"" if json is None else _body(json), headers or {}, again, to_dashboard)
     return await _of_loop().answer(call, timeout_s)
 
 
@@ -87,6 +91,7 @@ class _Call(NamedTuple):
     url: str
     body: bytes
     headers: Mapping[str, str]
+    again: bool
     to_dashboard: bool
 
 
@@ -100,15 +105,15 @@ class _Server:
         self._addresses: list[tuple[int, str]] = []
 
     async def ask(self, call: _Call, path: str, patience: Patience) -> Connection:
-        """The headers. Only a GET goes over a kept connection, since it may be repeated."""
-        method, _, body, headers, _ = call
-        if method == "GET" and self._wire.keeps:
+        """The headers. Only what may be repeated goes over a kept connection."""
+        sent = (call.method, path, call.body, patience)
+        if call.again and self._wire.keeps:
             with contextlib.suppress(OSError):
-                return await self._wire.call(method, path, body, patience, headers=headers)
+                return await self._wire.call(*sent, headers=call.headers)
         # Before the time for connecting begins, and never given up: a look-up has a thread, and a call ends with it, so
         # who bounds calls bounds threads.
         self._addresses = await outbound.resolve(self._at.host or "", self._at.port or 0, self._to_dashboard)
-        return await self._wire.call(method, path, body, patience, fresh=True, headers=headers)
+        return await self._wire.call(*sent, fresh=True, headers=call.headers)
 
     async def _resolved(self, host: str, port: int) -> list[tuple[int, str]]:
         return self._addresses

@@ -1,6 +1,7 @@
 """Calls to the launcher of an engine (`workers.ray.launcher`), which listens one port above the engine.
 
-They are made at the same time for all engines, in the event loop of this process (`workers.http.call_loop`)."""
+They are made at the same time for all engines, in the event loop of this process (`workers.http.call_loop`), and each
+may be made twice: a lease is renewed again, and of two ends the earlier applies."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ async def _answer(
     where, shown = f"{host}:{port}", f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}{path}"
     try:
-        answer = await kept_calls.request(method, url, json=body, headers=headers, timeout_s=timeout_s)
+        answer = await kept_calls.request(method, url, json=body, headers=headers, timeout_s=timeout_s, repeatable=True)
         said = answer.json() if answer.status_code == 200 else None
     except requests.ConnectionError as error:
         if kept_calls.nobody_listens(error):

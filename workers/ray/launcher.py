@@ -247,6 +247,9 @@ class Launcher:
             **{"error": self.error, "orphan": self.orphan_at is not None, **known},
         }
 
+    def log(self) -> dict[str, Any]:
+        return self.engine.output.tail() if self.engine else {"text": "", "cut": False, "written_at": 0}
+
     # -- the life of the engine ----------------------------------------------------------------------------------
 
     def run(self) -> int:
@@ -323,13 +326,9 @@ class ControlServer(http.server.ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        end = threading.Timer(CALL_S, cut_off, [request])
-        end.daemon = True
-        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
-            end.cancel()
             with self.counting:
                 self.open[client_address[0]] -= 1
                 if not self.open[client_address[0]]:
@@ -340,6 +339,7 @@ class ControlServer(http.server.ThreadingHTTPServer):
 
 
 def cut_off(connection: socket.socket) -> None:
+    """Whatever reads or writes it ends."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -348,18 +348,41 @@ def handler_of(launcher: Launcher) -> type[http.server.BaseHTTPRequestHandler]:
     """What answers the calls of a worker."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        """Workers call once a second, so their connections are kept; those of strangers are not."""
+
+        protocol_version = "HTTP/1.1"
         timeout = CALL_S
+        wbufsize = -1  # an answer is sent as one piece
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: Any) -> None:
             pass
 
-        def answer(self, status: int, body: dict[str, Any]) -> None:
+        def handle_one_request(self) -> None:
+            end = threading.Timer(CALL_S, cut_off, [self.connection])
+            end.daemon = True
+            end.start()
+            try:
+                super().handle_one_request()
+            finally:
+                end.cancel()
+
+        def answer(self, status: int, body: dict[str, Any], keep: bool = False) -> None:
             raw = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(raw)))
+            if not keep or self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(raw)
+
+        def body(self) -> bytes:
+            """All of it: what is left would be taken for the next call. Raises ValueError."""
+            size = int(self.headers.get("Content-Length") or 0)
+            if not 0 <= size <= LOG_BYTES or "Transfer-Encoding" in self.headers:
+                raise ValueError(f"a body has a length of at most {LOG_BYTES} bytes")
+            return self.rfile.read(size)
 
         def do_GET(self) -> None:
             self.called({"/status": lambda _: None, "/log": None})
@@ -377,17 +400,14 @@ def handler_of(launcher: Launcher) -> type[http.server.BaseHTTPRequestHandler]:
             if self.path not in calls:
                 self.answer(404, {"error": "unknown path"})
                 return
-            if calls[self.path] is None:
-                engine = launcher.engine
-                self.answer(200, engine.output.tail() if engine else {"text": "", "cut": False, "written_at": 0})
-                return
             try:
-                told = json.loads(self.rfile.read(min(LOG_BYTES, int(self.headers.get("Content-Length") or 0))) or "{}")
-                calls[self.path](told)
+                told = json.loads(self.body() or "{}")
+                if calls[self.path] is not None:
+                    calls[self.path](told)
             except (ValueError, TypeError, AttributeError) as error:
                 self.answer(400, {"error": str(error)})
                 return
-            self.answer(200, launcher.status())
+            self.answer(200, launcher.status() if calls[self.path] is not None else launcher.log(), keep=True)
 
     return Handler
 

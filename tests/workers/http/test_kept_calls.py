@@ -61,6 +61,14 @@ async def test_a_post_has_a_connection_of_its_own_since_it_is_not_repeated() -> 
         assert len(server.requests) == 3
 
 
+async def test_a_post_that_may_be_repeated_is_made_as_a_get() -> None:
+    async with Server(OK, OK, close, OK) as server:
+        for connections in (1, 1, 2):
+            assert (await request("POST", server.url, timeout_s=LONG_S, json={}, repeatable=True)).text == "hi"
+            assert server.connections == connections
+        assert len(server.requests) == 4
+
+
 @pytest.mark.parametrize("fails", [close, resets, b"-ERR unknown command\r\n"])
 async def test_a_kept_connection_that_fails_is_asked_once_again_on_a_new_one(fails: object) -> None:
     """As of an engine that was started again, or that closes what is idle as it is asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 import time
@@ -98,3 +99,58 @@ def test_a_call_that_drips_is_cut_off(control):
     assert time.monotonic() - began < 3
     until(lambda: not server.open)
     assert whose(port) == 200
+
+
+@pytest.fixture
+def kept(control, monkeypatch):
+    """A connection of a worker that shows the token, to a launcher that knows what it was told."""
+    server, port = control
+    monkeypatch.setattr(launcher, "CALL_S", 2.0)
+    known = SimpleNamespace(order={"token_sha256": "ab"}, allows=lambda shown: shown == "Bearer t", told=[])
+    known.lease = known.end = known.told.append
+    known.status = lambda: {"leases": len(known.told)}
+    server.RequestHandlerClass = launcher.handler_of(known)
+    caller = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    yield caller
+    caller.close()
+
+
+def asked(caller, method, path, body=None, token="t", headers=()):
+    caller.request(method, path, body, {"Authorization": f"Bearer {token}", **dict(headers)})
+    answer = caller.getresponse()
+    return answer.status, answer.read(), answer.will_close
+
+
+def test_a_worker_keeps_its_connection_for_longer_than_a_call(kept):
+    kept.connect()
+    connected = kept.sock
+    for number in range(6):
+        assert asked(kept, "POST", "/lease", "{}") == (200, b'{"leases": %d}' % (number + 1), False)
+        assert asked(kept, "GET", "/status")[::2] == (200, False)
+        time.sleep(launcher.CALL_S / 4)
+    assert kept.sock is connected
+
+
+def test_a_connection_that_is_kept_and_idle_is_closed(kept, control):
+    asked(kept, "GET", "/status")
+    until(lambda: not control[0].open, 20)
+    assert kept.sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "named"),
+    [
+        ("GET", "/whose", {}),
+        ("GET", "/status", {"token": "wrong"}),
+        ("GET", "/nothing", {}),
+        ("POST", "/lease", {"body": "{broken"}),
+        ("POST", "/lease", {"body": json.dumps({"key": "k" * launcher.LOG_BYTES})}),
+        ("GET", "/status", {"body": "unread"}),
+        ("GET", "/status", {"headers": {"Transfer-Encoding": "chunked"}}),
+        ("GET", "/status", {"headers": {"Connection": "close"}}),
+    ],
+)
+def test_strangers_and_calls_that_were_not_read_to_their_end_keep_no_connection(kept, method, path, named):
+    """What follows on it would be taken for another call, and whoever may not call has the time of one."""
+    assert asked(kept, method, path, **named)[2]
+    assert kept.sock is None
