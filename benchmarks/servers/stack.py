@@ -138,15 +138,21 @@ class Stack:
 
     @contextlib.contextmanager
     def gateway(
-        self, policy: str | None = None, overrides: Mapping[str, Any] | None = None, name: str = "gateway"
+        self,
+        policy: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        name: str = "gateway",
+        gateway_id: str | None = None,
     ) -> Iterator[RunningEngine]:
-        """A running gateway that sees all instances. `policy` None: the gateway's default."""
+        """A running gateway that sees all instances. `policy` None: the gateway's default. `gateway_id`: of an earlier
+        one, whose learned state it goes on with; None: one of its own."""
         port = free_port()
         environment = {**self.environment, "SLACKLINE_ROLE": "gateway", "GATEWAY_PORT": str(port)}
         if policy is not None:
             environment["DISPATCH_POLICY"] = policy
         environment["DISPATCH_OVERRIDES"] = json.dumps(overrides or {})
         command = [sys.executable, "-m", "api.openai", "--port", str(port)]
+        command += ["--name", gateway_id] if gateway_id else []
         started = spawn(name, command, port, self.folder / "logs", environment)
         prefer(started.process.pid, own_niceness())
         with running([started], "/healthz") as [gateway]:
