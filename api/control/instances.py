@@ -38,9 +38,9 @@ from controller.services.fleet.instances import (
 from controller.services.fleet.launches import instance_join, instance_put
 from controller.services.fleet.role_switches import role_order
 from controller.services.fleet.sleeping import LEVELS, sleep_order, wake_order
+from controller.wording.values import BACKEND_NAMES
 
-NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
-BACKENDS = tuple(NAMES)
+BACKENDS = tuple(BACKEND_NAMES)
 NOT_STARTED = (
     "is started from a launch template: name one. A server that you start yourself is registered with provisioner "
     "`static` and its URL."
@@ -142,7 +142,7 @@ class InstanceInput(_InstanceFields):
         elif attrs.pop("key_name", ""):
             raise serializers.ValidationError({"key_name": ["Only for provisioner `static`."]})
         elif attrs.get("template") is None and attrs["backend"] != "reference":
-            raise serializers.ValidationError({"template": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
+            raise serializers.ValidationError({"template": [f"{BACKEND_NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
 
 

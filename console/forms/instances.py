@@ -16,8 +16,8 @@ from controller.models.fleet import KvRole, Role
 from controller.scale.provisioning import PROCESS, Hosts, abilities
 from controller.selectors.fleet.topology import clusters
 from controller.services.fleet.instances import KEY_NAME
+from controller.wording.values import BACKEND_NAMES
 
-BACKENDS = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
 SERVES = "The model that it serves. One that is not listed is created with the control API first."
 FOR_GOOD = "Cannot be changed later."
@@ -80,7 +80,7 @@ class InstanceForm(NewInstanceForm):
     url = forms.CharField(
         max_length=255, label="URL", help_text="For example http://10.0.0.7:8000. Must be in ENGINE_NETWORKS."
     )
-    backend = forms.ChoiceField(choices=list(BACKENDS.items()), initial="vllm")
+    backend = forms.ChoiceField(choices=list(BACKEND_NAMES.items()), initial="vllm")
     kv_role = forms.ChoiceField(
         choices=[("", "unknown"), *((role, role) for role in KvRole.values)],
         required=False,

@@ -18,10 +18,10 @@ from controller.engine.runtime_env import RUNTIME_ENV
 from controller.models.base import NAME
 from controller.models.fleet import KvRole, Role
 from controller.services.fleet.launch_templates import BACKENDS, placement_problems
+from controller.wording.values import BACKEND_NAMES
 
 SECRET_BEGINS, SECRET_ENDS = "${secret:", "}"
 TYPED_MAX = 100_000  # characters
-BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 
 
 def lines_of(text: str) -> list[str]:

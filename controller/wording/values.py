@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
 # By key of a figure.
 VALUES: dict[str, dict[str, str]] = {

@@ -13,6 +13,7 @@ from controller.models.fleet import KvRole, Role
 from controller.services.actors import SYSTEM
 from controller.services.fleet.launches import instance_join
 from controller.services.fleet.served_models import served_model_create
+from controller.wording.values import BACKEND_NAMES
 
 OPTIONS = ("backend", "role", "kv_role", "context_tokens", "max_num_seqs", "device_kind", "key_name")
 
@@ -25,7 +26,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("instances", nargs="+", metavar="NAME=URL")
         parser.add_argument("--model", required=True, help="name of the model they serve")
-        parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang", "reference"))
+        parser.add_argument("--backend", default="vllm", choices=tuple(BACKEND_NAMES))
         parser.add_argument("--role", default="collocated", choices=Role.values, help="role of the instances")
         parser.add_argument(
             "--kv-role",
