@@ -60,7 +60,7 @@ PROBES = (60, 120, 200, 300, 400, 500, 700, 900, 1_200, 1_600)  # prompt tokens
 PATIENCE_S = 30.0
 
 
-class Caller:
+class RestartClient:
     """A client of one gateway."""
 
     def __init__(self, url: str, api_key: str) -> None:
@@ -104,7 +104,7 @@ def stored(records: Recorded, request_id: str, column: str) -> Any:
     raise TimeoutError(f"no record of {request_id} within {PATIENCE_S:.0f} s")
 
 
-def bounds(caller: Caller, records: Recorded) -> list[int]:
+def bounds(caller: RestartClient, records: Recorded) -> list[int]:
     """The upper bounds that the gateway gives to the probes."""
     asked = [caller.ask(tokens) for tokens in PROBES]
     return [stored(records, request_id, "length_bounds")[1] for request_id in asked]
@@ -114,7 +114,7 @@ def drift_pct(before: Sequence[int], after: Sequence[int]) -> float:
     return round(100.0 * statistics.median(abs(b - a) / a for a, b in zip(before, after, strict=True)), 2)
 
 
-def begun(caller: Caller) -> dict[str, float]:
+def begun(caller: RestartClient) -> dict[str, float]:
     """By workflow, when it is due (monotonic seconds)."""
     due = {}
     for index in range(WORKFLOWS):
@@ -124,7 +124,7 @@ def begun(caller: Caller) -> dict[str, float]:
     return due
 
 
-def kept(caller: Caller, records: Recorded, due: dict[str, float]) -> float:
+def kept(caller: RestartClient, records: Recorded, due: dict[str, float]) -> float:
     """Share of the workflows whose next request has what the deadline leaves."""
     asked = {}
     for name, at in due.items():
@@ -137,7 +137,7 @@ def kept(caller: Caller, records: Recorded, due: dict[str, float]) -> float:
 
 def measured(stack: Stack, bodies: Sequence[bytes], records: Recorded) -> dict[str, Any]:
     with stack.gateway(name="first", gateway_id=GATEWAY) as gateway:
-        caller = Caller(gateway.url, stack.api_key)
+        caller = RestartClient(gateway.url, stack.api_key)
         note(f"{len(bodies)} requests are recorded at {RATE:g} requests/s")
         uvloop.run(send(gateway.url, stack.api_key, bodies, RATE))
         records.wait(len(bodies))
@@ -154,7 +154,7 @@ def measured(stack: Stack, bodies: Sequence[bytes], records: Recorded) -> dict[s
     found = restarted(stack, records, killed_at, before, due)
     with stack.gateway(name="cold") as gateway:
         wait_for(gateway.url, 1)
-        found["cold_drift_pct"] = drift_pct(before, bounds(Caller(gateway.url, stack.api_key), records))
+        found["cold_drift_pct"] = drift_pct(before, bounds(RestartClient(gateway.url, stack.api_key), records))
     return found
 
 
@@ -163,7 +163,7 @@ def restarted(
 ) -> dict[str, Any]:
     with stack.gateway(name="second", gateway_id=GATEWAY) as gateway:
         healthy_at = time.monotonic()  # the block begins once /healthz is 200 and every instance is up
-        caller = Caller(gateway.url, stack.api_key)
+        caller = RestartClient(gateway.url, stack.api_key)
         resumed_at = caller.first_answer()
         assert health(gateway.url)
         wait_for(gateway.url, 1)
