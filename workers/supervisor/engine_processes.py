@@ -24,6 +24,7 @@ from controller.engine.start_steps import PROCESS, READY, steps_said
 from workers.engine.weights.host_copy import sweep
 from workers.http.fleet_proof import KEY_VARIABLE, made_key
 from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.health_watch import HealthWatch
 from workers.supervisor.launching import Launch, launch_from
 from workers.supervisor.own_calls import opened
 from workers.supervisor.ports import HOST, free_port, write_json
@@ -106,15 +107,30 @@ class EngineProcess:
         self.headers = launch.headers if launch else {}
         self.steps = StartSteps(launch.backend, child.spec.log, child.started_at) if launch else None
         self.ready = self.stopping = self.reported_exit = False
+        self.watch: HealthWatch | None = None  # once it is ready
+        self.failing = ""  # why its health checks fail
         self.copies = ""  # the folder of the copy of weights that it shares with other engines
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
+    def failed(self, now: float) -> bool:
+        """Whether its health checks began or ceased to fail. It is ready; `now`: of a monotonic clock."""
+        if self.watch is None:
+            self.watch = HealthWatch(self.port, self.health_path, self.headers, now)
+        before, self.failing = self.failing, self.watch.error(now)
+        return before != self.failing
+
+    def unwatch(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+        self.watch, self.failing = None, ""
+
     def state(self) -> dict[str, Any]:
         code = self.child.exit_code()
-        name = "exited" if code is not None else "stopping" if self.stopping else "ready" if self.ready else "starting"
+        lives = "starting" if not self.ready else "unhealthy" if self.failing else "ready"
+        name = "exited" if code is not None else "stopping" if self.stopping else lives
         return {
             "id": self.id,
             "state": name,
@@ -123,7 +139,7 @@ class EngineProcess:
             "url": self.url,
             "started_at": self.child.started_at,
             "exit_code": code,
-            "error": "" if code is None else last_error(self.child.spec.log),
+            "error": self.failing if code is None else last_error(self.child.spec.log),
             "at": time.time(),
             **({"steps": self.steps.reached} if self.steps else {}),
         }
@@ -224,11 +240,14 @@ class EngineFolder:
                     engine.steps.done()
             if engine.ready or news:
                 self._write(engine)
+        elif engine.failed(time.monotonic()):
+            self._write(engine)
 
     def _stop(self, engine: EngineProcess) -> None:
         stop_file = self.folder / f"{engine.id}{STOP}"
         if not engine.stopping:
             engine.stopping = True
+            engine.unwatch()
             engine.child.ask_to_stop((_read(stop_file) or {}).get("grace_s"))
             self._write(engine)
         if engine.child.stopped():
@@ -239,6 +258,7 @@ class EngineFolder:
 
     def _ended(self, engine: EngineProcess) -> None:
         """Remove copies of weights that no engine uses, since an engine that was killed could not do so."""
+        engine.unwatch()
         if engine.copies:
             sweep(Path(engine.copies))
 

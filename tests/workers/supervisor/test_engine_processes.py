@@ -9,6 +9,7 @@ from controller.engine.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
 from tests.waiting import until
 from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
+from workers.supervisor import health_watch
 from workers.supervisor.engine_processes import EngineFolder, engine_argv, engine_env, last_error
 
 FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
@@ -109,6 +110,23 @@ def test_a_killed_engine_stays_down_until_its_desired_state_is_withdrawn(folder)
     assert (seen.state, seen.exit_code, seen.error) == ("exited", -9, "")  # its last line says how it began
     provisioner.stop("a", 0.0)
     settle(folder, lambda: states(folder) == {})
+
+
+def test_an_engine_that_hangs_is_unhealthy_until_it_answers(folder, monkeypatch):
+    for name, value in (("EVERY_S", 0.1), ("CHECK_S", 0.3), ("UNHEALTHY_S", 1.0)):
+        monkeypatch.setattr(health_watch, name, value)
+    provisioner = ProcessProvisioner(folder.folder)
+    provisioner.start("a", FAST)
+    settle(folder, lambda: states(folder) == {"a": "ready"})
+    pid = folder.engines["a"].child.pid
+    os.kill(pid, signal.SIGSTOP)
+    settle(folder, lambda: states(folder) == {"a": "unhealthy"})
+    [seen] = provisioner.observe()
+    assert (seen.pid, seen.error) == (pid, "GET /health has not been answered with status 200 for 1 s")
+    os.kill(pid, signal.SIGCONT)
+    settle(folder, lambda: states(folder) == {"a": "ready"})
+    [seen] = provisioner.observe()
+    assert (seen.pid, seen.error) == (pid, "")
 
 
 @pytest.mark.parametrize(
