@@ -26,8 +26,8 @@ LONGEST_NUMBER = 18  # digits of a content-length; Python refuses to read a numb
 # A body of this size always has room, so that nobody can keep people from signing in. `limits.connections` bounds how
 # many of them there can be.
 SMALL_BYTES = 16 << 10
-STRANGERS_SHARE = 3 / 4  # of `bodies_bytes`, for all who have not proved who they are; the rest is for those who have
-ADDRESS_SHARE = 1 / 8  # of `bodies_bytes`, for strangers of one address
+UNKNOWN_SHARE = 3 / 4  # of `bodies_bytes`, for all who have not proved who they are; the rest is for those who have
+ADDRESS_SHARE = 1 / 8  # of `bodies_bytes`, for unknown callers of one address
 KNOWN_ADDRESS_SHARE = 1 / 2  # the same for people and service accounts, of whom many can share an address
 
 
@@ -51,7 +51,7 @@ class BoundedBodies:
     `knows`: whether a request shows a session or token that is valid. It is asked only where the answer matters.
 
     How long a body may take is the protocol's matter (`workers.http.protocol`), which gives the time of an upload by
-    its path alone; a stranger's upload gets the time of other bodies here."""
+    its path alone; an upload of an unknown caller gets the time of other bodies here."""
 
     def __init__(
         self, application: Application, limits: HttpLimits, uploads: tuple[str, ...] = (), knows: Knows = nobody
@@ -89,13 +89,13 @@ class BoundedBodies:
     async def _known(self, scope: Scope) -> bool:
         try:
             return await self._knows(scope)
-        except Exception:  # the database is unavailable, say: whoever cannot be recognised is a stranger
+        except Exception:  # the database is unavailable, say: a caller that cannot be recognised is unknown
             log.warning("a caller cannot be recognised", exc_info=True, extra={"action": "caller_unknown"})
             return False
 
     def room_for(self, address: str, known: bool) -> bool:
         """Whether what is held now is within the shares of a caller from this address."""
-        all_share, address_share = (1.0, KNOWN_ADDRESS_SHARE) if known else (STRANGERS_SHARE, ADDRESS_SHARE)
+        all_share, address_share = (1.0, KNOWN_ADDRESS_SHARE) if known else (UNKNOWN_SHARE, ADDRESS_SHARE)
         most = self._limits.bodies_bytes
         return self.held <= most * all_share and self.by_address[address] <= most * address_share
 

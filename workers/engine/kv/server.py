@@ -17,9 +17,9 @@ from typing import Any
 from controller.core.steps import FinishReason, Seq, SeqState
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.store import KvMismatch, KvStore
-from workers.engine.kv.strangers import Strangers
 from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.turns import Turns, TurnsConfig
+from workers.engine.kv.unproven_connections import UnprovenConnections
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
     GOT_IT,
@@ -63,7 +63,7 @@ class KvServer:
         self._taken = taken
         self._progress = progress or KvProgress()
         self.turns = turns or TurnsConfig()
-        self.strangers = Strangers()
+        self.unproven = UnprovenConnections()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -81,14 +81,14 @@ class KvServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
-        self.strangers.come(writer)
+        self.unproven.come(writer)
         known = False
         try:
             keep_alive(writer)
             own = address(*writer.get_extra_info("sockname")[:2])
             await be_greeted(reader, writer, self._token, {own, *self.names})
             known = True
-            self.strangers.go(writer)
+            self.unproven.go(writer)
             while not reader.at_eof():
                 await self._answer(await read_frame(reader), reader, writer)
         except asyncio.IncompleteReadError as error:
@@ -104,7 +104,7 @@ class KvServer:
             self._ended_early(error)
         finally:
             self._open.discard(writer)
-            self.strangers.go(writer)
+            self.unproven.go(writer)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
@@ -112,7 +112,7 @@ class KvServer:
     def _ended_early(self, error: Exception, known: bool = True) -> None:
         self.traffic.failed += 1
         if not known:
-            self.strangers.failed(error)
+            self.unproven.failed(error)
             return
         log.warning("a KV transfer ended early: %s", error or type(error).__name__)
 

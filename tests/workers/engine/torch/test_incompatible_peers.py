@@ -18,7 +18,7 @@ from tests.workers.engine.client import post_once
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory, met
-from workers.engine.kv.strangers import MOST_FROM_ADDRESS
+from workers.engine.kv.unproven_connections import MOST_FROM_ADDRESS
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting, awaited, meet
 from workers.engine.torch.weights.pieces import patience

@@ -26,7 +26,7 @@ import orjson
 import torch
 import torch.distributed as dist
 
-from workers.engine.kv.strangers import Strangers
+from workers.engine.kv.unproven_connections import UnprovenConnections
 from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
 from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.pieces import longest_operation, patience
@@ -263,11 +263,11 @@ class OpenPort(NamedTuple):
 async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[OpenPort]:
     """Listen at `host` for the source: the first program that knows the token. Others are disconnected, and the wait
     continues. Raises WeightsError if this machine does not have the address."""
-    nonce, strangers = secrets.token_hex(16), Strangers()
+    nonce, unproven = secrets.token_hex(16), UnprovenConnections()
     came: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        strangers.come(writer)
+        unproven.come(writer)
         try:
             port = writer.get_extra_info("sockname")[1]
             await be_greeted(reader, writer, token, {address(host, port)})
@@ -275,7 +275,7 @@ async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Open
             writer.close()
             return
         finally:
-            strangers.go(writer)
+            unproven.go(writer)
         if came.done():
             writer.close()
         else:

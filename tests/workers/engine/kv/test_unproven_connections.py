@@ -10,8 +10,8 @@ import pytest
 
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.strangers import MOST, MOST_FROM_ADDRESS
 from workers.engine.kv.transfer import KvConnection
+from workers.engine.kv.unproven_connections import MOST, MOST_FROM_ADDRESS
 
 OPENED = 120  # from each address
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
@@ -33,10 +33,10 @@ async def silent(server: KvServer, address: str) -> asyncio.StreamWriter:
 async def test_connections_that_never_greet_are_few_and_keep_no_engine_out(server: KvServer) -> None:
     held = [await silent(server, address) for address in ADDRESSES for _ in range(OPENED)]
     await asyncio.sleep(0.1)
-    assert MOST_FROM_ADDRESS < len(server.strangers) <= MOST
+    assert MOST_FROM_ADDRESS < len(server.unproven) <= MOST
     assert len(server._open) <= MOST
     connection = await KvConnection.open("127.0.0.1", server.port, "t", 5.0)
-    assert len(server.strangers) < MOST, "it is known now, and counts no more"
+    assert len(server.unproven) < MOST, "it is known now, and counts no more"
     assert not connection.gone
     connection.close()
     for writer in held:
@@ -46,11 +46,11 @@ async def test_connections_that_never_greet_are_few_and_keep_no_engine_out(serve
 async def test_one_address_gets_its_share_and_no_more(server: KvServer) -> None:
     held = [await silent(server, "127.0.0.2") for _ in range(OPENED)]
     await asyncio.sleep(0.1)
-    assert len(server._open) == len(server.strangers) == MOST_FROM_ADDRESS
+    assert len(server._open) == len(server.unproven) == MOST_FROM_ADDRESS
     for writer in held:
         writer.transport.abort()
     await asyncio.sleep(0.1)
-    assert len(server.strangers) == 0
+    assert len(server.unproven) == 0
 
 
 async def test_those_that_are_no_engines_are_logged_once_a_second(

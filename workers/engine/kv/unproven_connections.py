@@ -17,7 +17,7 @@ LOGGED_S = 1.0  # at most one warning in this time
 log = logging.getLogger(__name__)
 
 
-class Strangers:
+class UnprovenConnections:
     """Beyond a bound the oldest connection of the address that has most is closed, not the newcomer: engines greet at
     once, so whoever has waited longest is the least likely to be one. `clock`: monotonic seconds."""
 
