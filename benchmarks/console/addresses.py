@@ -85,6 +85,7 @@ class Subjects(NamedTuple):
     template: LaunchTemplate
     experiment: Experiment
     account: ServiceAccount
+    workflow: RequestRecord
 
 
 def addresses() -> dict[str, AddressLook]:
@@ -125,6 +126,7 @@ def subjects() -> Subjects:
         template=first(LaunchTemplate.objects.order_by("pk")),
         experiment=first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE)),
         account=first(ServiceAccount.objects.order_by("pk")),
+        workflow=first(RequestRecord.objects.exclude(workflow="").order_by("-arrived_at")),
     )
 
 
@@ -137,6 +139,7 @@ def traffic_pages(about: Subjects) -> dict[str, str]:
         "queue, what came of an order": f"/queue/command/all/{32 * '0'}/",
         "requests": "/requests/",
         "workflows": "/workflows/",
+        "workflow": f"/workflows/one/?tenant={about.workflow.tenant}&workflow={about.workflow.workflow}",
         "requests, missed of a tenant": f"/requests/?tenant={about.tenant.name}&attained=no",
         "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
         "requests, refused": "/requests/?outcome=refused",

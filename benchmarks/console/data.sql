@@ -59,7 +59,7 @@ SELECT 'req-' || md5(n::text), at, 'tenant-' || lpad(tenant::text, 2, '0'), clas
   true, 'tokens', 64 + n %% 900, 20 + n %% 200, 0.5, 0.05, NULL, 5.0, CASE WHEN outcome = 'ok' THEN queue END,
   CASE WHEN outcome = 'ok' THEN queue + 0.1 + luck * 0.3 END, CASE WHEN outcome = 'ok' THEN 0.02 + luck * 0.02 END,
   CASE WHEN outcome = 'ok' THEN queue + 1 + luck * 5 ELSE 0.001 END, met, met, true, met, CASE WHEN met THEN 20 + n %% 200 ELSE 0 END,
-  1, '', '', decisions::jsonb, CASE WHEN outcome = 'ok' THEN '[0.2, 0.25, 0.35, 0.55, 1.1]'::jsonb ELSE '[]'::jsonb END
+  1, CASE WHEN n %% 40 = 0 THEN 'workflow-' || n / 400 ELSE '' END, '', decisions::jsonb, CASE WHEN outcome = 'ok' THEN '[0.2, 0.25, 0.35, 0.55, 1.1]'::jsonb ELSE '[]'::jsonb END
 FROM (
   SELECT n, luck, queue, tenant, class, priority, outcome, outcome = 'ok' AND luck < 0.94 AS met,
     now() - (n::float8 / %(records)s) * %(hours)s * interval '1 hour' AS at,

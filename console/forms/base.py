@@ -250,6 +250,22 @@ class RequestSearch(forms.Form):
     until = TimeField(label="Arrived before (UTC)")
 
 
+class WorkflowSearch(forms.Form):
+    """Filters of the workflow list. Empty fields do not filter."""
+
+    tenant = forms.CharField(max_length=64, required=False)
+    state = forms.ChoiceField(
+        required=False,
+        choices=[
+            ("", "any"),
+            ("open", "open"),
+            ("late", "past its deadline"),
+            ("cancelled", "cancelled"),
+            ("no_deadline", "no deadline"),
+        ],
+    )
+
+
 class AuditSearch(forms.Form):
     """Filters of the audit. Empty fields do not filter."""
 

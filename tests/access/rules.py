@@ -37,6 +37,8 @@ PAGES: dict[str, Rule] = {
     "requests/": READ,
     "requests/compare/": READ,
     "workflows/": READ,
+    "workflows/one/": READ,
+    "workflows/cancel/": ACT,
     "requests/<str:request_id>/": READ,
     "classes/": READ,
     "classes/new/": EDIT,

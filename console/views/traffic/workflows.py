@@ -1,21 +1,44 @@
-"""Workflows of the last hour: which kept the one deadline that their requests share."""
+"""Workflows: which keep the one deadline that their requests share, one of them with its requests, and its end."""
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.utils import timezone
-from django.views.decorators.http import require_GET
+from typing import Any
+from urllib.parse import urlencode
 
-from console.access import allows
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.views.decorators.http import require_GET, require_POST
+
+from console.access import actor_of, allows
+from console.forms.base import WorkflowSearch
 from console.forms.numbers import number_of
 from console.live.ttl_cache import TtlCache
 from console.views.paging import numbered_page
-from controller.selectors.records.workflows import MOST_RECORDS, RecentWorkflows, recent_workflows
+from controller.models import RequestRecord
+from controller.selectors.records import decisions
+from controller.selectors.records.workflows import (
+    MOST_RECORDS,
+    MOST_REQUESTS,
+    OneWorkflow,
+    RecentWorkflows,
+    narrowed,
+    share_of,
+)
 from controller.selectors.roles import UserRole
+from controller.wording.request_steps import outcome_in_words
+from controller.wording.sentences import sentence
+from workers import live
+from workers.workflow_commands import workflow_cancel
+from workers.workflow_reading import all_workflows, find_workflow
 
 PAGE_ROWS = 50
 KEPT_S = 2.0
+DECISIONS_MAX = 20
+TENANT_MAX, NAME_MAX = 64, 120  # characters
 
 READ: TtlCache[RecentWorkflows] = TtlCache(KEPT_S)
 
@@ -23,7 +46,96 @@ READ: TtlCache[RecentWorkflows] = TtlCache(KEPT_S)
 @require_GET
 @allows(UserRole.VIEWER)
 def workflow_list(request: HttpRequest) -> HttpResponse:
-    found, now = READ.get(lambda: recent_workflows(timezone.now())), timezone.now()
-    page = numbered_page(found.workflows, number_of(request.GET.get("page", "")), PAGE_ROWS)
-    context = {"found": found, "page": page, "now": now, "most": MOST_RECORDS}
+    found, now = READ.get(lambda: all_workflows(timezone.now())), timezone.now()
+    form = WorkflowSearch(request.GET)
+    wanted = form.cleaned_data if form.is_valid() else {}
+    rows = narrowed(found, now, tenant=wanted.get("tenant", ""), state=wanted.get("state", "")) if wanted else []
+    page = numbered_page(rows, number_of(request.GET.get("page", "")), PAGE_ROWS)
+    filters = {name: value for name, value in wanted.items() if value}
+    context = {
+        "found": found,
+        "form": form,
+        "page": page,
+        "filters": urlencode(filters),
+        "rows": [
+            {"each": each, "state": each.state(now), "missed": each.missed(now), "left_s": each.left_s(now)}
+            for each in page.rows
+        ],
+        "now": now,
+        "most": MOST_RECORDS,
+    }
     return render(request, "console/traffic/workflows.html", context)
+
+
+@require_GET
+@allows(UserRole.VIEWER)
+def workflow_detail(request: HttpRequest) -> HttpResponse:
+    tenant, name = _named(request.GET.get("tenant", "")), _named(request.GET.get("workflow", ""))
+    now = timezone.now()
+    found = find_workflow(tenant, name, now) if tenant and name else None
+    if found is None:
+        return render(request, "console/traffic/workflow_missing.html", {"tenant": tenant, "name": name}, status=404)
+    each = found.workflow
+    context = {
+        "each": each,
+        "found": found,
+        "state": each.state(now),
+        "missed": each.missed(now),
+        "left_s": each.left_s(now),
+        "stages": _stages(found),
+        "rows": [_row(row) for row in found.requests],
+        "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
+        "cancellable": found.kept is not None and not each.cancelled_by,
+        "most": MOST_REQUESTS,
+    }
+    return render(request, "console/traffic/workflow.html", context)
+
+
+@require_POST
+@allows(UserRole.OPERATOR)
+def workflow_end(request: HttpRequest) -> HttpResponse:
+    """Cancel it: `tenant` and `workflow` in the form."""
+    tenant, name = _named(request.POST.get("tenant", "")), _named(request.POST.get("workflow", ""))
+    try:
+        done = workflow_cancel(actor=actor_of(request), tenant=tenant, workflow=name) if tenant and name else None
+    except live.LiveUnavailable:
+        messages.error(request, "Redis is unavailable. Check whether the workflow was cancelled once it is available.")
+    else:
+        if done is None:
+            messages.error(request, "Gateways do not know this workflow: it was due more than an hour ago.")
+        elif done.decision is None:
+            messages.info(request, "The workflow was already cancelled.")
+        else:
+            at = reverse("decision", args=[done.decision.pk])
+            told = '{} cancelled. Its requests end within a second. <a href="{}">View in the audit</a>'
+            messages.success(request, format_html(told, name, at))
+    return redirect(f"{reverse('workflow')}?{urlencode({'tenant': tenant, 'workflow': name})}")
+
+
+def _named(given: str) -> str:
+    """ "" for what no workflow or tenant is called."""
+    return "" if "\x00" in given or len(given) > max(TENANT_MAX, NAME_MAX) else given
+
+
+def _row(row: RequestRecord) -> dict[str, Any]:
+    share = share_of(row)
+    share_s = share.get("step_s")
+    return {
+        "row": row,
+        "outcome": outcome_in_words(row),
+        "left_s": share.get("left_s"),
+        "share_s": share_s,
+        "over_share": share_s is not None and row.e2e_s is not None and row.e2e_s > share_s,
+    }
+
+
+def _stages(found: OneWorkflow) -> list[dict[str, Any]]:
+    """As they were declared, each with its part of the whole; empty if none were."""
+    stages = [] if found.kept is None else found.kept.stages
+    whole = sum(share for _, share in stages)
+    return [{"name": name, "part": share / whole} for name, share in stages]
+
+
+def _audited(tenant: str, name: str) -> list[Any]:
+    rows = decisions.search(subject_type="workflow", subject=name)
+    return list(rows.filter(inputs__tenant=tenant)[:DECISIONS_MAX])

@@ -21,7 +21,10 @@ Name = tuple[str, str]  # tenant, workflow
 
 
 class KeptWorkflow(Protocol):
-    """What Redis knows of a workflow with a deadline; epoch seconds."""
+    """What Redis knows of a workflow with a deadline; epoch seconds. `stages`: names with their shares of the time."""
+
+    @property
+    def stages(self) -> Sequence[tuple[str, float]]: ...
 
     @property
     def due_at(self) -> float: ...

@@ -33,6 +33,7 @@ PAGES = (
     Listed("queue", "/queue/"),
     Listed("requests", "/requests/"),
     Listed("workflows", "/workflows/"),
+    Listed("workflow", "/workflows/one/?tenant=demo&workflow={workflow}"),
     Listed("request", "/requests/{missed}/"),
     Listed("compare", "/requests/compare/?id={missed}&id={request}"),
     Listed("lengths", "/lengths/"),
@@ -115,6 +116,7 @@ def _command(kind: str, control: str) -> Action:
     return Action("/queue/command/", "operator", "queue", ("button", control), data)
 
 
+OPEN_WORKFLOW = {"tenant": "demo", "workflow": "{workflow}"}
 ALL_WAITING = {"kind": "cancel", "until": "9999999999"}
 DECODE = {"role": "decode", "version": "1"}
 LESS = {"window": "hour", "change": "less"}
@@ -125,6 +127,7 @@ ACTIONS = (
     _command("reprioritise", "Change priority"),
     _command("cancel", "Cancel requests"),
     Action("/queue/command/all/", "operator", "queue", ("button", re.compile("^Select all")), ALL_WAITING),
+    Action("/workflows/cancel/", "operator", "workflow", ("button", "Cancel workflow"), OPEN_WORKFLOW),
     Action("/classes/new/", "operator", "classes", ("link", "New class"), {"name": "forged", "ttft_s": "9"}),
     Action("/classes/{class}/", "operator", "classes", ("link", "Edit interactive"), {"ttft_s": "9"}),
     Action("/classes/{class}/remove/", "operator", "classes", ("link", "Remove interactive"), {"version": "1"}),

@@ -25,6 +25,7 @@ def places_of(stack: Stack, caller: Caller, instance: str) -> Places:
     ):
         found[name] = str(caller.first(path, **query)["id"])
     found |= program_of(caller)
+    found["workflow"] = of_two_steps(stack, caller)
     found["experiment"] = simulated(caller)
     found["trace"] = caller.first("traces")["slug"]
     return found
@@ -46,6 +47,19 @@ def asked(stack: Stack, caller: Caller) -> str:
     request_id = answer.headers["x-slackline-request-id"]
     within(20, lambda: caller.get("requests", id=request_id)["items"])
     return request_id
+
+
+def of_two_steps(stack: Stack, caller: Caller) -> str:
+    """Id of a workflow that is open, with two requests on record."""
+    name = "report-places"
+    more = {"workflow_deadline": 7200, "workflow_steps_left": 2}
+    for stage in ("plan", "write"):
+        metadata = {"workflow_id": name, "stage": stage}
+        body = {"model": stack.credentials["model"], "prompt": "Hello", "max_tokens": 20, "metadata": metadata, **more}
+        stack.ask(body).raise_for_status()
+    query = {"tenant": "demo", "workflow_id": name}
+    within(20, lambda: len(caller.get("workflows/by-id", **query)["items"]) == 2)
+    return name
 
 
 def missed(stack: Stack, caller: Caller) -> str:

@@ -1,0 +1,197 @@
+"""*Workflows* with what gateways keep in Redis: filters, one workflow with its shares, cancelling, without Redis."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+from django.conf import settings
+from django.urls import reverse
+
+from controller.models import Decision
+from tests import factories
+from workers import live
+from workers.workflows import BY_TENANT, CountRequests, OpenWorkflow, Stage, cancel_workflow, read_workflow, run_orders
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+
+
+@pytest.fixture(autouse=True)
+def board(redis_server):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+@pytest.fixture
+def no_redis(settings):
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def acme(db):
+    return factories.tenant(name="acme")
+
+
+def begin(name, deadline_s=60.0, stages=()):
+    live.run(run_orders([OpenWorkflow("acme", name, deadline_s, tuple(Stage(*each) for each in stages))]))
+
+
+def call(workflow, ago_s, took_s, left_s=None, steps_left=1, **fields):
+    figures = {"left_s": left_s, "steps_left": steps_left}
+    if left_s is not None and left_s > 0:
+        figures["step_s"] = left_s / steps_left
+    step = {"kind": "workflow", "reason": "workflow_inherited", "at": 0.0, "figures": figures}
+    return factories.record(
+        workflow=workflow,
+        arrived_at=time.time() - ago_s,
+        e2e_s=took_s,
+        decisions=[] if left_s is None else [step],
+        **fields,
+    )
+
+
+def text_of(answer):
+    return " ".join(answer.content.decode().split())
+
+
+def listed(client, query=""):
+    answer = client.get(reverse("workflows") + query)
+    assert answer.status_code == 200
+    return text_of(answer)
+
+
+def one(client, name="w1", status=200):
+    answer = client.get(reverse("workflow"), {"tenant": "acme", "workflow": name})
+    assert answer.status_code == status
+    return text_of(answer)
+
+
+def cancel(client, name="w1", follow=True):
+    return client.post(reverse("workflow-end"), {"tenant": "acme", "workflow": name}, follow=follow)
+
+
+def test_an_open_one_without_requests_is_listed(viewer, acme):
+    begin("unused")
+    text = listed(viewer)
+    assert ">unused</a>" in text
+    assert '<span class="badge accent">open</span>' in text
+    assert "in time so far" in text
+
+
+def test_the_list_is_filtered_and_its_pages_keep_the_filter(viewer, acme):
+    begin("open-one")
+    begin("gone")
+    live.run(cancel_workflow("acme", "gone", BY_TENANT))
+    factories.records_stored(
+        call("gone", 5, 1.0, left_s=60), *(call(f"free{number}", 10 + number, 1.0) for number in range(60))
+    )
+    assert ">open-one</a>" in listed(viewer, "?state=open")
+    assert ">free1</a>" not in listed(viewer, "?state=open")
+    cancelled = listed(viewer, "?state=cancelled")
+    assert ">gone</a>" in cancelled
+    assert "by its client" in cancelled
+    free = listed(viewer, "?state=no_deadline&tenant=acme")
+    assert "Page 1 of 2, 60 workflows" in free
+    assert 'href="?tenant=acme&amp;state=no_deadline&amp;page=2"' in free
+    assert "No workflows match these filters." in listed(viewer, "?tenant=nobody")
+    assert "Check the filters" in listed(viewer, "?state=wrong")
+
+
+def test_what_its_client_cancelled_is_not_counted(viewer, acme):
+    begin("gone", 0.05)
+    factories.records_stored(call("gone", 5, 1.0, left_s=60, outcome="cancelled", attained=False))
+    live.run(cancel_workflow("acme", "gone", BY_TENANT))
+    time.sleep(0.1)
+    assert "workflows whose deadline has passed" not in listed(viewer)
+
+
+def test_one_shows_its_requests_in_order_with_their_shares_against_what_they_took(viewer, acme):
+    begin("w1", stages=(("plan", 1.0), ("write", 3.0)))
+    live.run(run_orders([CountRequests("acme", "w1", 3, 2, 0, 12, 0.1)]))
+    factories.records_stored(
+        call("w1", 30, 20.0, left_s=60, steps_left=4, id="req-a", stage="plan", output_tokens=5),
+        call("w1", 9, 2.0, left_s=39, id="req-b", stage="write", output_tokens=7), call("other", 8, 1.0, id="req-c"),
+    )  # fmt: skip
+    text = one(viewer)
+    rows = text.split('id="workflow-requests"')[1].split("</tbody>")[0].split("</tr>")
+    assert "req-a" in rows[0]
+    assert ">60.0 s<" in rows[0]
+    assert ">15.0 s<" in rows[0]
+    assert '<span class="miss">20.0 s</span>' in rows[0]
+    assert "req-b" in rows[1]
+    assert "<span>2.00 s</span>" in rows[1]
+    assert "req-c" not in text
+    assert "plan 25 %, write 75 %" in text
+    assert "2, 0, 1" in text  # finished, not answered, running
+    assert "12, 12 so far" in text
+
+
+def test_a_late_one_has_no_goodput(viewer, acme):
+    factories.records_stored(call("w1", 30, 9.0, left_s=5, output_tokens=7))
+    text = one(viewer)
+    assert "4.00 s late" in text
+    assert "7, 0" in text
+
+
+def test_one_that_nobody_knows_says_where_to_look(viewer, acme):
+    text = one(viewer, "none", 404)
+    assert "acme has no open workflow with this ID" in text
+    assert viewer.get(reverse("workflow")).status_code == 404
+    assert viewer.get(reverse("workflow"), {"tenant": "a\x00", "workflow": "w" * 500}).status_code == 404
+
+
+def test_an_id_in_html_is_text(viewer, acme):
+    begin("<script>x</script>")
+    for text in (listed(viewer), one(viewer, "<script>x</script>"), one(viewer, "<script>y</script>", 404)):
+        assert "<script>x</script>" not in text
+        assert "<script>y</script>" not in text
+
+
+def test_an_operator_cancels_it_and_the_page_shows_the_decision(operator, acme):
+    begin("w1")
+    assert "Cancel workflow" in one(operator)
+    text = text_of(cancel(operator))
+    assert "w1 cancelled. Its requests end within a second." in text
+    decision = Decision.objects.get(kind="workflow_cancel")
+    assert f'href="{reverse("decision", args=[decision.pk])}"' in text
+    assert "cancelled workflow w1" in text.split("Decisions about this workflow")[1]
+    assert "by an operator" in text
+    assert '<button class="danger">Cancel workflow' not in text
+    assert live.run(read_workflow("acme", "w1")).cancelled_by == "operator"
+    assert "The workflow was already cancelled." in text_of(cancel(operator))
+    assert Decision.objects.filter(kind="workflow_cancel").count() == 1
+
+
+def test_what_cannot_be_cancelled_says_so(operator, acme):
+    factories.records_stored(call("w1", 10, 1.0))
+    assert "Cancel workflow" not in one(operator)
+    assert "Gateways do not know this workflow" in text_of(cancel(operator))
+    assert not Decision.objects.filter(kind="workflow_cancel").exists()
+
+
+def test_a_viewer_reads_only(viewer, acme):
+    begin("w1")
+    assert "Cancel workflow" not in one(viewer)
+    assert cancel(viewer, follow=False).status_code == 403
+    assert not live.run(read_workflow("acme", "w1")).cancelled_by
+
+
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_records_are_shown_and_nothing_is_cancelled(operator, acme):
+    factories.records_stored(call("w1", 10, 1.0, left_s=60))
+    assert "Redis is unavailable. Only workflows with finished requests are shown" in listed(operator)
+    text = one(operator)
+    assert "It cannot be cancelled now." in text
+    assert "Cancel workflow" not in text
+    assert "Redis is unavailable. Check whether the workflow was cancelled" in text_of(cancel(operator))
+    assert "error" in Decision.objects.get(kind="workflow_cancel").outcome
+
+
+def test_decisions_of_another_tenants_workflow_are_not_shown(operator, acme):
+    factories.tenant(name="other")
+    live.run(run_orders([OpenWorkflow("other", "w1", 60.0)]))
+    begin("w1")
+    operator.post(reverse("workflow-end"), {"tenant": "other", "workflow": "w1"})
+    assert Decision.objects.filter(kind="workflow_cancel").count() == 1
+    assert "No decisions." in one(operator)
+    assert datetime.now(UTC).timestamp() < live.run(read_workflow("acme", "w1")).due_at
