@@ -344,72 +344,73 @@ def cut_off(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def handler_of(launcher: Launcher) -> type[http.server.BaseHTTPRequestHandler]:
-    """What answers the calls of a worker."""
+class ControlHandler(http.server.BaseHTTPRequestHandler):
+    """Answers the calls of a worker. Workers call once a second, so their connections are kept; those of strangers are
+    not."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        """Workers call once a second, so their connections are kept; those of strangers are not."""
+    launcher: Launcher
+    protocol_version = "HTTP/1.1"
+    timeout = CALL_S
+    wbufsize = -1  # an answer is sent as one piece
+    disable_nagle_algorithm = True
 
-        protocol_version = "HTTP/1.1"
-        timeout = CALL_S
-        wbufsize = -1  # an answer is sent as one piece
-        disable_nagle_algorithm = True
+    def log_message(self, *_: Any) -> None:
+        pass
 
-        def log_message(self, *_: Any) -> None:
-            pass
+    def handle_one_request(self) -> None:
+        end = threading.Timer(CALL_S, cut_off, [self.connection])
+        end.daemon = True
+        end.start()
+        try:
+            super().handle_one_request()
+        finally:
+            end.cancel()
 
-        def handle_one_request(self) -> None:
-            end = threading.Timer(CALL_S, cut_off, [self.connection])
-            end.daemon = True
-            end.start()
-            try:
-                super().handle_one_request()
-            finally:
-                end.cancel()
+    def answer(self, status: int, body: dict[str, Any], keep: bool = False) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        if not keep or self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(raw)
 
-        def answer(self, status: int, body: dict[str, Any], keep: bool = False) -> None:
-            raw = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            if not keep or self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(raw)
+    def body(self) -> bytes:
+        """All of it: what is left would be taken for the next call. Raises ValueError."""
+        size = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= size <= LOG_BYTES or "Transfer-Encoding" in self.headers:
+            raise ValueError(f"a body has a length of at most {LOG_BYTES} bytes")
+        return self.rfile.read(size)
 
-        def body(self) -> bytes:
-            """All of it: what is left would be taken for the next call. Raises ValueError."""
-            size = int(self.headers.get("Content-Length") or 0)
-            if not 0 <= size <= LOG_BYTES or "Transfer-Encoding" in self.headers:
-                raise ValueError(f"a body has a length of at most {LOG_BYTES} bytes")
-            return self.rfile.read(size)
+    def do_GET(self) -> None:
+        self.called({"/status": lambda _: None, "/log": None})
 
-        def do_GET(self) -> None:
-            self.called({"/status": lambda _: None, "/log": None})
+    def do_POST(self) -> None:
+        self.called({"/lease": self.launcher.lease, "/end": self.launcher.end})
 
-        def do_POST(self) -> None:
-            self.called({"/lease": launcher.lease, "/end": launcher.end})
+    def called(self, calls: dict[str, Any]) -> None:
+        if self.path == "/whose":  # asked before a token is shown
+            self.answer(200, {"token_sha256": self.launcher.order["token_sha256"]})
+            return
+        if not self.launcher.allows(self.headers.get("Authorization", "")):
+            self.answer(401, {"error": "the token is wrong"})
+            return
+        if self.path not in calls:
+            self.answer(404, {"error": "unknown path"})
+            return
+        try:
+            told = json.loads(self.body() or "{}")
+            if calls[self.path] is not None:
+                calls[self.path](told)
+        except (ValueError, TypeError, AttributeError) as error:
+            self.answer(400, {"error": str(error)})
+            return
+        self.answer(200, self.launcher.status() if calls[self.path] is not None else self.launcher.log(), keep=True)
 
-        def called(self, calls: dict[str, Any]) -> None:
-            if self.path == "/whose":  # asked before a token is shown
-                self.answer(200, {"token_sha256": launcher.order["token_sha256"]})
-                return
-            if not launcher.allows(self.headers.get("Authorization", "")):
-                self.answer(401, {"error": "the token is wrong"})
-                return
-            if self.path not in calls:
-                self.answer(404, {"error": "unknown path"})
-                return
-            try:
-                told = json.loads(self.body() or "{}")
-                if calls[self.path] is not None:
-                    calls[self.path](told)
-            except (ValueError, TypeError, AttributeError) as error:
-                self.answer(400, {"error": str(error)})
-                return
-            self.answer(200, launcher.status() if calls[self.path] is not None else launcher.log(), keep=True)
 
-    return Handler
+def handler_of(launcher: Launcher) -> type[ControlHandler]:
+    return type("Handler", (ControlHandler,), {"launcher": launcher})
 
 
 def bound(launcher: Launcher) -> tuple[http.server.ThreadingHTTPServer, int]:
