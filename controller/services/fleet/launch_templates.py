@@ -188,8 +188,12 @@ def fields_from(template: Row, role: str, spec: Mapping[str, Any]) -> dict[str, 
     if role not in template.roles:
         raise ValidationError({"role": f"{template} starts {', '.join(template.roles)} instances only."})
     key_name = KEY_MADE if template.key_variable else ""
-    facts = {name: value for name, value in template.spec.items() if name in FACTS}
-    return {"backend": template.backend, "spec": {**facts, **spec}, "key_name": key_name}
+    return {"backend": template.backend, "spec": {**facts_of(template), **spec}, "key_name": key_name}
+
+
+def facts_of(template: Row) -> dict[str, Any]:
+    """What an instance's spec has of its template's, unless it says something else itself."""
+    return {name: value for name, value in template.spec.items() if name in FACTS}
 
 
 def _check(row: Row) -> None:

@@ -19,6 +19,7 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import action_order
 from controller.services.fleet.instances import EDITABLE, instance_create, instance_register, instance_update
+from controller.services.fleet.launch_templates import facts_of
 from controller.services.replace import ExpectedVersion, FixedField, defaults_of, put
 
 LAUNCH = "engine_launch"  # kind of the Decision
@@ -68,7 +69,7 @@ def instance_put(
         _refuse_fixed(row, {"template": None, **values})
         changes = {**absent, **{name: value for name, value in values.items() if name not in FIXED}}
         if row.template is not None:
-            changes["spec"] = {**row.template.spec, **changes["spec"]}
+            changes["spec"] = {**facts_of(row.template), **changes["spec"]}
         now = {**{name: getattr(row, name) for name in changes}, "max_num_seqs": row.configured_seqs}
         changes = {name: value for name, value in changes.items() if now[name] != value}
         if not changes:

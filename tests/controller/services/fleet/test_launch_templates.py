@@ -148,6 +148,19 @@ def test_a_put_of_an_instance_keeps_template_and_key(shipped):
     assert (made, Instance.objects.values().get(pk="v1")) == (False, before)
 
 
+def test_a_put_that_is_repeated_changes_nothing_with_a_runtime_environment(shipped):
+    """It is the template's alone, and no field of the instance's spec."""
+    row, spec = shipped["vllm"], {"labels": {"zone": "a"}, "runtime_env": {"pip": ["vllm==0.32.0"]}}
+    services.launch_template_update(actor=SYSTEM, template_id=row.pk, version=None, changes={"spec": spec})
+    row.refresh_from_db()
+    values = {"model": factories.served_model(), "backend": "vllm", "provisioner": "ray", "template": row}
+    for given in ({}, {"spec": {"cluster": "west"}}):
+        for made in (not given, False):
+            _, new = instance_put(actor=SYSTEM, instance_id="v1", values=values | given, expected=ExpectedVersion())
+            stored = Instance.objects.get(pk="v1").spec
+            assert (new, stored) == (made, {"labels": {"zone": "a"}, **given.get("spec", {})})
+
+
 def test_a_paused_template_starts_nothing_until_it_is_changed_or_resumed(shipped):
     row = shipped["vllm"]
     for mend in ("resume", "change"):
