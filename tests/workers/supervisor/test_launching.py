@@ -11,11 +11,12 @@ import pytest
 from tests.waiting import until
 from workers.http.fleet_proof import made_key
 from workers.provisioners import ProcessProvisioner
-from workers.supervisor import child
+from workers.supervisor import child, engine_processes
 from workers.supervisor.child import strays
 from workers.supervisor.engine_processes import MARK, EngineFolder
 from workers.supervisor.launching import launch_from, secret
 from workers.supervisor.log_filter import without
+from workers.supervisor.ports import free_port
 
 SERVER = textwrap.dedent(
     """
@@ -223,6 +224,17 @@ def test_two_that_start_together_get_ports_of_their_own(folder):
         start(folder, f"v{number}", "serves")
     settle(folder, lambda: all(state(folder, f"v{number}") == "ready" for number in range(4)))
     assert len({seen(folder, f"v{number}").url for number in range(4)}) == 4
+
+
+def test_a_port_that_one_has_and_does_not_listen_on_yet_is_not_given_to_another(folder, monkeypatch):
+    """Nothing but its row says that it is taken: for minutes, while a model is loaded."""
+    first, second = free_port(), free_port()
+    offered = iter([first, first, first, second])
+    monkeypatch.setattr(engine_processes, "free_port", lambda: next(offered))
+    for name in ("a", "b"):
+        start(folder, name, "silent")
+    folder.sync()
+    assert sorted(engine.port for engine in folder.engines.values()) == sorted({first, second})
 
 
 def test_devices_are_those_that_it_holds(folder):
