@@ -36,6 +36,9 @@ SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
 OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
+# It was never ready, and its launch template is paused: somebody tried another template, which must not keep the scaler
+# from the one that served.
+TRIED = Q(ready_at__isnull=True, template__paused_at__isnull=False)
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used for a moment
 
 
@@ -345,8 +348,9 @@ def patterns() -> QuerySet[Instance]:
     gone = ExpressionWrapper(
         Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
     )
-    rows = Instance.objects.filter(provisioner__in=starters()).annotate(gone=gone)
-    return rows.order_by("model_id", "role", "gone", "-created_at").distinct("model_id", "role")
+    tried = ExpressionWrapper(TRIED, BooleanField())
+    rows = Instance.objects.filter(provisioner__in=starters()).annotate(gone=gone, tried=tried)
+    return rows.order_by("model_id", "role", "tried", "gone", "-created_at").distinct("model_id", "role")
 
 
 def models_on_demand() -> list[str]:

@@ -16,7 +16,6 @@ from controller.scale import ScalerMemory
 from controller.scale.capacity_plan import NOTHING_TO_START, TEMPLATE_PAUSED, OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, observe
-from controller.scale.provisioning import starters
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.fleet.scaling import cold_start_s, patterns
 from controller.selectors.fleet.topology import room_for, warm_on
@@ -180,13 +179,17 @@ def _state(row: Instance, switching: Mapping[str, str]) -> str:
 def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None:
     """The instance whose settings a new one gets: the newest one that we started, even if it is gone. None if its
     engine refused its settings, since another one would fail in the same way until a person starts one with other
-    settings."""
-    ours = [row for row in rows if row.abilities.starts]
+    settings. One that was only tried (`TRIED`) counts if there is no other."""
+    ours = [row for row in rows if row.abilities.starts and not _only_tried(row)]
     if ours:
         return max(ours, key=lambda row: row.created_at)
-    past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=starters())
-    newest = past.select_related("template").order_by("-created_at").first()
-    return None if newest is None or newest.settings_refused else newest
+    newest = patterns().filter(model=policy.model, role=policy.role).select_related("template").first()
+    return None if newest is None or (newest.settings_refused and not _only_tried(newest)) else newest
+
+
+def _only_tried(row: Instance) -> bool:
+    """TRIED of a row that is in memory."""
+    return row.ready_at is None and row.template is not None and row.template.paused_at is not None
 
 
 def loads_separately(pattern: Instance | None) -> bool:

@@ -534,6 +534,24 @@ def test_the_scaler_says_that_the_template_is_paused(look, fake, policy, templat
     assert view.capacity.observation(time.time()).held_by == "template_paused"
 
 
+def test_a_template_that_never_served_does_not_keep_the_scaler_from_the_one_that_did(look, fake, policy, templates):
+    """Somebody tried another template: only that one is paused, also where the model has been scaled to zero."""
+    instance_create(actor=SYSTEM, id="v1", model=policy.model, template=templates["vllm"])
+    look()
+    fake.becomes("v1", "ready")
+    look()
+    tried = instance_create(actor=SYSTEM, id="v2", model=policy.model, template=templates["sglang"])
+    launch_template_pause(actor=SYSTEM, row=tried.template, instance="v2", failures=3, error="exit code 1")
+    for gone in ((), ("v2",), ("v2", "v1")):
+        Instance.objects.filter(pk__in=gone).update(desired_state="stopped", observed_state="stopped")
+        view = stage_of(policy, [], time.time())
+        assert (view.pattern.pk, view.capacity.can_add(time.time())) == ("v1", True), gone
+        assert gateway_snapshot().on_demand == ("mid",), gone
+    launch_template_pause(actor=SYSTEM, row=templates["vllm"], instance="v1", failures=3, error="exit code 1")
+    assert stage_of(policy, [], time.time()).capacity.observation(time.time()).held_by == "template_paused"
+    assert gateway_snapshot().on_demand == ()
+
+
 def test_one_that_served_is_not_replaced_from_a_paused_template(look, fake, policy, templates):
     row = instance_create(actor=SYSTEM, id="v1", model=policy.model, template=templates["vllm"])
     look()
