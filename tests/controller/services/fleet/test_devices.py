@@ -156,3 +156,12 @@ def test_an_engine_on_a_cluster_holds_no_device_of_ours_and_needs_a_template():
         instance_create(actor=ACTOR, id="e1", model=model, provisioner="ray")
     row = instance_create(actor=ACTOR, id="e1", model=model, provisioner="ray", template=template)
     assert (held(row), row.source) == ([], "ray/default")
+
+
+def test_a_device_that_another_holds_is_refused_in_words():
+    host, model = machine(2), factories.served_model()
+    (device, _) = Device.objects.order_by("index")
+    new_instance(host, model, id="first", devices=[device])
+    with pytest.raises(ValidationError, match="device"):
+        new_instance(host, model, id="second", devices=[device])
+    assert not Instance.objects.filter(pk="second").exists()
