@@ -25,6 +25,7 @@ from controller.services.fleet.launch_templates import launch_template_pause, sh
 from controller.services.fleet.scaling_stages import stage_of
 from controller.services.fleet.served_models import served_model_create
 from controller.wording.sentences import sentence
+from tests.workers.sleep_orders import Killed
 from workers.engine.config import parse
 from workers.ray.jobs import HostSeen
 from workers.supervisor.engine_processes import engine_argv
@@ -108,6 +109,26 @@ def test_a_longer_context_than_the_engines_own_default_is_told_too(look, fake):
     instance_create(actor=SYSTEM, id="e1", model=model)
     look()
     assert parse(engine_argv(1, fake.started["e1"])[3:]).engine.max_model_len == 32_768
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_a_worker_that_is_killed_at_a_start_starts_one_engine(look, fake, one, monkeypatch, submitted):
+    """Before its order reached the provisioner, or after that and before anybody stored what came of it."""
+    start, started = fake.start, []
+
+    def killed(id, spec):
+        if submitted:
+            start(id, spec)
+            started.append(id)
+        raise Killed
+
+    monkeypatch.setattr(fake, "start", killed)
+    with pytest.raises(Killed):
+        look()
+    monkeypatch.setattr(fake, "start", lambda id, spec: (started.append(id), start(id, spec)))
+    look(3)
+    assert started == ["e1"]
+    assert [(row.pk, row.observed_state) for row in Instance.objects.all()] == [("e1", "starting")]
 
 
 def test_a_crashed_instance_is_replaced_once(look, fake, one):
