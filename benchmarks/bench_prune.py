@@ -1,9 +1,10 @@
 """`make bench-prune`: what pruning over the queues of all gateways changes, in the simulator.
 
-The common fleet of the fleet matrix (two instances, HyperFlexis' 4-task mix for 30 s; benchmarks.fleets.cells) behind
-one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the default
-policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards, which
-refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
+A fleet (`--fleet`; `common`: the two instances of the fleet matrix, `mixed`: one of them twice as slow,
+`disaggregated`: two prefill and two decode instances; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s,
+behind one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the
+default policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards,
+which refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
 
 Last line: JSON with `attainment` by gateways and load, means over the seeds; `ratio`, `on` over `off`, and `worst`, the
 least of them; `pruned`, requests that were served last for a time, and `pruned_made_it`, those of them that attained
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.fleets.cells import DEFAULT, SEEDS, cell, instances
+from benchmarks.fleets.cells import DEFAULT, LINKS, SEEDS, cell, disaggregated, instances, slower
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.report.results import RunResult
 from controller.simulator.report.summary import attainment
@@ -31,10 +32,18 @@ LOADS = (0.7, 1.0, 1.3, 1.7, 2.5)
 GATEWAYS = (1, 2, 4)
 BUDGET = 0.5
 LEVEL = 0.9  # attainment at the knee
+FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settings of the cell
+    "common": (instances(), {}),
+    "mixed": ([instances(1, profile=slower(2.0)), instances(1)], {}),
+    "disaggregated": (disaggregated(2, 2), {"links": LINKS}),
+}
 
 
-def plan(gateways: int, duration_s: float, seeds: Sequence[int], budget: float | None) -> ExperimentPlan:
-    config: dict[str, Any] = cell(f"{gateways} gateways", instances(), gateways=gateways)
+def plan(
+    gateways: int, duration_s: float, seeds: Sequence[int], budget: float | None, fleet: str = "common"
+) -> ExperimentPlan:
+    served_by, settings = FLEETS[fleet]
+    config: dict[str, Any] = cell(f"{gateways} gateways", served_by, gateways=gateways, **settings)
     config |= {"policies": [DEFAULT, "scorpio"], "seeds": list(seeds), "rates": [1.0]}
     del config["knee"]
     config["workload"]["duration_s"] = duration_s
@@ -58,9 +67,11 @@ def pruned(results: Sequence[RunResult]) -> dict[str, int]:
     return {"pruned": len(records), "pruned_made_it": sum(record.attained for record in records)}
 
 
-def measure(gateways: int, loads: Sequence[float], duration_s: float, seeds: Sequence[int], budget: float) -> Any:
+def measure(
+    gateways: int, loads: Sequence[float], duration_s: float, seeds: Sequence[int], budget: float, fleet: str
+) -> Any:
     """Rows by load."""
-    off, on = (plan(gateways, duration_s, seeds, each) for each in (None, budget))
+    off, on = (plan(gateways, duration_s, seeds, each, fleet) for each in (None, budget))
     (default, _) = off.contenders
     knee = find_knee(replace(off, seeds=off.seeds[:1]), default, LEVEL)
     rows = {}
@@ -89,12 +100,17 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--duration", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--fleet", choices=FLEETS, default="common")
     args = parser.parse_args()
     if os.environ.get("QUICK", "") not in ("", "0"):
         args.gateways, args.loads, args.duration, args.seeds = [2], [1.0, 1.7], 10.0, SEEDS[:1]
-    found = {str(count): measure(count, args.loads, args.duration, args.seeds, args.budget) for count in args.gateways}
+    found = {
+        str(count): measure(count, args.loads, args.duration, args.seeds, args.budget, args.fleet)
+        for count in args.gateways
+    }
     ratio = {count: ratios(rows) for count, rows in found.items()}
     report = {
+        "fleet": args.fleet,
         "budget": args.budget,
         "seeds": list(args.seeds),
         "attainment": {n: {load: row["attainment"] for load, row in rows.items()} for n, rows in found.items()},

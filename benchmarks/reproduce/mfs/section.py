@@ -40,10 +40,10 @@ from benchmarks.reproduce.mfs.setting import (
     serve,
 )
 
-PARTS = ("fig10", "fig11", "fig12", "fig13", "fig14", "ablations", "links")
+PARTS = ("fig10", "fig11", "fig12", "fig13", "fig14", "ablations", "sender")
 SIZES: Mapping[str, ClusterSize] = {
     "fig10": REDUCED, "fig11": REDUCED, "fig12": MIDDLE, "fig13": REDUCED, "fig14": MIDDLE, "ablations": REDUCED,
-    "links": REDUCED,
+    "sender": REDUCED,
 }  # fmt: skip
 LOADS = {  # shares of the capacity
     "fig10": (0.1, 0.2, 0.3, 0.45),
@@ -67,8 +67,8 @@ CONTENDERS = (*BASELINES, MFS)
 SLOW_CASES = (
     ("dbrx", CONVERSATION, (0.1, 0.2, 0.45)),
     ("llama", LONG_CONVERSATION, (0.9, 1.1)),
-    ("llama", LONG_AGENT, (0.5, 0.7, 0.9)),
 )
+SENDER_LOADS = (0.7, 0.9)
 EXPERTS_RATE = 0.7  # requests/s per GPU, of Fig. 13
 LONG_RATE = 0.5  # of Fig. 14
 SLOW_LINKS = 0.2  # share of the paper's bandwidth at which links hold first tokens up
@@ -252,20 +252,24 @@ def _ablations(size: ClusterSize, progress: Progress, quick: bool) -> Section:
         tables.append(_table(f"Ablations: {called}", setting, of))
         swept = curves(setting, tuple(level_one(value) for value in LEVELS), [load], progress)
         tables.append(_table(f"Threshold of level 1: {called}", setting, {MFS.name: of[MFS.name], **swept}))
+    for model, workload, loads in () if quick else SLOW_CASES:
+        setting = FlowSetting(model, workload, size, SLOW_LINKS)
+        called = f"{setting.shape.model.name}, {workload.name}"
+        of = curves(setting, (*CONTENDERS, *ABLATIONS[-2:], NO_KV, FREE), loads, progress)
+        tables.append(_table(f"Links of {SLOW_LINKS:g} of the bandwidth: {called}", setting, of))
     return Section("MFS", "", (), [replace(each, part="ablations") for each in tables])
 
 
-def _links(size: ClusterSize, progress: Progress, quick: bool) -> Section:
-    """Links so slow that they hold first tokens up: with more pruning too, for MFS and for the best baselines."""
-    tables = []
-    for model, workload, loads in SLOW_CASES[-1:] if quick else SLOW_CASES:
-        setting = FlowSetting(model, workload, size, SLOW_LINKS)
-        called = f"{setting.shape.model.name}, {workload.name}"
-        pruning = MORE_PRUNING if workload is LONG_AGENT else ()
-        contenders = (*CONTENDERS, *ABLATIONS[-2:], LATE_FIRST, *pruning, NO_KV, FREE)
-        of = curves(setting, contenders, loads[-1:] if quick else loads, progress)
-        tables.append(_table(f"Links of {SLOW_LINKS:g} of the bandwidth: {called}", setting, of))
-    return Section("MFS", "", (), [replace(each, part="links") for each in tables])
+def _sender(size: ClusterSize, progress: Progress, quick: bool) -> Section:
+    """Many instances that fetch from one sender, over links that hold first tokens up: what late transfers and pruning
+    do, for MFS and for the best baselines."""
+    setting = FlowSetting("llama", LONG_AGENT, size, SLOW_LINKS)
+    loads = SENDER_LOADS[-1:] if quick else SENDER_LOADS
+    contenders = (*CONTENDERS, ABLATIONS[-2], LATE_FIRST, *MORE_PRUNING, NO_KV, FREE)
+    of = curves(setting, contenders, loads, progress)
+    called = f"{setting.shape.model.name}, {setting.workload.name}"
+    table = _table(f"One sender, links of {SLOW_LINKS:g} of the bandwidth: {called}", setting, of)
+    return Section("MFS", "", (), [replace(table, part="sender")])
 
 
 def described(size: ClusterSize) -> str:
@@ -338,8 +342,8 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
             case "fig14":
                 setting = FlowSetting("llama", LONG_CONVERSATION, size)
                 made.append(_breakdown(part, setting, LONG_RATE / setting.per_gpu(1.0), progress))
-            case "links":
-                made.append(_links(size, progress, quick))
+            case "sender":
+                made.append(_sender(size, progress, quick))
             case _:
                 made.append(_ablations(size, progress, quick))
     return Section(
