@@ -69,8 +69,18 @@ def test_what_was_pruned_and_whether_it_made_it(viewer):
     text = shown(viewer)
     assert "2 were pruned; 1 of them still met their targets" in text
     assert text.index("missed-it") < text.index("made-it")
+    assert "not streamed" not in text
     assert "never-pruned" not in text
     assert "long-ago" not in text
+
+
+def test_an_answer_that_was_not_streamed_has_no_ttft(viewer):
+    """It is judged by its end, so it may have met its targets without one."""
+    flow_settings_create(actor=SYSTEM, drop_budget=0.25)
+    factories.records_stored(
+        factories.record(arrived_at=time.time() - 5, decisions=[PRUNED], attained=True, streamed=False, ttft_s=None)
+    )
+    assert "not streamed" in shown(viewer)
 
 
 def test_without_redis_it_says_what_gateways_do(viewer, monkeypatch):
