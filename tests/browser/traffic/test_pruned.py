@@ -1,0 +1,87 @@
+"""A request that is pruned, from the overload to its outcome: two gateways wait for one engine.
+
+*Flows* shows the orders and what became of the request, its own page why it was served last.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import requests
+from playwright.sync_api import expect
+
+from tests.browser.running.caller import engine_of_its_own
+from tests.browser.running.stack import Stack
+from tests.second_gateway import second_gateway
+
+pytestmark = pytest.mark.browser
+MODEL = "crowded"
+EVERY_S = 0.4  # between two requests at each gateway: the engine takes about a second for one
+BODY: dict[str, Any] = {
+    "model": MODEL, "prompt": "Sum up. " * 20, "max_tokens": 60, "ignore_eos": True, "slo_class": "summaries",
+    "stream": True,
+}  # fmt: skip
+
+
+@contextmanager
+def overloaded(stack: Stack, urls: list[str]) -> Iterator[None]:
+    """Requests go to each of the gateways until this ends, and have their answers then."""
+    over = threading.Event()
+    head = {"Authorization": f"Bearer {stack.credentials['api_key']}"}
+
+    def send(url: str) -> None:
+        requests.post(f"{url}/v1/completions", json=BODY, headers=head, timeout=60)
+
+    def go_on() -> None:
+        while not over.wait(EVERY_S):
+            for url in urls:
+                senders.submit(send, url)
+
+    with ThreadPoolExecutor(64) as senders:
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def followed(row: str) -> tuple[str, str]:
+    """Id and outcome of a request. Read at once, since the next one may take its place."""
+    found = re.search(r"(req-\w+)[\s\S]*?(attained|missed)", row)
+    assert found, row
+    return found[1], found[2]
+
+
+def test_a_pruned_request_is_followed_to_its_outcome(stack, caller, visit):
+    engine_of_its_own(caller, MODEL)
+    page = visit("operator", "/flows/settings/")
+    page.get_by_label("Drop budget").fill("50")
+    page.get_by_role("button", name="Save").click()
+    part = page.locator("[data-part=flows]")
+    expect(part).to_contain_text("No request is pruned now.")
+    with second_gateway(stack.pid("gateway"), stack.folder / "logs" / "second.log") as second:
+        with overloaded(stack, [stack.gateway, second]):
+            expect(part).to_contain_text(re.compile(r"\d+ of \d+ waiting requests of 2 gateways are served last now"))
+            row = part.locator("tr", has=page.locator("a.mono")).first
+            expect(row).to_be_visible(timeout=30_000)
+        expect(part).to_contain_text("No request is pruned now.", timeout=30_000)
+        name, outcome = followed(row.inner_text())
+    page.goto(f"/requests/{name}/")
+    main = page.get_by_role("main")
+    expect(main).to_contain_text("served last, so that other requests are in time")
+    expect(main).to_contain_text("its batch would be late by")
+    expect(main).to_contain_text(f"{MODEL}-1")
+    expect(main.locator(".badge").first).to_contain_text(outcome)
+    page.goto("/flows/")
+    page.get_by_role("link", name="Edit flow settings").click()
+    page.get_by_label("Drop budget").fill("0")
+    page.get_by_role("button", name="Save").click()
+    expect(part.get_by_role("heading", name="Pruning off")).to_be_visible()
