@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.response_requests import parse_response_request
 from api.openai.protocol.schemas import parse_request
+from api.openai.protocol.workflow_bodies import MOST_STAGES, parse_workflow
 from api.openai.state.fleet import GatewayFleet
 from api.openai.state.telemetry import Monitor
 from controller.core import events as ev
@@ -276,6 +277,22 @@ def body(data: bytes) -> None:
             head = parse().head
             if any(name in orjson.loads(head + b"}") for name in ("kv_transfer_params", "rid", "bootstrap_host")):
                 raise Found("a field of the engine's own was passed on")
+
+
+@target(
+    "body of a workflow",
+    b'{"id":"w","deadline":5,"stages":[{"name":"plan"},{"name":"write","share":2.5}]}',
+    b'{"deadline":1e308,"stages":[{"name":"","share":-0.0}]}',
+    b'{"deadline":86400,"stages":[{"name":"a"},{"name":"a"}],"x":1}',
+)
+def workflow(data: bytes) -> None:
+    with suppress(ApiError):
+        found = parse_workflow(data)
+        shares = [stage.share for stage in found.stages]
+        if not (0 < found.deadline_s < float("inf") and found.id and len(shares) <= MOST_STAGES):
+            raise Found(f"a workflow that cannot be: {found}")
+        if not all(0 < share < float("inf") for share in shares):
+            raise Found(f"stages that cannot be: {shares}")
 
 
 class Served:
