@@ -13,7 +13,9 @@ WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by th
 CANCELLED_KEY = "slackline:workflows::cancelled"  # stream: tenant, workflow and `by` of the newest cancellations
 KEPT_S = 3_600.0  # after it was due, as long as there is room: until then a late step is known to be late
 MOST_OPEN = 10_000  # of one tenant: a few megabytes
-AT_ONCE = 128  # of what gateways ask for in one script, which holds Redis up for about a millisecond
+# Of what gateways ask for in one script. Measured on Redis 6.2: 64 requests hold it up for 0.3 ms, 64 workflows that
+# begin, each with five stages, for 2 ms.
+AT_ONCE = 64
 CANCELLATIONS_KEPT = 10_000  # gateways read them four times a second
 LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
@@ -41,7 +43,7 @@ local function begin(key, workflow, deadline, stages)
   local due, state = string.format('%.6f', now + deadline), key .. '|' .. workflow
   redis.call('ZADD', key, due, workflow)
   redis.call('EXPIRE', key, 86400 + kept)
-  redis.call('DEL', state)
+  redis.call('HDEL', state, 'by', 'cancelled', 'seen', 'answered', 'failed', 'tokens', 'ended')
   redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', now), 'deadline', deadline, 'stages', stages)
   redis.call('EXPIRE', state, math.ceil(deadline + kept))
   return true
