@@ -34,15 +34,22 @@ class Stranger(Unreachable):
 
 
 async def control_port(instance: str, made: str, host: str, fleet_token: str) -> int | None:
-    """Where the launcher of the instance listens on this host; None: nowhere yet. Raises Unreachable."""
+    """Where the launcher of the instance listens on this host; None: nowhere yet. Raises Unreachable if a port does not
+    answer and the launcher is at no other."""
     wanted = hashlib.sha256(control_token(fleet_token, instance, made).encode()).hexdigest()
+    doubt: Unreachable | None = None
     for port in ports_of(instance):
         try:
             said = await _answer("GET", host, port + 1, "/whose", timeout_s=FIND_S)
         except (Gone, Stranger):
             continue
+        except Unreachable as error:
+            doubt = doubt or error
+            continue
         if said.get("token_sha256") == wanted:
             return port + 1
+    if doubt is not None:
+        raise doubt
     return None
 
 

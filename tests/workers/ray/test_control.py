@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from tests.workers.http.test_wire import Server
+from tests.workers.http.test_kept_calls import hangs
+from tests.workers.http.test_wire import Answer, Server, close
 from workers.ray import control
 from workers.ray.control import Gone, LauncherClient, Stranger, Unreachable, control_port
 from workers.ray.launches import control_token
@@ -36,6 +37,17 @@ async def test_a_launcher_is_found_beside_whatever_else_listens(answer: bytes, m
         monkeypatch.setattr(control, "FIND_S", 60.0)
         assert await control_port("e1", "1.0", "127.0.0.1", TOKEN) == port_of(ours)
         assert await control_port("e1", "1.0", "127.0.0.1", TOKEN.upper()) is None
+
+
+@pytest.mark.parametrize("answer", [close, hangs])
+async def test_a_port_that_does_not_answer_hides_no_launcher(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a process that speaks gRPC, of which a node has many."""
+    async with Server(answer, answer) as other, Server(whose("e1"), whose("e1")) as ours:
+        monkeypatch.setattr(control, "ports_of", lambda id: [port_of(other) - 1, port_of(ours) - 1])
+        monkeypatch.setattr(control, "FIND_S", 0.5 if answer is hangs else 60.0)
+        assert await control_port("e1", "1.0", "127.0.0.1", TOKEN) == port_of(ours)
+        with pytest.raises(Unreachable):
+            await control_port("e1", "1.0", "127.0.0.1", TOKEN.upper())
 
 
 @pytest.mark.parametrize("answer", [MAIL, PAGE])
