@@ -101,9 +101,9 @@ class _InstanceFields(serializers.Serializer):
     )
     spec = JsonObjectField(
         required=False,
-        help_text="Options of the engine. For a vLLM server `kv_role`, as it was started: with `kv_both` the "
-        "scaler may "
-        "change its role between prefill and decode.",
+        help_text="Options of the engine. Of an instance with a template: `folder`, what its engine loads, and on a "
+        "Ray cluster `cluster`, `resources` and `labels` (default: those of the template). For a vLLM server "
+        "`kv_role`, as it was started: with `kv_both` the scaler may change its role between prefill and decode.",
     )
 
 
@@ -203,7 +203,9 @@ class InstanceOutput(VersionedOutput):
 class InstanceLogOutput(serializers.Serializer):
     """The end of what the engine of an instance printed, at most 64 KiB."""
 
-    text = serializers.CharField(help_text="Empty if nothing of it is kept on the machine of the console.")
+    text = serializers.CharField(
+        help_text="Empty if nothing of it is kept on the machine of the console or on its cluster."
+    )
     truncated = serializers.BooleanField(help_text="Whether there are earlier lines.")
     written_at = serializers.DateTimeField(allow_null=True, help_text="When the last line was written; null: no log.")
 
@@ -303,7 +305,8 @@ class InstanceDetail(ControlView):
 
 
 class InstanceLog(ControlView):
-    """What the engine of an instance printed. Only of engines that Slackline started on the machine of the console."""
+    """What the engine of an instance printed, if Slackline started it: on the machine of the console, or on a cluster
+    that the console can reach."""
 
     access: ClassVar = {"GET": IsOperator}
 

@@ -66,7 +66,12 @@ class _TemplateFields(serializers.Serializer):
         required=False,
         help_text="Roles of the instances that it starts.",
     )
-    spec = JsonObjectField(required=False, help_text="Facts about its engines that instances get: `kv_role` of vLLM.")
+    spec = JsonObjectField(
+        required=False,
+        help_text="Facts about its engines that instances get: `kv_role` of vLLM; on a Ray cluster `cluster` (its "
+        "name), `resources` (amounts by name) and `labels` (of the node). And `runtime_env`, which Ray sets up on the "
+        "node.",
+    )
     health_path = serializers.CharField(
         max_length=255, required=False, help_text="Answers 200 once the engine is ready."
     )

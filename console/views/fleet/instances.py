@@ -168,6 +168,7 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     return {
         "each": row_of(row, seen),
         "row": row,
+        "unseen": [] if row.observed_state in Instance.GONE else topology.provisioners_unseen(row.source),
         "policy": catalogue.scaling_policies().filter(model=row.model, role=row.role).first(),
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": partial(choices, row),  # lazy: it queries, and only operators see it

@@ -12,7 +12,7 @@ from console.forms.instances import InstanceForm, StartForm
 from console.forms.unsaved_forms import data_of
 from console.views.editing import created, form_page, saved
 from controller.models import LaunchTemplate, ServedModel
-from controller.scale.provisioning import PROCESS
+from controller.scale.provisioning import abilities
 from controller.selectors.fleet.topology import provisioners_unseen
 from controller.selectors.roles import UserRole
 from controller.services.fleet.instances import instance_create
@@ -39,7 +39,7 @@ def instance_start(request: HttpRequest) -> HttpResponse:
     if row is not None:
         return saved("instance", row.pk)
     templates = [(each, shlex.join(example(each))) for each in LaunchTemplate.objects.order_by("name")]
-    unseen = next((each for each in provisioners_unseen() if each.name == PROCESS), None)
+    unseen = [each for each in provisioners_unseen() if abilities(each.name).starts]
     no_model = not ServedModel.objects.exists()
     page = "console/fleet/instance_start.html"
     return form_page(request, page, form, no_model=no_model, templates=templates, unseen=unseen)

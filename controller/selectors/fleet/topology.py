@@ -105,9 +105,11 @@ def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
     return WarmOn(Counter((row.model_id, row.role) for row in wanted.values()), len(ours), len(free_among(usable)))
 
 
-def provisioners_unseen() -> list[ProvisionerLook]:
-    """Provisioners that cannot be looked at now. Their instances are shown as they were last seen."""
-    return list(ProvisionerLook.objects.filter(failing_since__isnull=False))
+def provisioners_unseen(source: str = "") -> list[ProvisionerLook]:
+    """Provisioners that cannot be looked at now. Their instances are shown as they were last seen. `source`: this one
+    alone."""
+    unseen = ProvisionerLook.objects.filter(failing_since__isnull=False)
+    return list(unseen.filter(name=source) if source else unseen)
 
 
 def provisioner_looks() -> list[ProvisionerLook]:

@@ -108,12 +108,26 @@ def test_the_page_of_the_instance_tells_its_template_and_the_steps_of_its_start(
     assert "*made" not in told
 
 
-def test_a_supervisor_that_cannot_be_reached_is_told(operator, model):
-    assert "cannot be reached" not in operator.get(reverse("instance-start")).content.decode()
-    ProvisionerLook.objects.create(name="process", failing_since=timezone.now(), error="no folder of engines")
-    page = operator.get(reverse("instance-start")).content.decode()
-    assert "The supervisor that starts engines has been unreachable since" in page
-    assert "no folder of engines" in page
+@pytest.mark.parametrize("name", ["process", "ray/west"])
+def test_what_cannot_be_reached_is_told_where_one_starts_and_on_pages_of_its_instances(operator, model, name):
+    start(operator, model, id="gpu-1")
+    factories.instance(model, id="other", provisioner="static")
+    if name != "process":
+        Instance.objects.filter(pk="gpu-1").update(provisioner="ray", spec={"cluster": "west"})
+    pages = [reverse("instance-start"), reverse("instance", args=["gpu-1"])]
+    assert not any("has been unreachable since" in operator.get(page).content.decode() for page in pages)
+    ProvisionerLook.objects.create(name=name, failing_since=timezone.now(), error="no answer within 2 s")
+    ProvisionerLook.objects.create(name="ray/east", seen_at=timezone.now())
+    for page in pages:
+        told = operator.get(page).content.decode()
+        assert f'<span class="mono">{name}</span> has been unreachable since' in told
+        assert "no answer within 2 s" in told
+    assert "has not been seen yet" in told
+    Instance.objects.filter(pk="gpu-1").update(observed_at=timezone.now())
+    assert "This instance is shown as last seen" in operator.get(pages[1]).content.decode()
+    assert "unreachable since" not in operator.get(reverse("instance", args=["other"])).content.decode()
+    Instance.objects.filter(pk="gpu-1").update(observed_state="failed", desired_state="stopped")
+    assert "unreachable since" not in operator.get(pages[1]).content.decode(), "its state can no longer change"
 
 
 def test_a_viewer_starts_nothing(viewer, model):
