@@ -68,7 +68,7 @@ def test_an_instance_alone_shows_neither(viewer, live_store, db):
 
 def test_it_costs_no_more_queries_than_a_page_may(viewer, live_store, pair, django_assert_max_num_queries):
     transfer()
-    with django_assert_max_num_queries(11):
+    with django_assert_max_num_queries(12):
         _, html = page(viewer)
     assert "Links and KV transfers" in html
 
