@@ -38,7 +38,7 @@ class HealthOutput(serializers.Serializer):
 
 
 class HealthView(ControlView):
-    """Always 200; the body tells the state of each component. Load balancers use `/healthz`, which needs no login."""
+    """Always 200; the body has the state of each component. Load balancers use `/healthz`, which needs no login."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 

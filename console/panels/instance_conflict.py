@@ -21,7 +21,7 @@ def conflict_context(row: Instance, version: int, seen: str) -> dict[str, Any]:
 
 
 def states(seen: str) -> dict[str, str]:
-    """Empty if the page told none, or none that there are."""
+    """Empty if the page named none, or an unknown one."""
     told = dict(zip(SEEN, seen.split(), strict=False))
     return told if len(told) == len(SEEN) and all(told[name] in values for name, values in SEEN.items()) else {}
 

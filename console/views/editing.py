@@ -108,7 +108,7 @@ def say_updated(
 
 
 def saved(page: str, *ids: int | str) -> HttpResponseRedirect:
-    """To `page`, once gateways were told to read the configuration again."""
+    """To `page`, after gateways were notified to read the configuration again."""
     announce_config()
     return redirect(page, *ids)
 

@@ -126,7 +126,7 @@ KEY_MADE = "*made"  # no name of a file
 @dataclass(slots=True)
 class InstanceSpec:
     """An instance as the dispatcher knows it. `key`: name of the key that its engine asks for, never the key itself;
-    KEY_MADE: made up from the fleet's token; "": it asks for none."""
+    KEY_MADE: derived from the fleet's token; "": it asks for none."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""The version that tells gateways to read their configuration again."""
+"""The version by which gateways notice that they must read their configuration again."""
 
 from __future__ import annotations
 

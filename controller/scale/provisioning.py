@@ -57,7 +57,7 @@ DECLARED.register(RAY)(Abilities(starts=True, stops=True, logs=True, hosts=Hosts
 
 
 def source_of(name: str, cluster: str) -> str:
-    """What is looked at by itself: a provisioner, or one of its clusters (`ray/default`)."""
+    """What is observed on its own: a provisioner, or one of its clusters (`ray/default`)."""
     return f"{name}/{cluster}" if abilities(name).hosts == Hosts.CLUSTER else name
 
 

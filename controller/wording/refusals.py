@@ -1,4 +1,4 @@
-"""What a client is told when its request is refused or times out: what happened, on which figures, what to do.
+"""The message for a client whose request is refused or times out: what happened, on which figures, what to do.
 
 The figures themselves, and the engine and its error, stay in the request's record: they are for operators.
 """

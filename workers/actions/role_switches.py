@@ -1,4 +1,5 @@
-"""Advances a role switch of an instance whose engine must be told: waits until it is empty, switches it, records it.
+"""Advances a role switch of an instance whose engine has to switch itself: waits until it is empty, switches it and
+records the result.
 
 Gateways stop sending requests as soon as the action is stored, since their configuration says so. Once the requests in
 flight have ended, the backend checks the preconditions of the engine, makes a dry run of the switch, and switches.

@@ -4,7 +4,7 @@ Closing the connection tells every one of them to abort; an adapter whose engine
 
 `EventReader` counts the tokens of a stream without parsing JSON. An event counts as a token when it carries text, and
 also when it carries none but the answer goes on: tokens that are part of a character, or that the tokenizer skips, have
-no text yet and were computed all the same (vLLM sends an event for each). A chat's opening event, which names the role,
+no text yet and were computed anyway (vLLM sends an event for each). A chat's opening event, which names the role,
 does not count. Quotes inside a JSON string are always escaped, so the byte patterns below cannot occur within generated
 text. Only the usage event (empty `choices`) and errors are parsed.
 """

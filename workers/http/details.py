@@ -1,4 +1,4 @@
-"""Who may read what a server tells of itself: names of tenants, classes and instances, and load.
+"""Who may read what a server reports of itself: names of tenants, classes and instances, and load.
 
 With METRICS_TOKEN: who sends it as `Authorization: Bearer`. Without: processes of the same machine, so that `make up`
 and a Prometheus beside it need no setting. Whether a server is up is told to everybody (`/livez`, the status code of

@@ -5,7 +5,7 @@ ENGINE_KEYS_DIR, one line with the URL that it is for and the key. It is sent to
 register an instance could have any key sent to a program of his own. A file that changes is read again, so a key is
 rotated without a restart.
 
-Engines that Slackline starts have a key made up from the fleet's token and their id (MADE), which nobody stores.
+Engines that Slackline starts have a key derived from the fleet's token and their id (MADE), which nobody stores.
 """
 
 from __future__ import annotations

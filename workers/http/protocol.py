@@ -287,7 +287,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.book.expect(self, self.loop.time() + (self._body_s() if self._part == BODY else self.limits.head_s))
 
     def _read(self) -> None:
-        """Nothing is missing any more of what was read."""
+        """What was expected of the client has been read."""
         self.book.reading.pop(self, None)
         self.book.released(self, self._address or "")
 

@@ -72,7 +72,7 @@ def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[st
 
 
 class StartSteps:
-    """The steps of an engine's start that its log tells of, in epoch seconds by step, read as the log grows."""
+    """The steps of an engine's startup that its log shows, in epoch seconds by step, read as the log grows."""
 
     def __init__(self, backend: str, log: Path, started_at: float) -> None:
         self._backend, self._log = backend, log

@@ -169,7 +169,7 @@ def gateway_state(status: int, body: Mapping[str, Any]) -> Component:
 
 
 def config_old(body: Mapping[str, Any]) -> str:
-    """The problem if a gateway has not read its configuration lately (a revoked key may still work there), else ""."""
+    """The problem if a gateway has an old configuration (a revoked key may still work there), else ""."""
     if "config_age_s" not in body:  # a gateway of an older release
         return ""
     age_s = body["config_age_s"]

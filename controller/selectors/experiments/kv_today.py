@@ -1,4 +1,4 @@
-"""KV transfers between prefill and decode instances as engines measured them lately: the links of a simulation.
+"""KV transfers between prefill and decode instances as engines measured them recently: the links of a simulation.
 
 Only reference engines measure transfers, and they send KV while they compute (`overlap`). The duration of such a
 transfer says more about its prefill than about the link, so the measured bandwidth of links is used first.
@@ -50,7 +50,7 @@ NOT_MEASURED = "No KV transfer is on record: links and KV sizes are the simulato
 
 
 def kv_today(model: str, now: datetime) -> KvToday | None:
-    """None if no engine measured a transfer of this model lately. Two queries."""
+    """None if no engine measured a transfer of this model recently. Two queries."""
     rows = kv_transfers(model=model, outcome="done", since=now - WINDOW)
     measured = rows.filter(measured_by="engine", bytes__gt=0, seconds__gt=0, tokens__gt=0)
     figures = measured.values_list("bytes", "seconds", "tokens", "layers")[:NEWEST]

@@ -106,7 +106,7 @@ def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
 
 
 def provisioners_unseen(source: str = "") -> list[ProvisionerLook]:
-    """Provisioners that cannot be looked at now. Their instances are shown as they were last seen. `source`: this one
+    """Provisioners that cannot be reached now. Their instances are shown as they were last seen. `source`: this one
     alone."""
     unseen = ProvisionerLook.objects.filter(failing_since__isnull=False)
     return list(unseen.filter(name=source) if source else unseen)

@@ -1,4 +1,4 @@
-"""Requests that were pruned lately: served last, so that others were in time. And whether they made it all the same."""
+"""Requests that were pruned recently: served last, so that others were in time. Whether they met their targets too."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _refuse_fixed(row: Instance, values: Mapping[str, Any]) -> None:
 
 
 def instance_join(*, actor: Actor, id: str, **fields: Any) -> Instance:
-    """`instance_register`, and a watch for its first served request if a command to launch it was shown lately."""
+    """`instance_register`, and a watch for its first served request if a command to launch it was shown recently."""
     with transaction.atomic():
         row = instance_register(actor=actor, id=id, **fields)
         since = timezone.now() - JOINS_WITHIN

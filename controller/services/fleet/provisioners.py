@@ -1,4 +1,4 @@
-"""What became of the looks at provisioners, for pages and the API."""
+"""The last observation of each provisioner, for pages and the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.models import ProvisionerLook
 def provisioner_looked(
     *, name: str, instances: int | None, error: str = "", hosts: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
-    """Store the outcome of a look. `instances`: how many it has; None: it could not be seen, because of `error`.
+    """Store an observation. `instances`: how many it has; None: it could not be seen, because of `error`.
     `hosts`: of its cluster; None: they are not known, or not better than before."""
     now = timezone.now()
     if instances is not None:
@@ -28,6 +28,6 @@ def provisioner_looked(
 
 
 def clusters_keep(*, sources: Collection[str]) -> None:
-    """Forget looks at clusters that no worker has in its settings any more, and that no instance needs."""
+    """Forget observations of clusters that no worker has in its settings any longer, and that no instance needs."""
     rows = ProvisionerLook.objects.filter(name__contains="/")
     rows.exclude(name__in=list(sources)).delete()
