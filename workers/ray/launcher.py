@@ -68,20 +68,30 @@ class EngineOutput:
         self.lock = threading.Lock()
 
     def read(self, pipe: Any) -> None:
+        """Until its end. Of a line that is longer than LOG_BYTES, so much is held back as could begin a secret."""
+        longest, held = max(map(len, self.hidden), default=1), ""
         for raw in iter(lambda: pipe.readline(LOG_BYTES), b""):
-            text = raw.decode(errors="replace")
+            text = held + raw.decode(errors="replace")
             for value in self.hidden:
                 text = text.replace(value, "[secret]")
-            with self.lock:
-                self.at = time.time()
-                self.lines.append(text)
-                self.size += len(text)
-                while self.size > LOG_BYTES and len(self.lines) > 1:
-                    self.size -= len(self.lines.popleft())
-                    self.cut = True
+            passed = len(text) if raw.endswith(b"\n") else max(0, len(text) - longest + 1)
+            text, held = text[:passed], text[passed:]
+            self.keep(text)
             for name, pattern in self.patterns.items():
                 if name not in self.reached and pattern.search(text):
                     self.reached[name] = time.time()
+        self.keep(held)
+
+    def keep(self, text: str) -> None:
+        if not text:
+            return
+        with self.lock:
+            self.at = time.time()
+            self.lines.append(text)
+            self.size += len(text)
+            while self.size > LOG_BYTES and len(self.lines) > 1:
+                self.size -= len(self.lines.popleft())
+                self.cut = True
 
     def tail(self) -> dict[str, Any]:
         with self.lock:
@@ -115,8 +125,9 @@ class EngineRun:
         self.output = EngineOutput(order.get("steps", {}))
         known = [*secrets.values(), *keyed.values()]
         lines = [line for value in known for line in value.splitlines() if len(line) >= LINE_HIDDEN]
-        forms = [form for each in [*known, *lines] for form in (each, json.dumps(each)[1:-1], repr(each)[1:-1])]
-        self.output.hidden = list(dict.fromkeys(filter(None, forms)))
+        forms = [form for each in [*known, *lines] for form in written(each)]
+        # The longest first: one may be the beginning of another.
+        self.output.hidden = sorted(dict.fromkeys(filter(None, forms)), key=len, reverse=True)
         try:
             self.process = subprocess.Popen(
                 [program, *command[1:]],
@@ -171,6 +182,11 @@ class EngineRun:
         self.signal(signal.SIGKILL)
         self.reader.join(1.0)
         return True
+
+
+def written(text: str) -> tuple[str, ...]:
+    """As it is, and as JSON and Python write it in a text."""
+    return text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]
 
 
 def secret(name: str) -> str:

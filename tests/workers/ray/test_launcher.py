@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 
 from tests.waiting import until
 from workers.ray import launcher
-from workers.ray.launcher import EngineRun, StartRefused
+from workers.ray.launcher import EngineOutput, EngineRun, StartRefused
 
 ORDER: dict[str, Any] = {"command": ["engine"], "environment": {}, "secrets": {}, "health_path": "/health"}
 
@@ -46,6 +47,42 @@ def test_engine_path_is_searched_first(beside, monkeypatch):
     monkeypatch.setenv("ENGINE_PATH", str(beside))
     run = EngineRun(ORDER, "127.0.0.1", 1, "")
     assert run.process.wait(timeout=10) == 0
+
+
+class Printed:
+    """What an engine printed, as a pipe gives it."""
+
+    def __init__(self, text: str) -> None:
+        self.rest = text.encode()
+
+    def readline(self, most: int) -> bytes:
+        end = min(most, self.rest.find(b"\n") + 1 or most)
+        line, self.rest = self.rest[:end], self.rest[end:]
+        return line
+
+
+@pytest.mark.parametrize("before", [0, 1, 5, 9, 10, 11])
+def test_a_secret_in_a_line_that_is_read_in_parts_is_in_no_log(monkeypatch, before):
+    """A dump of a configuration has no end of line for more than what is read at once."""
+    monkeypatch.setattr(launcher, "LOG_BYTES", 10)
+    output = EngineOutput({})
+    output.hidden = ["hf_secret"]
+    output.read(Printed("." * before + "hf_secret,hf_sec"))
+    monkeypatch.setattr(launcher, "LOG_BYTES", 1000)
+    kept = "".join(output.lines)
+    assert "hf_secret" not in "".join(output.lines)
+    assert kept.endswith(",hf_sec"), "the beginning of one is none"
+
+
+def test_secrets_are_hidden_in_each_way_of_writing_them(tmp_path, monkeypatch):
+    (tmp_path / "hf").write_text('the "k\u00e9y"')
+    monkeypatch.setenv("ENGINE_SECRETS_DIR", str(tmp_path))
+    prints = "import os, json; t = os.environ['T']; print(t, json.dumps(t), json.dumps(t, ensure_ascii=False), repr(t))"
+    order = {**ORDER, "command": [sys.executable, "-c", prints], "secrets": {"T": "hf"}}
+    run = EngineRun(order, "127.0.0.1", 1, "")
+    run.process.wait(timeout=20)
+    run.reader.join(20)
+    assert "".join(run.output.lines).split() == ["[secret]", '"[secret]"', '"[secret]"', "'[secret]'"]
 
 
 @pytest.fixture
