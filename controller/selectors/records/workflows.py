@@ -18,6 +18,10 @@ MOST_REQUESTS = 500  # of one workflow; the first
 READ = ("id", "arrived_at", "tenant", "workflow", "stage", "e2e_s", "outcome", "output_tokens", "decisions")
 STATES = ("open", "late", "cancelled", "no_deadline")
 Name = tuple[str, str]  # tenant, workflow
+CANCELLED_BY = {
+    "workflow_cancelled": "tenant",
+    "workflow_cancelled_by_operator": "operator",
+}  # by the decision's reason
 
 
 class KeptWorkflow(Protocol):
@@ -142,7 +146,7 @@ def with_kept(found: RecentWorkflows, kept: Mapping[Name, KeptWorkflow], now: da
         each.began_at = min(each.began_at, began_at)
         each.due_at = datetime.fromtimestamp(told.due_at, UTC)
         each.running = max(0, told.seen - told.answered - told.failed)
-        each.cancelled_by = told.cancelled_by
+        each.cancelled_by = told.cancelled_by or each.cancelled_by
     return _counted(known, now, cut=found.cut, live=True)
 
 
@@ -213,6 +217,8 @@ def _add(found: dict[Name, Workflow], row: RequestRecord) -> None:
         each.stages.append(row.stage)
     if each.due_at is None:
         each.due_at = _due_at(row)
+    if row.decisions and row.decisions[-1].get("kind") == "cancel":
+        each.cancelled_by = CANCELLED_BY.get(str(row.decisions[-1].get("reason")), each.cancelled_by)
 
 
 def _due_at(row: RequestRecord) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -48,6 +49,12 @@ def call(workflow, ago_s, took_s, left_s=None, steps_left=1, **fields):
         decisions=[] if left_s is None else [step],
         **fields,
     )
+
+
+def ended_with(reason, workflow):
+    found = call(workflow, 30, 1.0, left_s=5, outcome="cancelled", attained=False)
+    last = {"kind": "cancel", "reason": reason, "at": 1.0, "figures": {}}
+    return replace(found, decisions=[*found.decisions, last])
 
 
 def text_of(answer):
@@ -138,6 +145,13 @@ def test_one_that_nobody_knows_says_where_to_look(viewer, acme):
     assert "acme has no open workflow with this ID" in text
     assert viewer.get(reverse("workflow")).status_code == 404
     assert viewer.get(reverse("workflow"), {"tenant": "a\x00", "workflow": "w" * 500}).status_code == 404
+
+
+def test_who_cancelled_it_is_known_from_its_records_alone(viewer, acme):
+    factories.records_stored(ended_with("workflow_cancelled", "w1"), ended_with("workflow_cancelled_by_operator", "w2"))
+    assert "by its client" in one(viewer)
+    assert "by an operator" in one(viewer, "w2")
+    assert "0 of 1 workflows whose deadline has passed" in listed(viewer)
 
 
 def test_an_id_in_html_is_text(viewer, acme):
