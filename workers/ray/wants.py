@@ -12,7 +12,7 @@ def why_pending(message: str, spec: Mapping[str, Any], hosts: Sequence[HostSeen]
     """`message`: Ray's. `spec`: with `resources` and `labels`. `hosts`: none if they could not be read."""
     wanted, labels = dict(spec.get("resources") or {}), dict(spec.get("labels") or {})
     alive = [host for host in hosts if host.state == "alive"]
-    fitting = [host for host in alive if all(host.labels.get(name) == value for name, value in labels.items())]
+    fitting = [host for host in alive if all(_fits(host.labels.get(name), each) for name, each in labels.items())]
     if labels and hosts and not fitting:
         told = ", ".join(f"{name}={value}" for name, value in labels.items())
         return f"waits for a node with the labels {told}: the cluster has none"
@@ -29,6 +29,17 @@ def why_pending(message: str, spec: Mapping[str, Any], hosts: Sequence[HostSeen]
         return "waits until the cluster has started its job"
     free = ", ".join(f"{max(_free(host, name) for host in fitting):g} {name}" for name in wanted)
     return f"waits for {needs} on one node: the most that is free on one is {free}"
+
+
+def _fits(label: str | None, condition: str) -> bool:
+    """Whether a node with this label (None: it has none of the name) meets a condition as Ray writes it: `a`, `!a`,
+    `in(a, b)` or `!in(a, b)`."""
+    wanted = condition.removeprefix("!")
+    if wanted.startswith("in(") and wanted.endswith(")"):
+        named = [each.strip() for each in wanted[len("in(") : -1].split(",")]
+    else:
+        named = [wanted]
+    return (label in named) != condition.startswith("!")
 
 
 def _free(host: HostSeen, name: str) -> float:
