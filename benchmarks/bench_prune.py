@@ -1,7 +1,7 @@
 """`make bench-prune`: what pruning over the queues of all gateways changes, in the simulator.
 
 A fleet (`--fleet`; `common`: the two instances of the fleet matrix, `mixed`: one of them twice as slow,
-`disaggregated`: two prefill and two decode instances; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s,
+`disaggregated`: a prefill and a decode instance; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s,
 behind one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the
 default policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards,
 which refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
@@ -35,7 +35,7 @@ LEVEL = 0.9  # attainment at the knee
 FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settings of the cell
     "common": (instances(), {}),
     "mixed": ([instances(1, profile=slower(2.0)), instances(1)], {}),
-    "disaggregated": (disaggregated(2, 2), {"links": LINKS}),
+    "disaggregated": (disaggregated(1, 1), {"links": LINKS}),
 }
 
 
