@@ -140,7 +140,7 @@ def why(policy: StoredPolicy, sample: StoredSample, held: int | None = None) -> 
 
 
 def _calm(policy: StoredPolicy, sample: StoredSample) -> bool:
-    """Does the load ask for nothing any more of what the mind still says?"""
+    """Whether the load no longer calls for what the last state of the scaler says."""
     least = policy.lower if sample.mind == "settling" else 0.0
     return sample.load is not None and least <= sample.load <= policy.upper
 

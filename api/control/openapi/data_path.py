@@ -374,7 +374,7 @@ WORKFLOW_PATHS: Fragment = {
     "/v1/workflows/{id}/cancel": {
         "post": _workflow(
             "data_path_workflow_cancel",
-            "Cancel a workflow for good: its requests end, at every gateway, and later ones are refused",
+            "Cancel a workflow: its requests end at every gateway, and later ones are refused",
             (401, 403, 404, 405, 503),
             parameters=[_WORKFLOW_ID],
         )
