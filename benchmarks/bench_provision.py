@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.console.pages import servers
-from benchmarks.servers.engines import stop_on_sigterm
+from benchmarks.servers.engines import prefer, stop_on_sigterm
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
     if os.environ.get("QUICK", "") not in ("", "0"):
         args.instances, args.looks, args.freezes = 60, 10, 1
     stop_on_sigterm()
+    prefer(os.getpid())
     with servers(), tempfile.TemporaryDirectory(prefix="slackline-provision-") as name:
         from django.core.management import call_command
 
