@@ -244,13 +244,15 @@ def instance_observe(
 
 def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
     """Delete a stopped or failed instance and its cost history. One that Slackline does not run can be deleted as soon
-    as its desired state is stopped."""
+    as its desired state is stopped, and so can one that was never seen on its cluster, which may not exist: an engine
+    of it that is found there after all is stopped."""
     with transaction.atomic():
         row = instance_locked(instance_id, version)
         seen = row.observed_state
         if row.desired_state != Desired.STOPPED:
             raise ValidationError({"desired_state": f"{row} is {seen}. Stop it before you remove it."})
-        if seen not in Instance.GONE and not row.abilities.registers:  # no process of ours
+        never = row.abilities.hosts == Hosts.CLUSTER and seen == Observed.PENDING and row.observed_at is None
+        if seen not in Instance.GONE and not row.abilities.registers and not never:  # no process of ours
             told = f"{row} is stopping and still {seen}. Try again in a few seconds, once it has ended."
             raise ValidationError({"desired_state": told})
         change.remove(Instance, instance_id, actor=actor, kind="instance")

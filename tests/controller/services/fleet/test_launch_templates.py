@@ -4,6 +4,7 @@ import time
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 
 from controller.core.types import KEY_MADE
 from controller.engine.launch_template import LaunchTemplate as Pure
@@ -11,7 +12,7 @@ from controller.engine.shipped_templates import SHIPPED
 from controller.models import Decision, Instance, LaunchTemplate
 from controller.services.actors import SYSTEM
 from controller.services.fleet import launch_templates as services
-from controller.services.fleet.instances import instance_create
+from controller.services.fleet.instances import instance_create, instance_remove, instance_stop
 from controller.services.fleet.launches import instance_put
 from controller.services.fleet.lifecycle import instance_spec, instance_start
 from controller.services.fleet.scaling_stages import like
@@ -159,6 +160,20 @@ def test_a_put_that_is_repeated_changes_nothing_with_a_runtime_environment(shipp
             _, new = instance_put(actor=SYSTEM, instance_id="v1", values=values | given, expected=ExpectedVersion())
             stored = Instance.objects.get(pk="v1").spec
             assert (new, stored) == (made, {"labels": {"zone": "a"}, **given.get("spec", {})})
+
+
+def test_one_of_a_cluster_that_does_not_exist_can_be_removed(shipped):
+    """Nothing looks at such a cluster, so its instance is never seen to have ended."""
+    row = vllm(shipped["vllm"], id="v1", provisioner="ray", spec={"cluster": "mistyped"})
+    with pytest.raises(ValidationError, match="Stop it before you remove it"):
+        instance_remove(actor=SYSTEM, instance_id="v1")
+    instance_stop(actor=SYSTEM, instance_id="v1")
+    Instance.objects.update(observed_at=timezone.now())
+    with pytest.raises(ValidationError, match="still pending"):
+        instance_remove(actor=SYSTEM, instance_id="v1")
+    Instance.objects.update(observed_at=None)
+    instance_remove(actor=SYSTEM, instance_id="v1")
+    assert not Instance.objects.filter(pk=row.pk).exists()
 
 
 def test_a_paused_template_starts_nothing_until_it_is_changed_or_resumed(shipped):
