@@ -7,6 +7,10 @@ class SlacklineError(Exception):
     """Base class of every error that Slackline raises."""
 
 
+class Unseen(SlacklineError):
+    """Something that is to be looked at does not answer as it should; the text says why, for people."""
+
+
 class ConfigError(SlacklineError, ValueError):
     """A setting or a stored policy choice is wrong."""
 

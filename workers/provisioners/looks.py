@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
+from controller.core.errors import Unseen
 from controller.scale.provisioning import abilities
 from workers.provisioners.base import Observed, Provisioner
 
@@ -56,7 +57,7 @@ class Looks:
             return Look(None, f"has not responded within {limit_s:g} s")
         error = future.exception()
         if error is not None:
-            return Look(None, f"{type(error).__name__}: {error}")
+            return Look(None, str(error) if isinstance(error, Unseen) else f"{type(error).__name__}: {error}")
         return Look(tuple(future.result()))
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, Unseen
 from workers.http import kept_calls, outbound
 from workers.http.kept_calls import KeptAnswer
 from workers.ray.clusters import ADDRESS, TOKENS, RayCluster
@@ -39,7 +39,7 @@ _UNSTORABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # by Pos
 _LAST = re.compile(rf"^{SAYS}ended: (.*)$", re.MULTILINE)
 
 
-class Away(Exception):
+class Away(Unseen):
     """The cluster cannot be asked; the text says why."""
 
 

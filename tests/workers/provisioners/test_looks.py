@@ -6,6 +6,7 @@ import time
 import pytest
 
 from workers.provisioners import Look, Looks, Observed
+from workers.ray.jobs import Away
 
 SEEN = [Observed("a", "ready")]
 
@@ -45,6 +46,11 @@ def test_what_is_seen_of_each():
 def test_one_that_raises_is_not_one_without_instances():
     found = Looks().at({"one": Answers(OSError("disk gone")), "other": Answers()})
     assert found == {"one": Look(None, "OSError: disk gone"), "other": Look(tuple(SEEN))}
+
+
+def test_what_is_said_for_people_is_said_without_the_name_of_a_class():
+    told = "http://10.0.0.1:8265 has not responded within 2 s"
+    assert Looks().at({"ray/default": Answers(Away(told))}) == {"ray/default": Look(None, told)}
 
 
 def test_one_that_hangs_costs_its_limit_once_and_is_asked_once(hanging):
