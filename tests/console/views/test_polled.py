@@ -162,7 +162,7 @@ def test_two_hundred_instances_cost_few_queries_and_one_rendering(
         reverse("scaling-live") + "?charts=1",
         reverse("instance-live", args=[rows[0].pk]) + "?charts=1",
     ):
-        with django_assert_max_num_queries(11):
+        with django_assert_max_num_queries(12):
             viewer.get(address)
     for kept in (fleet_views.POLLED, *scaling_views.POLLED.values()):
         monkeypatch.setattr(kept, "kept_s", 60.0)
