@@ -33,6 +33,8 @@ PYTEST_ARGS ?=
 # One more than there are cores, eight at most: a test that waits for an engine leaves its core to another test.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
+# Named at the end of `make test`: a test that needs seconds has to earn them, or is marked `slow`.
+SLOWEST := --durations=25 --durations-min=2
 # Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
 # cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
 IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile
@@ -56,7 +58,7 @@ down: $(BASE) ## stop what `make up` started
 	@exec $(PY) -m workers.supervisor down
 
 test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and Redis)
-	$(VENV)/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/pytest $(IN_PARALLEL) $(SLOWEST) $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(IN_TWO) $(PYTEST_ARGS)
