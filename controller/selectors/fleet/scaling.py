@@ -353,6 +353,10 @@ def patterns() -> QuerySet[Instance]:
     return rows.order_by("model_id", "role", "tried", "gone", "-created_at").distinct("model_id", "role")
 
 
+# What `models_on_demand` reads: gateways may read no other column of a launch template (`controller.postgres.grants`).
+_COPIED_FROM = ("model", "role", "observed_state", "error", "template__paused_at")
+
+
 def models_on_demand() -> list[str]:
     """Names of the models of which the scaler starts an instance once a request waits for it: those with an enabled
     policy and an instance to start a copy of. No free device is asked for, since one may become free while the request
@@ -361,7 +365,7 @@ def models_on_demand() -> list[str]:
     names = {(model, role): name for model, role, name in policies.values_list("model_id", "role", "model__name")}
     if not names:
         return []
-    rows = patterns().filter(model__in={model for model, _ in names}).select_related("template")
+    rows = patterns().filter(model__in={model for model, _ in names}).select_related("template").only(*_COPIED_FROM)
     return sorted({names[row.model_id, row.role] for row in rows if (row.model_id, row.role) in names and _copied(row)})
 
 

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.db.utils import DatabaseError
 from django.utils import timezone
 
-from controller.models import Decision, SLOClass
+from controller.models import Decision, LaunchTemplate, SLOClass
 from controller.postgres.grants import CONSOLE, GATEWAY, GRANTS, RECORDS, USERS, WORKER, grant
 from controller.selectors.snapshot import config_version, gateway_snapshot
 from controller.services.actors import Actor
@@ -156,9 +156,13 @@ def test_a_gateway_reads_nobody_s_name_in_the_audit(granted):
 
 def test_a_gateway_does_its_work(granted):
     made, instance = factories.api_key(), factories.instance()
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", roles=["collocated"], command=["vllm"])
+    started = factories.instance(provisioner="process", template=template)
+    factories.scaling_policy(started.model)
     with being(GATEWAY):
         assert config_version()
         snapshot = gateway_snapshot()
+        assert snapshot.on_demand == (started.model.name,)
         assert api_keys_used(key_ids=[made.key.pk], at=timezone.now()) == 1
         decision = decision_record(
             actor=Actor.gateway("g"), kind="refusals", subject_type="gateway", subject="g", reason="r"
@@ -166,6 +170,12 @@ def test_a_gateway_does_its_work(granted):
     assert made.key.pk in {key.id for key in snapshot.keys}
     assert instance.model.name in {model.name for model in snapshot.models}
     assert Decision.objects.filter(pk=decision.pk).exists()
+
+
+@pytest.mark.parametrize("column", ["command", "environment", "spec"])
+def test_a_gateway_cannot_read_what_templates_start(granted, column):
+    with being(GATEWAY), pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
+        list(LaunchTemplate.objects.values_list(column, flat=True))
 
 
 def test_a_gateway_adds_records_on_days_that_have_no_partition(granted):
