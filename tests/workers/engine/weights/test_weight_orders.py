@@ -89,7 +89,7 @@ async def test_emulated_weights_come_only_from_an_engine_that_has_them(warm):
             status, said = await post(http, "/weights/load", order)
         errors = [attempt["error"] for attempt in said["attempts"]]
     assert (status, said["state"]) == (200, "present")
-    assert "could not be asked" in errors[0]
+    assert "could not be queried" in errors[0]
     assert errors[1].endswith("has no complete weights: loading")
     assert errors[2].endswith("serves other instead of tiny")
     assert errors[3] == ""
