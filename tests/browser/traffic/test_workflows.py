@@ -8,6 +8,8 @@ import secrets
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.running.caller import within
+
 pytestmark = pytest.mark.browser
 
 
@@ -53,5 +55,12 @@ def test_an_operator_cancels_an_open_workflow(visit, stack):
     expect(decisions.first).to_contain_text(f"cancelled workflow {name}")
     refused = stack.ask({**body, "metadata": {"workflow_id": name}})
     assert (refused.status_code, refused.json()["error"]["code"]) == (499, "cancelled")
-    page.goto("/workflows/?state=cancelled")
-    expect(page.get_by_role("row", name=re.compile(name))).to_contain_text("by an operator")
+    row = page.get_by_role("row", name=re.compile(name))
+
+    def listed() -> bool:
+        """Once the record of its request is stored, which takes a second or two."""
+        page.goto("/workflows/?state=cancelled")
+        return row.count() == 1
+
+    within(15, listed)
+    expect(row).to_contain_text("by an operator")
