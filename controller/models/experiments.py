@@ -62,7 +62,7 @@ class Experiment(Versioned):
     spec = models.JSONField()
     state = models.CharField(max_length=16, choices=State.choices, default=State.QUEUED)
     progress = models.FloatField(default=0.0)
-    step = models.CharField("what is running", max_length=200, blank=True)
+    step = models.CharField("current step", max_length=200, blank=True)
     knee = models.FloatField("requests/s of which rates are multiples", null=True, blank=True)
     result = models.JSONField(null=True, blank=True)
     error = models.TextField(blank=True)
@@ -115,7 +115,7 @@ class ExperimentRun(models.Model):
 
     experiment = models.ForeignKey(Experiment, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveSmallIntegerField()
-    variant = models.PositiveSmallIntegerField("place in the spec's policies")
+    variant = models.PositiveSmallIntegerField("index of the policy")
     label = models.CharField(max_length=120)
     rate = models.FloatField("requests/s", null=True)
     seed = models.BigIntegerField()

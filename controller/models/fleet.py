@@ -266,9 +266,9 @@ class Instance(Versioned):
     tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
     max_num_seqs = models.PositiveIntegerField(default=DEFAULT_MAX_NUM_SEQS, validators=[above_zero])
     seqs_unsaid = models.BooleanField(default=False, db_default=False)
-    unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
+    unit_cost = models.FloatField("cost per second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
-    key_name = models.CharField("name of its key", max_length=64, blank=True, default="", db_default="")
+    key_name = models.CharField("key name", max_length=64, blank=True, default="", db_default="")
     weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
     sleep_level = models.PositiveSmallIntegerField(default=0, db_default=0)  # 1: copy in host memory, 2: none; 0: awake
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)

@@ -20,15 +20,15 @@ class ScalingPolicy(Versioned):
     max_instances = models.PositiveIntegerField(default=4)
     upper = models.FloatField("scale out above", default=0.8)
     lower = models.FloatField("scale in below", default=0.3)
-    sustain_s = models.FloatField("load must stay low for", default=15.0)
-    cooldown_s = models.FloatField("pause after an action", default=10.0)
-    interval_s = models.FloatField("time between two looks", default=1.0)
-    warm = models.PositiveIntegerField("warm instances kept beside", null=True, blank=True)  # null: as devices allow
-    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop instead
+    sustain_s = models.FloatField("scale in after", default=15.0)
+    cooldown_s = models.FloatField("cooldown", default=10.0)
+    interval_s = models.FloatField("evaluation interval", default=1.0)
+    warm = models.PositiveIntegerField("warm instances", null=True, blank=True)  # null: as devices allow
+    sleep_level = models.PositiveSmallIntegerField("scale-in sleep level", default=0, db_default=0)  # 0: stop instead
     enabled = models.BooleanField(default=True)
     # By hand: exactly so many instances until then, whatever the load is, and why. Null and "": by load.
-    held_instances = models.PositiveIntegerField("instances by hand", null=True, blank=True)
-    held_until = models.DateTimeField("by hand until", null=True, blank=True)
+    held_instances = models.PositiveIntegerField("manual instance count", null=True, blank=True)
+    held_until = models.DateTimeField("manual until", null=True, blank=True)
     held_for = models.CharField("reason", max_length=200, blank=True, default="", db_default="")
 
     class Meta:

@@ -19,9 +19,9 @@ class SLOClass(Versioned):
     ttft_s = models.FloatField("time to first token", validators=[above_zero])
     tpot_s = models.FloatField("time per output token", validators=[above_zero])
     deadline_s = models.FloatField("end-to-end deadline", null=True, blank=True, validators=[above_zero])
-    waiting_time_s = models.FloatField("dropped if not scheduled by then", default=5.0, validators=[above_zero])
-    target = models.FloatField("share of requests that must make it", default=0.95, validators=[share])
-    value = models.FloatField("worth of one request made", default=1.0, validators=[above_zero])
+    waiting_time_s = models.FloatField("maximum waiting time", default=5.0, validators=[above_zero])
+    target = models.FloatField("attainment target", default=0.95, validators=[share])
+    value = models.FloatField("value of an attained request", default=1.0, validators=[above_zero])
     may_defer = models.BooleanField(default=False)
 
     class Meta:
@@ -55,8 +55,8 @@ class PriorityMapping(Versioned):
         "controller.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="priority_mappings"
     )
     levels = models.JSONField()
-    window = models.PositiveIntegerField("finished requests looked back on", default=1000, validators=[above_zero])
-    window_age_s = models.FloatField("oldest of them, seconds", default=300.0, validators=[above_zero])
+    window = models.PositiveIntegerField("window size in requests", default=1000, validators=[above_zero])
+    window_age_s = models.FloatField("window age in seconds", default=300.0, validators=[above_zero])
     contention = models.CharField("lower bound under contention", max_length=32, default="relax_to_next_higher")
 
     class Meta:
