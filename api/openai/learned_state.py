@@ -37,6 +37,7 @@ LATENCY_S = 3600.0  # an instance's latency is measured anew after a longer abse
 LENGTHS_S = 7 * 86_400.0  # traffic of a week ago says little of today's
 FUTURE_S = 60.0  # clocks differ by less
 MOST_REQUESTS = 2_000  # of all attainment windows together
+MOST_MEASURED = 2_000  # values of all priority mappings together
 LEAST_PAUSE = 200.0  # times as long as copying took: large fleets are copied more rarely, for 0.5 % of the loop's time
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -157,7 +158,7 @@ class LearnedState:
             "answers": gateway.answer_lengths.state(),
             "prompts": gateway.prompt_lengths.state(),
             "windows": windows.state(now, each),
-            "mappings": gateway.book.state(now),
+            "mappings": gateway.book.state(now, MOST_MEASURED),
             "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},
         }
 

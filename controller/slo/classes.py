@@ -242,9 +242,10 @@ class ClassBook:
         if mapping is not None:
             mapping.observe(mapping.level(priority), ttft_s, tpot_s, queue_s, now)
 
-    def state(self, now: float) -> list[Any]:
-        """What the mappings measured, by their tenant (None: of all)."""
-        return [[tenant, mapping.state(now)] for tenant, mapping in self._mappings.items()]
+    def state(self, now: float, most: int) -> list[Any]:
+        """What the mappings measured, by their tenant (None: of all): the newest `most` values, or one of each window."""
+        each = max(1, most // max(1, 2 * len(self._mappings)))
+        return [[tenant, mapping.state(now, each)] for tenant, mapping in self._mappings.items()]
 
     def restore(self, state: Sequence[Any], now: float, since_s: float) -> None:
         """Go on from a state that was taken `since_s` ago. Raises KeyError, TypeError or ValueError for anything else

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from controller.core.snapshot import MappingConfig
@@ -73,9 +74,10 @@ class _MeasuredValues:
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def state(self, now: float) -> list[Any]:
-        """[age in seconds, level, value, queue time] of each, oldest first."""
-        return [[now - at, level, value, queue_s] for at, level, value, queue_s, _ in self._order]
+    def state(self, now: float, most: int) -> list[Any]:
+        """[age in seconds, level, value, queue time] of the newest `most`, oldest first."""
+        newest = list(islice(reversed(self._order), most))[::-1]
+        return [[now - at, level, value, queue_s] for at, level, value, queue_s, _ in newest]
 
 
 class PriorityMapper:
@@ -106,9 +108,9 @@ class PriorityMapper:
         if tpot_s is not None:
             self._tpot.add(level, tpot_s, queue_s, now)
 
-    def state(self, now: float) -> dict[str, Any]:
-        """All that was measured, as JSON can hold it."""
-        windows = {"ttft": self._ttft.state(now), "tpot": self._tpot.state(now)}
+    def state(self, now: float, most: int) -> dict[str, Any]:
+        """The newest `most` values of each window, as JSON can hold them."""
+        windows = {"ttft": self._ttft.state(now, most), "tpot": self._tpot.state(now, most)}
         return {"config": str(self.config), "last_queue": list(self._last_queue), **windows}
 
     def restore(self, state: Mapping[str, Any], now: float, since_s: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.openai.learned_state import LATENCY_S, LENGTHS_S, MOST_REQUESTS, LearnedFile, LearnedState
+from api.openai.learned_state import LATENCY_S, LENGTHS_S, MOST_MEASURED, MOST_REQUESTS, LearnedFile, LearnedState
 from controller.core.snapshot import MappingConfig
 from controller.core.types import LatencyCoefficients
 from controller.predict.answer_lengths import LengthsInForce
@@ -262,8 +262,18 @@ def test_what_is_copied_on_the_loop_is_bounded(taken, tmp_path):
             for tenant in range(100):
                 for _ in range(100):
                     windows.observe(replace(record, tenant=f"t{tenant}"), "", now)
+            mapped = tuple(MappingConfig(f"t{tenant}", MAPPING.levels) for tenant in range(100))
+            bed.gateway.configure(replace(bed.config, mappings=mapped))
+            for tenant in range(100):
+                for number in range(100):
+                    bed.gateway.book.observe(f"t{tenant}", 0, float(number), 0.1, 0.0, now)
             await LearnedState(file, bed.gateway).save()
-        stored = file.load(time.time()).parts["windows"]
+        parts = file.load(time.time()).parts
+        measured = [mapping["ttft"] for _, mapping in parts["mappings"]]
+        assert len(measured) == 100
+        assert sum(map(len, measured)) <= MOST_MEASURED / 2
+        assert {rows[-1][2] for rows in measured} == {99.0}, "the newest are kept"
+        stored = parts["windows"]
         assert len(stored) == 101
         assert sum(len(entries) for *_, entries in stored) <= MOST_REQUESTS
 
