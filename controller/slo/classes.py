@@ -243,7 +243,7 @@ class ClassBook:
             mapping.observe(mapping.level(priority), ttft_s, tpot_s, queue_s, now)
 
     def state(self, now: float, most: int) -> list[Any]:
-        """What the mappings measured, by their tenant (None: of all): the newest `most` values, or one of each window."""
+        """What the mappings measured, by tenant (None: of all): the newest `most` values, or one of each window."""
         each = max(1, most // max(1, 2 * len(self._mappings)))
         return [[tenant, mapping.state(now, each)] for tenant, mapping in self._mappings.items()]
 

@@ -10,7 +10,8 @@ from controller.services.fleet.instances import instance_create, instance_observ
 from controller.services.fleet.scaling_policies import scaling_policy_create
 from controller.services.fleet.served_models import served_model_create
 from workers.provisioners import Observed
-from workers.tasks import heartbeat
+from workers.tasks import heartbeat, reconcile
+from workers.tasks.reconcile import reconcile_once
 
 
 class FakeProvisioner:
@@ -62,3 +63,22 @@ def fresh_heartbeat_client():
     heartbeat.redis_client.cache_clear()
     yield
     heartbeat.redis_client.cache_clear()
+
+
+@pytest.fixture
+def look(fake, monkeypatch):
+    """One look of the reconciler; `look.fleet` is what gateways publish."""
+
+    def run(times=1):
+        for _ in range(times):
+            steps = reconcile_once({"process": fake, "static": type(fake)()}, time.time())
+        return steps
+
+    run.fleet = []
+    monkeypatch.setattr(reconcile, "fleet_or_nothing", lambda: run.fleet)
+    return run
+
+
+@pytest.fixture
+def one(policy):
+    return instance_create(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "constant:5ms"})
