@@ -29,16 +29,20 @@ on_each_device = pytest.mark.parametrize(
 )
 between_two = pytest.mark.parametrize(
     ("here", "there"),
-    [pytest.param(CPU, CPU, marks=pytest.mark.torch), pytest.param(FIRST, SECOND, marks=pytest.mark.gpu)],
+    [
+        pytest.param(CPU, CPU, marks=pytest.mark.torch),
+        pytest.param(FIRST, FIRST, marks=pytest.mark.gpu),
+        pytest.param(FIRST, SECOND, marks=pytest.mark.gpu),
+    ],
     ids=str,
 )
 
 
 @pytest.fixture(autouse=True)
 def _two_devices(request):
-    two = "there" in request.fixturenames and request.getfixturevalue("there").type == "cuda"
+    two = "there" in request.fixturenames and request.getfixturevalue("there") == SECOND
     if two and torch.cuda.device_count() == 1:
-        pytest.skip("one CUDA device only: NCCL moves nothing from a device to itself")
+        pytest.skip("one CUDA device only")
 
 
 def generated(device: torch.device, boundary: Boundary | None = Boundary.OPERATOR) -> dict[str, list[int]]:

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.streams import beside, mark
 from workers.engine.torch.task import Boundary, StepTask
 from workers.engine.torch.weights.files import WeightsError
-from workers.engine.torch.weights.meeting import RECEIVER
+from workers.engine.torch.weights.meeting import DEVICE, RECEIVER, SENDER
 from workers.engine.torch.weights.pieces import longest_operation
 
 pytestmark = pytest.mark.torch
@@ -46,8 +47,10 @@ async def test_a_peer_that_dies_ends_the_transfer_and_not_the_process(monkeypatc
     for name in [WATCHDOG, *(name for name in os.environ if name.startswith("TORCH_NCCL_"))]:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    async with met() as (_, receiver):
-        assert receiver._made(RECEIVER, CUDA) == "group"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="one"))
+    async with met() as (source, receiver):
+        source.set(f"{DEVICE}/{SENDER}", b"another")
+        assert await asyncio.to_thread(receiver._made, RECEIVER, CUDA) == "group"
         assert made == [(receiver, RECEIVER, 2, longest_operation(), "2")]
         assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
 

@@ -17,7 +17,7 @@ from tests.workers.engine.torch.bench import CPU, Bench, folder, hot, interrupte
 from tests.workers.engine.torch.meetings import memory, met
 from tests.workers.engine.torch.test_cuda import filled, generated
 from tests.workers.engine.torch.test_sleep import Whole, configured
-from tests.workers.engine.torch.two_devices import DEVICES, FIRST, SECOND, EmulatedTensor, emulated
+from tests.workers.engine.torch.two_devices import DEVICES, FIRST, SECOND, EmulatedNccl, EmulatedTensor, emulated
 from workers.engine.model_config import FAMILIES, read_config
 from workers.engine.torch.kv.identity import ModelIdentity
 from workers.engine.torch.kv.layout import TorchKv
@@ -28,6 +28,7 @@ from workers.engine.torch.ranks import Alone
 from workers.engine.torch.serving import measure
 from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 from workers.engine.torch.weights.files import load_weights
+from workers.engine.torch.weights.host_group import HostGroup
 from workers.engine.torch.weights.transfer import WeightMemory, reserve
 from workers.engine.weights.host_copy import WHOLE, HostCopy
 
@@ -181,17 +182,20 @@ def test_one_model_is_known_as_the_same_wherever_it_lies(device):
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("here", "there"), [(FIRST, SECOND), (SECOND, FIRST)], ids=str)
+@pytest.mark.parametrize(("here", "there"), [(FIRST, SECOND), (SECOND, FIRST), (SECOND, SECOND)], ids=str)
 async def test_weights_move_from_device_to_device(here, there):
-    """Into memory that was only just touched, in the steps' line."""
+    """Into memory that was only just touched, in the steps' line. NCCL joins no two processes on one device."""
     source, slots = memory(device=here), Model(read_config(folder()), there, torch.float32).slots()
     target = WeightMemory(slots, present=False, keep_room=True)
     reserve(slots)
     async with met(timeout_s=30.0) as (gives, takes):
+        made, ways = takes._made, list[type]()
+        takes._made = lambda rank, device: ways.append(type(group := made(rank, device))) or group
         taking = asyncio.create_task(asyncio.to_thread(target.receive, takes, source.manifest()))
         assert await asyncio.to_thread(source.send, gives) == await taking == source.nbytes
     assert target.manifest() == source.manifest()
     assert contents(target) == contents(memory())
+    assert ways == [HostGroup if here == there else EmulatedNccl]
 
 
 def contents(held: WeightMemory) -> list[bytes]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.workers.engine.torch import emulated_order as order
 from tests.workers.engine.torch.emulated_order import Access, EmulatedStream, Ledger, RaceError
+from workers.engine.torch.weights import host_group
 
 DEVICES = (torch.device("cuda", 0), torch.device("cuda", 1))
 FIRST, SECOND = DEVICES
@@ -314,6 +316,7 @@ def emulated() -> Iterator[None]:
                 "_lazy_init": lambda: None,
                 "is_available": lambda: True,
                 "device_count": lambda: len(DEVICES),
+                "get_device_properties": lambda device: SimpleNamespace(uuid=f"emulated {device.index}"),
                 "Stream": EmulatedStream,
                 "Event": order.EmulatedEvent,
                 "stream": order.on_stream,
@@ -323,6 +326,7 @@ def emulated() -> Iterator[None]:
             }.items():
                 patch.setattr(torch.cuda, name, instead)
             patch.setattr(dist, "ProcessGroupNCCL", EmulatedNccl, raising=False)
+            patch.setattr(host_group, "pinned", lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
             yield
         gc.collect()
         if Ledger.faults:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from workers.engine.kv.unproven_connections import UnprovenConnections
 from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
 from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.host_group import HostGroup, device_identity
 from workers.engine.torch.weights.pieces import longest_operation, patience
 from workers.engine.weights.turns import LoadTurn
 from workers.http.fleet_proof import address, keyed
@@ -36,6 +37,7 @@ from workers.http.fleet_proof import address, keyed
 SENDER, RECEIVER = 0, 1
 PACED = "paced"  # key with which the sender says the size of its pieces, if it asks for turns
 TURN = "turn"  # key with the number of the piece that the sender sends next, and its LoadTurn
+DEVICE = "device"  # start of the keys with which both sides say their CUDA devices
 LANDED = "landed"  # key with which the receiver confirms that all weights have arrived and are correct
 # By default, when a peer dies, NCCL's watchdog ends the surviving process after waiting a minute for dumps.
 ONLY_THE_TRANSFER_BREAKS = {
@@ -216,15 +218,26 @@ class Meeting(dist.Store):
         return group
 
     def _made(self, rank: int, device: torch.device) -> Any:
-        if device.type == "cuda":
-            for name, value in ONLY_THE_TRANSFER_BREAKS.items():
-                os.environ.setdefault(name, value)
-            return dist.ProcessGroupNCCL(self, rank, 2, longest_operation())
+        if device.type != "cuda":
+            return self._gloo(rank, self.limit)
+        if self._on_one_device(rank, device):
+            return HostGroup(self._gloo(rank, longest_operation()))
+        for name, value in ONLY_THE_TRANSFER_BREAKS.items():
+            os.environ.setdefault(name, value)
+        return dist.ProcessGroupNCCL(self, rank, 2, longest_operation())
+
+    def _gloo(self, rank: int, limit: timedelta) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]
-        options._timeout = self.limit
+        options._timeout = limit
         options._threads = 1
         return dist.ProcessGroupGloo(self, rank, 2, options)
+
+    def _on_one_device(self, rank: int, device: torch.device) -> bool:
+        """Whether both engines use the same CUDA device. Raises RuntimeError if the other one does not say."""
+        own = device_identity(device).encode()
+        self.set(f"{DEVICE}/{rank}", own)
+        return self.get(f"{DEVICE}/{SENDER if rank == RECEIVER else RECEIVER}") == own
 
     def _proof(self, side: Side) -> bytes:
         return hmac.new(self._secret, side.encode(), hashlib.sha256).digest()

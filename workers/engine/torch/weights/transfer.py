@@ -1,9 +1,9 @@
 """A model's weights in memory: loading, checking, and transfers between engines over torch.distributed.
 
-Two connected engines (`meeting`) form a group of two (gloo on CPUs, NCCL on CUDA), separate from any group that the
-model uses. The sender keeps serving, since its tensors are only read. Every tensor has a digest (`digest`), which the
-receiver checks. Tensors are sent in pieces (`pieces`), so that a short timeout detects a peer that was killed, which
-may not close its connection.
+Two connected engines (`meeting`) form a group of two, separate from any group that the model uses: gloo on CPUs, NCCL
+between CUDA devices, gloo through host memory on one CUDA device (`host_group`). The sender keeps serving, since its
+tensors are only read. Every tensor has a digest (`digest`), which the receiver checks. Tensors are sent in pieces
+(`pieces`), so that a short timeout detects a peer that was killed, which may not close its connection.
 """
 
 from __future__ import annotations
