@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine.names import keep, machine_name
-from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, write_random
+from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, random_model
 from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from workers.engine.model_config import read_config
 from workers.engine.torch.executor import TorchExecutor
@@ -324,7 +324,7 @@ def table(by_boundary: dict[str, dict[str, float]]) -> str:
 
 
 def build(args: argparse.Namespace, folder: Path) -> OperatorProgram:
-    write_random(folder, args.shape, args.tokens + 1, args.dtype)
+    folder, _ = random_model(args, folder, args.tokens + 1)
     blocks = -(-args.tokens // BLOCK_SIZE)
     return load_program(
         *(folder, read_config(folder)),
@@ -349,7 +349,7 @@ def run(args: argparse.Namespace, program: OperatorProgram) -> dict[str, Any]:
         "ratio_to_operator": ratios(found),
         "operator_ms": measurement.operator_ms(),
         "within_2_pct": cost <= THROUGHPUT_BAR_PCT,
-        "setting": {key: value for key, value in vars(args).items() if key != "keep"},
+        "setting": {key: value for key, value in vars(args).items() if key not in ("keep", "model_folder")},
         "shape": asdict(SHAPES[args.shape]),
         "machine": f"{machine_name(device_words(args.device))}, torch {torch.__version__}",
     }

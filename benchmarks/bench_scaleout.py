@@ -15,10 +15,12 @@ refers to this one) and once while it is idle; and once more while it answers, f
 move (`link_share_memory`).
 
 With `--device cuda` the medium is a copy from one device's memory to the other's, and each engine has a device of its
-own. On a machine with one device the engines share it and nothing is loaded between them, since NCCL does not join two
-processes on one device. The copy in host memory needs twice the size of the model, in its folder's file system
-(`--host-copy`) and in memory; without that, this source is left out as well. `left_out` names the sources left out and
-the reasons.
+own. On a machine with one device the engines share it. NCCL does not join two processes on one device, so there the
+weights move from the device to the host, over loopback and back to the device, and the medium is the raw TCP stream.
+`medium` names it. `device_gb_per_s` is how fast the device copies to and from pinned memory of the host.
+
+The copy in host memory needs twice the size of the model, in its folder's file system (`--host-copy`) and in memory;
+without that, this source is left out. `left_out` names it and the reason.
 
 On loopback the medium is the processor and its memory, which the engines use too. With `--link-gbit 10` the engines are
 on two hosts (`benchmarks.machine.network`: namespaces, and an emulated link of that bandwidth), and the medium is that
@@ -52,7 +54,7 @@ from benchmarks.machine.network import SecondHost, network_missing, second_host
 from benchmarks.scaleout.medium import device_copy, memory_stream, raw_stream
 from benchmarks.scaleout.report import summary, table
 from benchmarks.servers.engines import LOOPBACK, RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.servers.shapes import add_shape_options, checked, device_words, devices, write_random
+from benchmarks.servers.shapes import add_shape_options, checked, device_words, devices, random_model
 from workers.actions.fleet_calls import call_fleet
 from workers.engine.weights.host_copy import ROOM, room
 
@@ -63,7 +65,11 @@ CONTEXT = 8192
 MEMORY = Path("/dev/shm")
 NO_COPY = "could not write a copy of the weights"  # as logged by the engine that should write the copy
 TWO_HOSTS = "the engines are on two hosts"
-ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
+MEDIA = {  # by whether the two engines have devices of their own, share one, or have none
+    "apart": "copy from device to device",
+    "shared": "TCP on loopback, between copies from and to the device that both engines share",
+    "none": "TCP",
+}
 
 
 class ScaleoutFleet:
@@ -253,30 +259,34 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 class Streams:
     """Raw bandwidth of the medium between the two engines, GB/s."""
 
-    def __init__(self, fleet: ScaleoutFleet, size: int, on_cuda: bool, other: SecondHost | None) -> None:
-        self._fleet, self._size, self._on_cuda = fleet, size, on_cuda
+    def __init__(self, fleet: ScaleoutFleet, size: int, medium: str, other: SecondHost | None) -> None:
+        """`medium`: a key of `MEDIA`."""
+        self._fleet, self._size, self._kind = fleet, size, medium
         self._way = (other.here, other.command) if other else ()
         self.found: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
 
     def take(self) -> None:
         self.found["idle"].append(self._medium())
         self.found["answering"].append(while_answering(self._fleet, self._medium))
-        if not self._on_cuda:
+        if self._kind == "none":
             self.found["memory"].append(while_answering(self._fleet, lambda: memory_stream(self._size, *self._way)))
 
     def _medium(self) -> float:
-        return device_copy(self._size, "cuda:0", "cuda:1") if self._on_cuda else raw_stream(self._size, *self._way)
+        if self._kind == "apart":
+            return device_copy(self._size, "cuda:0", "cuda:1")
+        return raw_stream(self._size, *self._way)
 
 
 def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, token: str) -> dict[str, Any]:
     """All rounds, with one pair of engines."""
     on_cuda, count = args.device == "cuda", devices(args.device)
-    left_out = {"engine": ONE_DEVICE} if on_cuda and count < 2 else {}
-    size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
+    left_out: dict[str, str] = {}
+    medium = ("apart" if count > 1 else "shared") if on_cuda else "none"
+    model, size = random_model(args, folder / "model", CONTEXT)
     note(f"a model of {size / 1e9:.2f} GB")
     if why := TWO_HOSTS if other else lacks_room(args.host_copy, size, 0 if on_cuda else 2 * size):
         left_out["host"] = why
-    pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out, other)
+    pair = engines(args, model, folder / "logs", medium == "apart", "host" not in left_out, other)
     with pair as (source, warm):
         fleet = ScaleoutFleet(source, warm, token, "big")
         if "host" not in left_out and (why := fleet.no_copy()):
@@ -285,15 +295,17 @@ def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, t
             note(f"{kind} is left out: {why}")
         sources = tuple(kind for kind in SOURCES if kind not in left_out)
         rounds: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in sources}
-        streams, alone = Streams(fleet, size, on_cuda, other), tpot_alone(fleet)
+        streams, alone = Streams(fleet, size, medium, other), tpot_alone(fleet)
         for turn in range(args.rounds):
             at = turn % len(sources)
             for kind in sources[at:] + sources[:at]:
-                rounds[kind].append(one_round(fleet, kind, folder / "model"))
+                rounds[kind].append(one_round(fleet, kind, model))
                 note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
-            if "engine" in sources:
-                streams.take()
-    return summary(rounds, streams.found, alone, size) | {"left_out": left_out}
+            streams.take()
+        ways = {"to_host": ("cuda:0", "cpu"), "to_device": ("cpu", "cuda:0")} if on_cuda else {}
+        copies = {name: round(device_copy(size, *way), 2) for name, way in ways.items()}
+    extra = {"left_out": left_out, "medium": MEDIA[medium], "device_gb_per_s": copies}
+    return summary(rounds, streams.found, alone, size) | extra
 
 
 def main() -> None:

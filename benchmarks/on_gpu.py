@@ -5,7 +5,8 @@
 
 The steps are those of *On a GPU* in `docs/reference/benchmark-methods.md`, the most important first: what the device
 is, the tests of the executor, operators suspended by signals, a latency profile, the lengths of operators, weights that
-move. Each runs in a process of its own with a limit of its own. A step that fails or is late does not stop the others;
+move. The first one that needs the random model writes it (16 GB in FOLDER on CUDA, removed at the end), the others use
+it. Each runs in a process of its own with a limit of its own. A step that fails or is late does not stop the others;
 one that would begin with less than `LEAST_S` of the budget left is left out.
 
 FOLDER gets NAME.log of each step as it runs and, after each, `steps.json`: for every step its command, outcome, seconds
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from benchmarks.servers.engines import stop_on_sigterm
 LEAST_S = 10.0  # of the budget, for a step to begin
 END_S = 5.0  # from SIGTERM to SIGKILL, for a step that is late
 TESTS = "tests/workers/engine/torch"
+MODEL = "model"  # in the folder, while the steps run: they use one random model
 Outcome = Literal["passed", "failed", "late", "left_out"]
 
 DESCRIBE = """
@@ -69,21 +72,21 @@ class StepResult:
 
 
 def on_cuda(folder: Path) -> Iterator[GpuStep]:
-    model = ("--device", "cuda", "--shape", "llama-8b")
+    model = ("--device", "cuda", "--shape", "llama-8b", "--model-folder", str(folder / MODEL))
     yield GpuStep("device", ("-c", DESCRIBE, "cuda"), 60)
     yield GpuStep("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-rs", TESTS), 180)
     prompt = ("--tokens", "8192", "--chunk-tokens", "2048")
     yield GpuStep("preempt", ("-m", "benchmarks.bench_preempt", *model, *prompt), 150)
     profile = ("--output", str(folder / "profile.json"), "--budget", "60")
     yield GpuStep("profile", ("-m", "benchmarks.torch.profile", *model, *profile), 150)
-    output = ("--output", str(folder / "operators.json"))
+    output = ("--output", str(folder / "operators.json"), "--lengths", "16,64,256,512,1024,2048,4096,8192")
     yield GpuStep("operators", ("-m", "benchmarks.torch.operators", *model, *output), 90)
     yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
 
 
 def on_cpu(folder: Path) -> Iterator[GpuStep]:
     """The same modules, so that a fault of the steps themselves shows without a device."""
-    model = ("--device", "cpu", "--shape", "tiny")
+    model = ("--device", "cpu", "--shape", "tiny", "--model-folder", str(folder / MODEL))
     yield GpuStep("device", ("-c", DESCRIBE, "cpu"), 60)
     test = f"{TESTS}/test_cuda.py"
     yield GpuStep("tests", ("-m", "pytest", "-m", "torch", "-q", "-p", "no:cacheprovider", "-rs", test), 180)
@@ -158,7 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop_on_sigterm()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    found = run((on_cuda if args.device == "cuda" else on_cpu)(folder), folder, args.budget)
+    try:
+        found = run((on_cuda if args.device == "cuda" else on_cpu)(folder), folder, args.budget)
+    finally:
+        shutil.rmtree(folder / MODEL, ignore_errors=True)
     for each in found:
         print(f"{each.name:10s} {each.outcome:9s} {each.seconds:6.1f} s  {each.command}")
     print(json.dumps({"benchmark": "on_gpu", "device": args.device, "steps": [asdict(each) for each in found]}))

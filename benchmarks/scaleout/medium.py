@@ -71,14 +71,19 @@ def _pour(host: str, port: int, size: int, held: int) -> None:
 
 
 def device_copy(size: int, source: str, target: str) -> float:
-    """GB/s of `size` bytes copied in pieces between the memories of two devices, such as `cuda:0` and `cuda:1`."""
+    """GB/s of `size` bytes copied in pieces between the memories of two devices, such as `cuda:0` and `cuda:1`, or
+    between one and pinned memory of the host (`cpu`)."""
     import torch
 
     def settled() -> None:
         for device in {source, target} - {"cpu"}:
             torch.cuda.synchronize(device)
 
-    block, room = (torch.zeros(min(PIECE, size), dtype=torch.uint8, device=device) for device in (source, target))
+    pinned = source != target  # needs a CUDA device
+    block, room = (
+        torch.zeros(min(PIECE, size), dtype=torch.uint8, device=device, pin_memory=pinned and device == "cpu")
+        for device in (source, target)
+    )
     room.copy_(block)  # the first use of a path is slow
     settled()
     began = time.monotonic()

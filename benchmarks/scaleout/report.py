@@ -74,5 +74,8 @@ def table(result: Mapping[str, Any]) -> str:
             f"engine to engine: {100 * result['link_share_memory']:.0f} % of a stream from memory to memory beside an "
             f"engine that answers ({result['raw_gb_per_s']['memory']:.2f} GB/s)"
         )
+    if copies := result.get("device_gb_per_s"):
+        said = f"{copies['to_host']:.2f} GB/s to the host, {copies['to_device']:.2f} GB/s from it"
+        lines.append(f"copies of the device with pinned memory: {said}")
     lines += [f"{kind} left out: {why}" for kind, why in result.get("left_out", {}).items()]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def add_shape_options(parser: argparse.ArgumentParser, shape: str) -> None:
     sizes = ", ".join(f"{name} {found.parameters / 1e9:.3g}e9" for name, found in SHAPES.items())
     parser.add_argument("--shape", default=shape, choices=SHAPES, help=f"parameters: {sizes} (%(default)s)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device of the models (%(default)s)")
+    kept = "keep the random model here, and use the one that is here (default: it is written again and removed)"
+    parser.add_argument("--model-folder", type=Path, metavar="DIR", help=kept)
     parser.add_argument("--dtype", choices=DTYPES, help="number format of the weights (bfloat16 on CUDA)")
 
 
@@ -88,9 +91,23 @@ def checked(
     return args
 
 
-def write_random(folder: Path, shape: str, context: int, dtype: str) -> int:
-    """Write a random model to `folder`; returns the bytes of its weight files."""
-    from workers.engine.torch.model.random import main as make
+def random_model(args: argparse.Namespace, folder: Path, context: int) -> tuple[Path, int]:
+    """A random model for prompts of up to `context` tokens. Returns its folder and the bytes of its weight files.
 
-    make([str(folder), *SHAPES[shape].options(context, dtype)])
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    It is written to `folder`; with `--model-folder` to that one, unless one of the same shape and number format is
+    there.
+    """
+    from workers.engine.torch.model.random import main as make
+    from workers.engine.torch.model.random import write_config
+
+    folder = args.model_folder or folder
+    written, parameters = folder / "config.json", SHAPES[args.shape].options(context, args.dtype)
+    kind = f"{args.shape} {args.dtype}"
+    marked = folder / "shape.txt"  # written last, so that half a model is written again
+    if marked.is_file() and marked.read_text() == kind:
+        config = json.loads(written.read_text())
+        write_config(folder, config | {"max_position_embeddings": max(context, config["max_position_embeddings"])})
+    else:
+        make([str(folder), *parameters, "--device", args.device])
+        marked.write_text(kind)
+    return folder, sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.bench_preempt import BLOCK_SIZE, TimedExecutor
 from benchmarks.load.trials import note
 from benchmarks.machine.names import machine_name, slug
-from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, write_random
+from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, random_model
 from controller.core.steps import Chunk, Seq, Step
 from controller.predict.latency_fit import DecodeSample, PrefillSample
 from workers.engine.model_config import read_config
@@ -172,8 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits = ProfilingLimits(args.max_num_seqs, 2 * args.batch_tokens, args.batch_tokens, args.budget)
     longest = max(batch * -(-length // BLOCK_SIZE) for batch, length in limits.points())
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_random(folder, args.shape, 2 * args.batch_tokens, args.dtype)
+        folder, _ = random_model(args, Path(name), 2 * args.batch_tokens)
         config = read_config(folder)
         program = load_program(
             *(folder, config),

@@ -14,6 +14,7 @@ from benchmarks.bench_scaleout import (
     engines,
     lacks_room,
     main,
+    measured,
     parse,
     tpot_ms,
     two_devices,
@@ -57,7 +58,7 @@ def test_the_table_has_every_source_the_ratios_and_the_share():
     assert [line.split()[0] for line in said.splitlines()[2:5]] == ["disk", "host", "engine"]
 
 
-def test_one_device_moves_nothing_between_engines_and_says_no_share():
+def test_sources_without_an_engine_have_no_share_of_the_medium():
     found = summary({kind: ROUNDS[kind] for kind in ("disk", "host")}, NO_STREAMS, 100.0, 1_000_000_000)
     assert found["link_share"] is found["link_share_idle"] is found["link_share_memory"] is None
     assert found["raw_gb_per_s"] == {"answering": None, "idle": None, "memory": None}
@@ -189,7 +190,7 @@ def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(
         yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
 
     for name, stands_in in {
-        "write_random": lambda *args: 10**9,
+        "random_model": lambda args, folder, context: (folder, 10**9),
         "room": lambda base: 10**8,
         "engines": pair,
         "tpot_alone": lambda fleet: 100.0,
@@ -208,4 +209,42 @@ def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(
     assert set(result["load_s"]) == {"disk", "engine"}
     why = f"a copy of 1.00 GB wants 4.00 GB free at {tmp_path} and in memory: 0.10 GB"
     assert result["left_out"] == {"host": why}
+    assert (result["medium"], result["device_gb_per_s"]) == ("TCP", {})
     assert said[-2] == f"host left out: {why}"
+
+
+def test_copies_with_the_host_stand_in_the_table():
+    found = summary(ROUNDS, NO_STREAMS, 100.0, 1_000_000_000)
+    said = table(found | {"device_gb_per_s": {"to_host": 24.5, "to_device": 50.25}})
+    assert said.endswith("copies of the device with pinned memory: 24.50 GB/s to the host, 50.25 GB/s from it")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("count", "medium", "apart"), [(1, "shared", False), (2, "apart", True)])
+def test_with_one_device_the_engines_share_it_and_the_medium_is_tcp(monkeypatch, tmp_path, count, medium, apart):
+    placed, copied = [], []
+
+    @contextmanager
+    def pair(args, model, logs, apart, copies, other):
+        placed.append(apart)
+        yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
+
+    for name, stands_in in {
+        "random_model": lambda args, folder, context: (folder, 10**9),
+        "room": lambda base: 10**8,
+        "devices": lambda device: count,
+        "engines": pair,
+        "tpot_alone": lambda fleet: 100.0,
+        "one_round": lambda fleet, kind, folder: one(1.0, 1.2),
+        "raw_stream": lambda size: 2.0,
+        "device_copy": lambda size, *way: copied.append(way) or 40.0,
+        "while_answering": lambda fleet, measure: measure(),
+    }.items():
+        monkeypatch.setattr(bench_scaleout, name, stands_in)
+    args = SimpleNamespace(device="cuda", shape="tiny", dtype="bfloat16", host_copy=tmp_path, rounds=1)
+    result = measured(args, tmp_path, None, "token")
+    assert (result["medium"], placed) == (bench_scaleout.MEDIA[medium], [apart])
+    assert set(result["load_s"]) == {"disk", "engine"}
+    assert result["raw_gb_per_s"]["idle"] == (40.0 if apart else 2.0)
+    assert result["device_gb_per_s"] == {"to_host": 40.0, "to_device": 40.0}
+    assert (("cuda:0", "cuda:1") in copied) == apart

@@ -1,11 +1,13 @@
 """The shapes of random models, and options that name a device this machine lacks."""
 
 import json
+from argparse import ArgumentParser
 
 import pytest
 
 from benchmarks.machine.names import keep, machine_name
-from benchmarks.servers.shapes import SHAPES
+from benchmarks.servers.shapes import SHAPES, add_shape_options, random_model
+from workers.engine.model_config import read_config
 
 
 def test_llama_8b_is_the_published_size():
@@ -29,3 +31,22 @@ def test_figures_are_kept_by_benchmark_and_machine(tmp_path):
     assert json.loads(path.read_text()) == {"link_share": 0.5}
     keep("scaleout", {"link_share": 0.75}, "NVIDIA H100 80GB HBM3", tmp_path)
     assert json.loads(path.read_text()) == {"link_share": 0.75}
+
+
+@pytest.mark.torch
+def test_a_kept_random_model_is_written_once_and_fits_the_longest_prompts(tmp_path):
+    def asked(*options, context):
+        args = parser.parse_args(["--model-folder", str(tmp_path), "--shape", "tiny", "--dtype", "bfloat16", *options])
+        assert random_model(args, tmp_path / "unused", context)[0] == tmp_path
+        written = tmp_path / "model.safetensors"
+        return written.stat().st_mtime_ns, written.stat().st_size, read_config(tmp_path).max_positions
+
+    parser = ArgumentParser()
+    add_shape_options(parser, "tiny")
+    first, size, context = asked(context=100)
+    assert context == 100
+    assert asked(context=300) == (first, size, 300)
+    assert asked(context=200) == (first, size, 300)
+    other, larger, context = asked("--dtype", "float32", context=200)
+    assert (other > first, larger > size, context) == (True, True, 200)
+    assert not (tmp_path / "unused").exists()

@@ -67,14 +67,23 @@ def _model_type(architecture: str) -> str:
     return {"Qwen3Moe": "qwen3_moe"}.get(name, name.lower())
 
 
-def write_model(folder: Path, config: dict[str, Any], seed: int = 0, shard_bytes: int = 1 << 32) -> int:
-    """Write config.json and the weights, in shards of about `shard_bytes`. Returns the total bytes of the tensors."""
-    parsed = parse_config(config)
+def write_config(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_model(
+    folder: Path, config: dict[str, Any], seed: int = 0, shard_bytes: int = 1 << 32, device: str = "cpu"
+) -> int:
+    """Write config.json and the weights, in shards of about `shard_bytes`. Returns the total bytes of the tensors.
+
+    `device`: where the values are drawn; another kind of device draws others, and large models much faster.
+    """
+    parsed = parse_config(config)
+    write_config(folder, config)
     dtype = getattr(torch, parsed.dtype)
     shapes = {name: slot.shape for name, slot in Model(parsed, torch.device("meta"), dtype).slots().items()}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     files = {}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     for number, names in enumerate(shards, 1):
@@ -103,10 +112,11 @@ def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int, most: int) -> Ite
 
 
 def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.randn(shape, generator=generator, device=generator.device)
     if "norm" in name:
-        return (1 + 0.1 * torch.randn(shape, generator=generator)).to(dtype)
+        return (1 + 0.1 * drawn).to(dtype).cpu()
     inputs = 1 if "embed" in name else shape[-1]
-    return (torch.randn(shape, generator=generator) * inputs**-0.5).to(dtype)
+    return (drawn * inputs**-0.5).to(dtype).cpu()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,9 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     add("--shard-mb", type=int, default=4096, help="largest file of weights in MB (%(default)s)")
     add("--seed", type=int, default=0)
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="where values are drawn (%(default)s)")
     args = parser.parse_args(argv)
     try:
-        size = write_model(args.folder, config_of(args), args.seed, args.shard_mb << 20)
+        size = write_model(args.folder, config_of(args), args.seed, args.shard_mb << 20, args.device)
     except ValueError as error:
         parser.error(str(error))
     print(f"{args.architecture} of {size / 1e6:.1f} MB in {args.folder}")
