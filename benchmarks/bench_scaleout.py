@@ -289,6 +289,7 @@ def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, t
     pair = engines(args, model, folder / "logs", medium == "apart", "host" not in left_out, other)
     with pair as (source, warm):
         fleet = ScaleoutFleet(source, warm, token, "big")
+        note("both engines are ready")
         if "host" not in left_out and (why := fleet.no_copy()):
             left_out["host"] = why
         for kind, why in left_out.items():

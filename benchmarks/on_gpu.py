@@ -75,13 +75,14 @@ def on_cuda(folder: Path) -> Iterator[GpuStep]:
     model = ("--device", "cuda", "--shape", "llama-8b", "--model-folder", str(folder / MODEL))
     yield GpuStep("device", ("-c", DESCRIBE, "cuda"), 60)
     yield GpuStep("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-rs", TESTS), 180)
-    prompt = ("--tokens", "8192", "--chunk-tokens", "2048")
+    prompt = ("--tokens", "8192", "--chunk-tokens", "2048", "--signals", "80", "--pairs", "8")
     yield GpuStep("preempt", ("-m", "benchmarks.bench_preempt", *model, *prompt), 150)
-    profile = ("--output", str(folder / "profile.json"), "--budget", "60")
+    written = ("--output", str(folder / "profile.json"), "--points", str(folder / "points.json"))
+    profile = (*written, "--budget", "60")
     yield GpuStep("profile", ("-m", "benchmarks.torch.profile", *model, *profile), 150)
     output = ("--output", str(folder / "operators.json"), "--lengths", "16,64,256,512,1024,2048,4096,8192")
     yield GpuStep("operators", ("-m", "benchmarks.torch.operators", *model, *output), 90)
-    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
+    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "2"), 200)
 
 
 def on_cpu(folder: Path) -> Iterator[GpuStep]:
@@ -96,7 +97,7 @@ def on_cpu(folder: Path) -> Iterator[GpuStep]:
     yield GpuStep("profile", ("-m", "benchmarks.torch.profile", *model, *grid, "--repeats", "1"), 90)
     short = ("--output", str(folder / "operators.json"), "--lengths", "16,64", "--repeats", "1")
     yield GpuStep("operators", ("-m", "benchmarks.torch.operators", *model, *short), 60)
-    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "1"), 180)
+    yield GpuStep("scaleout", ("-m", "benchmarks.bench_scaleout", *model, "--rounds", "2"), 200)
 
 
 def last_object(log: Path) -> dict[str, Any]:
@@ -156,13 +157,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for logs and results; made if it does not exist")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--only", help="names of steps, with commas between them (default: all)")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all steps (%(default)s)")
     args = parser.parse_args(argv)
     stop_on_sigterm()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    tasks = list((on_cuda if args.device == "cuda" else on_cpu)(folder))
+    chosen = args.only.split(",") if args.only else [task.name for task in tasks]
+    if unknown := set(chosen) - {task.name for task in tasks}:
+        parser.error(f"--only: no step is called {', '.join(sorted(unknown))}")
     try:
-        found = run((on_cuda if args.device == "cuda" else on_cpu)(folder), folder, args.budget)
+        found = run((task for task in tasks if task.name in chosen), folder, args.budget)
     finally:
         shutil.rmtree(folder / MODEL, ignore_errors=True)
     for each in found:

@@ -5,8 +5,9 @@
 
 A random model of the shape runs HyperFlexis' App. A grid of batch sizes and lengths on the executor itself: a batch of
 equal prompts prefilled in one step, then one decode step of the same batch. The time of a point is the median of
-`--repeats` runs after a warm-up. As in the other shipped profiles, host and scheduler are not included. The fit is the
-profiler's (least squares on relative error, without outliers). Last line of output: the profile as JSON.
+`--repeats` runs after a warm-up. The scheduler is not included. On a GPU a step of few tokens takes as long as the host
+needs to queue its operators. The fit is the profiler's (least squares on relative error, without outliers). `--points`
+writes what was measured, so that another fit needs no device. Last line of output: the profile as JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_options(parser, "thin")
     parser.add_argument("--output", type=Path, help="JSON file to write, for an engine's --profile")
+    parser.add_argument("--points", type=Path, help="JSON file to write: every point with its seconds")
     parser.add_argument("--add", action="store_true", help="add it to workers/engine/profiles.json")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="largest batch (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="largest batch x length (%(default)s)")
@@ -187,6 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = entry(profile, args.shape, args.dtype, device_words(args.device) or machine_name(), capacity)
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
+    if args.points:
+        points = {kind: [asdict(each) for each in getattr(profile, kind)] for kind in ("prefill", "decode")}
+        args.points.write_text(json.dumps(points, indent=1) + "\n")
     if args.add:
         add(found)
     for part in ("prefill", "decode"):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.on_gpu import LEAST_S, GpuStep, last_object, on_cpu, on_cuda, run
+from benchmarks.on_gpu import LEAST_S, GpuStep, last_object, main, on_cpu, on_cuda, run
 
 PRINTS = ("-c", "import json; print('table'); print(json.dumps({'ms': 4.5}))")
 FAILS = ("-c", "print('half done'); raise SystemExit(3)")
@@ -75,3 +75,15 @@ def test_both_devices_have_the_same_steps_in_the_same_order(tmp_path):
     modules = [[part for part in each.command if part.startswith("benchmarks.")] for each in cpu]
     assert modules == [[part for part in each.command if part.startswith("benchmarks.")] for each in cuda]
     assert os.path.isdir("tests/workers/engine/torch")
+
+
+def test_a_step_that_does_not_exist_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--device", "cpu", "--only", "device,speed"])
+    assert "--only: no step is called speed" in capsys.readouterr().err
+
+
+def test_chosen_steps_alone_run(tmp_path, capsys):
+    pytest.importorskip("torch")
+    assert main([str(tmp_path), "--device", "cpu", "--only", "device"]) == 0
+    assert [each["name"] for each in json.loads((tmp_path / "steps.json").read_text())] == ["device"]

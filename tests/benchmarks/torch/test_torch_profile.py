@@ -50,7 +50,11 @@ def test_added_it_is_among_the_shipped_ones_once(tmp_path, monkeypatch):
 def test_a_tiny_model_is_measured_and_an_engine_can_read_it(tmp_path, capsys):
     path = tmp_path / "mine.json"
     sizes = ("--batch-tokens", "256", "--max-num-seqs", "4", "--repeats", "1")
-    torch_profile.main(["--shape", "tiny", *sizes, "--output", str(path)])
+    points = tmp_path / "points.json"
+    torch_profile.main(["--shape", "tiny", *sizes, "--output", str(path), "--points", str(points)])
+    measured = json.loads(points.read_text())
+    assert len(measured["prefill"]) == len(measured["decode"]) > 1
+    assert all(each["seconds"] > 0 for kind in measured.values() for each in kind)
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     profile = load_profile(str(path))
     assert profile.coefficients.prefill_b == said["prefill"]["b"]
