@@ -2,12 +2,16 @@
 
     python -m benchmarks.torch.profile --shape llama-8b --device cuda --output mine.json   # for --profile mine.json
     python -m benchmarks.torch.profile --shape llama-8b --device cuda --add                # to the shipped ones
+    python -m benchmarks.torch.profile --from-points points.json --least-tokens 512 --add  # of an earlier run
 
 A random model of the shape runs HyperFlexis' App. A grid of batch sizes and lengths on the executor itself: a batch of
 equal prompts prefilled in one step, then one decode step of the same batch. The time of a point is the median of
-`--repeats` runs after a warm-up. The scheduler is not included. On a GPU a step of few tokens takes as long as the host
-needs to queue its operators. The fit is the profiler's (least squares on relative error, without outliers). `--points`
-writes what was measured, so that another fit needs no device. Last line of output: the profile as JSON.
+`--repeats` runs after a warm-up. The scheduler is not included. The fit is the profiler's (least squares on relative
+error, without outliers). Last line of output: the profile as JSON.
+
+On a GPU a step of few tokens takes as long as the host needs to queue its operators, whatever the device could do, and
+one line fits no such floor. `--least-tokens` leaves smaller prefill steps out of the fit; the error over all points is
+reported beside the fit's. `--points` writes what was measured, and `--from-points` fits that again without a device.
 """
 
 from __future__ import annotations
@@ -20,16 +24,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.bench_preempt import BLOCK_SIZE, TimedExecutor
 from benchmarks.load.trials import note
 from benchmarks.machine.names import machine_name, slug
 from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, random_model
 from controller.core.steps import Chunk, Seq, Step
+from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import DecodeSample, PrefillSample
 from workers.engine.model_config import read_config
 from workers.engine.model_options import ELEMENT_BYTES
@@ -92,17 +97,48 @@ def measured(program: OperatorProgram, limits: ProfilingLimits, repeats: int, se
     return profile
 
 
-def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity: int) -> dict[str, Any]:
-    """The profile in the form of `workers/engine/profiles.json`.
+class ProfilePoints(NamedTuple):
+    """Points and what they were measured on.
 
-    `device`: its name. `capacity`: tokens of KV that fit.
+    `on`: the date. `capacity`: tokens of KV that fit.
     """
-    fitted = profile.fit()
+
+    samples: ProfileSamples
+    shape: str
+    dtype: str
+    device: str
+    capacity: int
+    on: str
+
+    def to_json(self) -> dict[str, Any]:
+        points = {kind: [asdict(each) for each in getattr(self.samples, kind)] for kind in ("prefill", "decode")}
+        return {**self._asdict(), "samples": points}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ProfilePoints:
+        prefill = [PrefillSample(**each) for each in raw["samples"]["prefill"]]
+        decode = [DecodeSample(**each) for each in raw["samples"]["decode"]]
+        return cls(**{**raw, "samples": ProfileSamples(prefill, decode, points=len(prefill))})
+
+
+def error_over(samples: Sequence[PrefillSample], k: LatencyCoefficients) -> float:
+    """Median relative error of the prefill equation (0.05 = 5 %)."""
+    predicted = (k.prefill_a + k.prefill_b * each.tokens + k.prefill_c * each.squares for each in samples)
+    return statistics.median(abs(at / each.seconds - 1) for at, each in zip(predicted, samples, strict=True))
+
+
+def entry(found: ProfilePoints, least_tokens: int = 0) -> dict[str, Any]:
+    """The profile in the form of `workers/engine/profiles.json`, of prefill steps of at least so many tokens."""
+    profile, shape, dtype, device, capacity, on = found
+    used = [sample for sample in profile.prefill if sample.tokens >= least_tokens]
+    fitted = replace(profile, prefill=used).fit()
     k = fitted.coefficients
     lengths = [sample.squares // sample.tokens for sample in profile.prefill]
     batches = [sample.batch for sample in profile.decode]
-    sizes = [sample.tokens for sample in profile.prefill]
+    sizes = [sample.tokens for sample in used]
     domain = f"batch {min(batches)}..{max(batches)}, length {min(lengths)}..{max(lengths)}, no cached prefix"
+    smaller = f"; over all steps, from {min(each.tokens for each in profile.prefill)} tokens, the median error is "
+    smaller = f"{smaller}{error_over(profile.prefill, k):.3f}" if len(used) < len(profile.prefill) else ""
     return {
         "id": f"slackline/{shape}/{slug(device)}/tp1",
         "aliases": [f"{shape}-{slug(device)}"],
@@ -112,12 +148,12 @@ def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity
         "weights": dtype,
         "kind": "executor_measured",
         "source": f"python -m benchmarks.torch.profile, {profile.points} points of HyperFlexis App. A's grid on the "
-        f"reference engine's PyTorch executor, random weights, {date.today().isoformat()}",
+        f"reference engine's PyTorch executor, random weights, {on}",
         "credit": "Slackline",
         "prefill": {
             **{"a": k.prefill_a, "b": k.prefill_b, "c": k.prefill_c},
             "median_rel_err": round(fitted.prefill_median_error, 4),
-            "domain": f"batch*len {min(sizes)}..{max(sizes)} tokens, {domain}",
+            "domain": f"batch*len {min(sizes)}..{max(sizes)} tokens, {domain}{smaller}",
         },
         "decode": {
             **{"a": k.decode_a, "b": k.decode_b, "c": k.decode_c},
@@ -151,6 +187,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_shape_options(parser, "thin")
     parser.add_argument("--output", type=Path, help="JSON file to write, for an engine's --profile")
     parser.add_argument("--points", type=Path, help="JSON file to write: every point with its seconds")
+    parser.add_argument("--from-points", type=Path, metavar="FILE", help="fit these points and measure nothing")
+    least = "smallest prefill step of the fit, tokens (%(default)s)"
+    parser.add_argument("--least-tokens", type=int, default=0, metavar="TOKENS", help=least)
     parser.add_argument("--add", action="store_true", help="add it to workers/engine/profiles.json")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="largest batch (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="largest batch x length (%(default)s)")
@@ -170,8 +209,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv)
+def measure(args: argparse.Namespace) -> ProfilePoints:
     limits = ProfilingLimits(args.max_num_seqs, 2 * args.batch_tokens, args.batch_tokens, args.budget)
     longest = max(batch * -(-length // BLOCK_SIZE) for batch, length in limits.points())
     with tempfile.TemporaryDirectory() as name:
@@ -185,14 +223,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             block_size=BLOCK_SIZE,
             threads=args.threads if args.device == "cpu" else None,
         )
-    profile = measured(program, limits, args.repeats, args.seed)
+    samples = measured(program, limits, args.repeats, args.seed)
     capacity = capacity_tokens(args, config.kv_bytes_per_token(ELEMENT_BYTES[args.dtype]))
-    found = entry(profile, args.shape, args.dtype, device_words(args.device) or machine_name(), capacity)
+    device = device_words(args.device) or machine_name()
+    return ProfilePoints(samples, args.shape, args.dtype, device, capacity, date.today().isoformat())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    points = ProfilePoints.from_json(json.loads(args.from_points.read_text())) if args.from_points else measure(args)
+    found = entry(points, args.least_tokens)
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
     if args.points:
-        points = {kind: [asdict(each) for each in getattr(profile, kind)] for kind in ("prefill", "decode")}
-        args.points.write_text(json.dumps(points, indent=1) + "\n")
+        args.points.write_text(json.dumps(points.to_json(), indent=1) + "\n")
     if args.add:
         add(found)
     for part in ("prefill", "decode"):

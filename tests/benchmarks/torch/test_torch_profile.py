@@ -26,8 +26,27 @@ def known():
     return ProfileSamples(prefill, decode, points=len(prefill))
 
 
+def measured(device, samples=None):
+    return torch_profile.ProfilePoints(samples or known(), "llama-8b", "bfloat16", device, 400_000, "2026-11-28")
+
+
+def test_steps_that_take_the_time_of_the_host_can_be_left_out_of_the_fit():
+    """And its error over all of them is said. A step of few tokens takes 60 ms here, as one of 2,500 tokens does."""
+    samples, model = known(), LatencyModel(TRUE)
+    samples.prefill = [PrefillSample(s.tokens, s.squares, max(0.06, s.seconds)) for s in samples.prefill]
+    whole, large = (torch_profile.entry(measured("GPU", samples), least) for least in (0, 2500))
+    assert LatencyModel(TRUE).prefill_sums(2400, 2400**2) < 0.064 < whole["prefill"]["a"] + 0.02
+    assert large["prefill"]["median_rel_err"] < 0.01 < whole["prefill"]["median_rel_err"]
+    assert large["prefill"]["domain"].startswith("batch*len 2500..2900 tokens, batch 1..16")
+    assert "; over all steps, from 100 tokens, the median error is 0." in large["prefill"]["domain"]
+    assert "over all steps" not in whole["prefill"]["domain"]
+    assert model.prefill_sums(2900, 2900**2) == pytest.approx(
+        sum(large["prefill"][key] * part for key, part in (("a", 1), ("b", 2900), ("c", 2900**2))), rel=0.02
+    )
+
+
 def test_an_entry_has_the_keys_of_all_shipped_ones_and_the_coefficients():
-    found = torch_profile.entry(known(), "llama-8b", "bfloat16", "NVIDIA H100 80GB HBM3", 400_000)
+    found = torch_profile.entry(measured("NVIDIA H100 80GB HBM3"))
     assert set(found) == KEYS
     assert found["aliases"] == ["llama-8b-nvidia-h100-80gb-hbm3"]
     assert found["prefill"]["b"] == pytest.approx(TRUE.prefill_b, rel=0.01)
@@ -38,7 +57,7 @@ def test_added_it_is_among_the_shipped_ones_once(tmp_path, monkeypatch):
     path = tmp_path / "profiles.json"
     shutil.copy(SHIPPED, path)
     monkeypatch.setattr("workers.engine.profiles.SHIPPED", path)
-    found = torch_profile.entry(known(), "llama-8b", "bfloat16", "GPU", 400_000)
+    found = torch_profile.entry(measured("GPU"))
     before = len(json.loads(path.read_text())["profiles"])
     torch_profile.add(found, path)
     torch_profile.add(found | {"kv_capacity_tokens": 123_456}, path)
@@ -52,15 +71,17 @@ def test_a_tiny_model_is_measured_and_an_engine_can_read_it(tmp_path, capsys):
     sizes = ("--batch-tokens", "256", "--max-num-seqs", "4", "--repeats", "1")
     points = tmp_path / "points.json"
     torch_profile.main(["--shape", "tiny", *sizes, "--output", str(path), "--points", str(points)])
-    measured = json.loads(points.read_text())
-    assert len(measured["prefill"]) == len(measured["decode"]) > 1
-    assert all(each["seconds"] > 0 for kind in measured.values() for each in kind)
+    kept = json.loads(points.read_text())["samples"]
+    assert len(kept["prefill"]) == len(kept["decode"]) > 1
+    assert all(each["seconds"] > 0 for kind in kept.values() for each in kind)
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     profile = load_profile(str(path))
     assert profile.coefficients.prefill_b == said["prefill"]["b"]
     assert profile.coefficients.prefill_a + profile.coefficients.prefill_b > 0
     assert profile.coefficients.decode_a + profile.coefficients.decode_c > 0
     assert said["weights"] == "float32"
+    torch_profile.main(["--from-points", str(points)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
 
 
 @pytest.mark.parametrize("program", [torch_profile, bench_preempt, bench_scaleout])
