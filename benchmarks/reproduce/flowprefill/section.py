@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from benchmarks.reproduce.claims import Progress, Section
 from benchmarks.reproduce.flowprefill.ablations import batching, blocking, orders, prediction
 from benchmarks.reproduce.flowprefill.compatibility import collocated, single_slo, with_chunks
+from benchmarks.reproduce.flowprefill.device import on_device
 from benchmarks.reproduce.flowprefill.end_to_end import end_to_end, experts
 from benchmarks.reproduce.flowprefill.setting import CV, MODELS, PAPER, PrefillBench, SectionPart, Size
 
@@ -26,18 +30,27 @@ sweep is below. "vLLM, class priority" is available today (with one SLO for all,
 come, first served).
 
 Fig. 10, 11 and 13 to 16 use only Llama3-8B; the table on burstiness has one seed. Fig. 13 (real against predicted
-TTFT of three models) has no counterpart, because here the device is the polynomial that predicts it.
+TTFT of three models) has no simulated counterpart, because there the device is the polynomial that predicts it.
+
+Claims on one H100 (part `device`) come from measurements of the reference engine's PyTorch executor with random weights
+of Llama-3.1-8B's shape (2026-11-28, torch 2.11.0, CUDA 13.0, driver 580.159.04), stored in docs/measurements. Fig. 15
+is simulated with the lengths of its operators. Fig. 17's mixture of experts was not measured.
 """
+PARTS = ("simulated", "device")
 
 
-def reproduce(progress: Progress, quick: bool) -> Section:
-    """`quick`: one model and seed, 150 requests per run, seconds; otherwise about ten minutes on one core."""
+def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
+    """Both parts, or one. `quick`: one model and seed, 150 requests per run, seconds; otherwise about ten minutes."""
     size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
     bench = PrefillBench()
-    parts: list[SectionPart] = [end_to_end(bench, size, progress), orders(bench, size, progress)]
-    parts += [batching(bench, size, progress), blocking(size, progress), prediction(bench, size, progress)]
-    parts += [single_slo(size, progress), with_chunks(bench, size, progress), collocated(size, progress)]
-    parts.append(experts(bench, size, progress))
+    made: list[tuple[str, SectionPart]] = []
+    if "simulated" in parts:
+        found = [end_to_end(bench, size, progress), orders(bench, size, progress), batching(bench, size, progress)]
+        found += [blocking(size, progress), prediction(bench, size, progress), single_slo(size, progress)]
+        found += [with_chunks(bench, size, progress), collocated(size, progress), experts(bench, size, progress)]
+        made += [("simulated", each) for each in found]
+    if "device" in parts:
+        made.append(("device", on_device(bench, size, progress)))
     text = TEXT.format(
         profiles="; ".join(model.profile for model in MODELS.values()),
         count=f"{size.count:,}",
@@ -47,7 +60,7 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     return Section(
         PAPER,
         text,
-        [claim for part in parts for claim in part.claims],
-        [table for part in parts for table in part.tables],
-        [plot for part in parts for plot in part.plots],
+        [replace(claim, part=name) for name, part in made for claim in part.claims],
+        [replace(table, part=name) for name, part in made for table in part.tables],
+        [replace(plot, part=name) for name, part in made for plot in part.plots],
     )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.reproduce.claims import PRINTED, Claim, Plot, Table, Value
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
+from controller.predict.operator_profile import OperatorProfile
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
 from controller.simulator.report.results import RunResult
 from controller.simulator.workloads import qwen
@@ -46,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class FlowPrefillModel:
-    """`slo`: whose targets of Table 2. `shape`: whose operators.
+    """`slo`: whose targets of Table 2. `shape`: whose operators, unless `operators` has measured ones.
 
     Kernel-composed profiles of A100-SXM-80GB stand for the paper's A800 (the same device with slower links).
     `all_reduce_share`: share of the profile's linear time in two all-reduces per layer, at the rate that vidur measured
@@ -60,6 +61,7 @@ class FlowPrefillModel:
     kv_tokens: int
     profile: str
     all_reduce_share: float = 0.0
+    operators: OperatorProfile | None = None
 
 
 # Not measured anywhere here: the 8B model's profile at TP 2, its linear part scaled by active parameters (2.9 of 7.5
@@ -172,6 +174,7 @@ def instance(model: FlowPrefillModel, contender: EngineContender) -> InstanceSet
         prefix_caching=False,
         model_shape=model.shape,
         all_reduce_share=model.all_reduce_share,
+        operators=model.operators,
     )
     return replace(base, **contender.engine)
 

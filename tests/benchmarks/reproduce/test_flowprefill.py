@@ -1,9 +1,13 @@
 """FlowPrefill's setting measures what it says, and the reproduction runs."""
 
+import json
+
 import pytest
 
+from benchmarks.machine.names import MEASUREMENTS
 from benchmarks.reproduce.claims import Section
 from benchmarks.reproduce.flowprefill.compatibility import cut_reason, longest_wait_s, past_knee
+from benchmarks.reproduce.flowprefill.device import MACHINE, _blocking, h100
 from benchmarks.reproduce.flowprefill.section import PAPER, reproduce
 from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
@@ -102,3 +106,21 @@ def test_the_quick_reproduction_runs():
     assert all(claim.reason and claim.reached is None for claim in bare)
     assert {"Fig. 10", "Fig. 14", "Fig. 17"} <= {table.title.split(":")[0] for table in section.tables}
     assert len(lines) > 8
+
+
+def test_what_was_measured_on_a_device_is_judged_by_the_stored_measurement():
+    raw = json.loads((MEASUREMENTS / "preempt" / f"{MACHINE}.json").read_text())
+    mean, ratio, cost = _blocking(raw)
+    assert (mean.ours, mean.reached) == (round(raw["blocking_ms"]["operator"]["mean"], 3), True)
+    assert (ratio.ours, ratio.reached, cost.reached) == (raw["ratio_to_operator"]["layer"]["measured"], False, True)
+    assert "none queued it would be 3.5" in ratio.reason
+    slow = {**raw["blocking_ms"], "operator": {**raw["blocking_ms"]["operator"], "mean": 4.6}}
+    mean, _, cost = _blocking({**raw, "blocking_ms": slow, "throughput_cost_pct": 2.1})
+    assert (mean.reached, cost.reached) == (False, False)
+
+
+def test_the_measured_model_stops_where_its_operators_end():
+    model = h100()
+    _, simulation = run(flowprefill(), model, OfferedLoad(model, 20, (1,)).demands(20.0, 1))
+    (engine,) = (each.engine for each in simulation.cluster)
+    assert 0.0 < engine.rounds.blocking_max_s < 0.006  # its longest operator takes 3.7 ms with 8,192 tokens
