@@ -179,7 +179,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         del parsed
         while (await receive())["type"] != "http.disconnect":
             continue
-        gateway.runtime.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
+        gateway.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
     finally:
         held.give_back()
 

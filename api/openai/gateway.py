@@ -29,6 +29,7 @@ from api.openai.protocol.errors import ApiError, config_stale, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.runtime import Runtime, report_defect
+from api.openai.shared_calls import SharedCalls
 from api.openai.state.fleet import GatewayFleet
 from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.state.scheduler_log import SchedulerLog
@@ -105,10 +106,11 @@ class Gateway:
         handle = self.scheduler.handle
         if options.scheduler_log is not None:
             handle = SchedulerLog(options.scheduler_log, self.scheduler, options.overrides).handle
-        self.runtime = Runtime(
+        self.shared_calls = SharedCalls(self.ledger)
+        self.runtime = self.shared_calls.runtime = Runtime(
             self.scheduler,
             self.fleet.backends,
-            self.ledger,
+            self.shared_calls,
             handle=handle,
             suspect=self.monitor.probe,
             heard=self.fleet.heard,
@@ -136,6 +138,7 @@ class Gateway:
         before, self.keys = self.keys, KeyRing(snapshot)
         if revoked := before.revoked(self.keys, self._now()):
             self.runtime.end_revoked(revoked)
+            self.shared_calls.end_revoked(revoked)
         self.named_models = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
         self.models = aliases | self.named_models
@@ -236,9 +239,29 @@ class Gateway:
         self._charge(in_flight, tenant)
         if in_flight.timed:
             self.workflows.seen(tenant.name, request.workflow)
-        self.arrivals.tick(request.model, arrival)
-        self.runtime.arrive(in_flight)
+        self._arrive(in_flight, parsed.equal)
         return in_flight
+
+    def _arrive(self, in_flight: InFlightRequest, equal: bytes) -> None:
+        """`equal`: of a request that may share a call, the same for each that asks for the same."""
+        request = in_flight.request
+        if not equal:
+            self.runtime.arrive(in_flight)
+        elif not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + equal):
+            return  # the fleet gets no more to do
+        self.arrivals.tick(request.model, request.arrival)
+
+    def hang_up(self, in_flight: InFlightRequest, why: str) -> None:
+        """Its client is gone, or was hung up on."""
+        if self.runtime.requests.get(in_flight.request.id) is in_flight:
+            self.runtime.hang_up(in_flight, why)
+        else:
+            self.shared_calls.hang_up(in_flight, why)
+
+    def end_workflow(self, tenant: str, workflow: str, by: str) -> None:
+        """The workflow was cancelled."""
+        self.runtime.end_workflow(tenant, workflow, by)
+        self.shared_calls.end_workflow(tenant, workflow, by)
 
     def _request(
         self, parsed: Parsed, tenant: TenantConfig, arrival: float, workflow: WorkflowTime | None

@@ -60,6 +60,7 @@ class InFlightRequest:
         "context_tokens",
         "decisions",
         "error",
+        "follows",
         "foretold",
         "head",
         "instance",
@@ -125,6 +126,7 @@ class InFlightRequest:
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
         self.timed = False  # its workflow has a deadline
+        self.follows = False  # it got the answer of another request's call
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.started = False

@@ -70,7 +70,7 @@ class Ledger:
             self._refused.add(record, cause)
         else:
             self._sink.add(record)
-        if outcome is Outcome.OK:
+        if outcome is Outcome.OK and not in_flight.follows:  # else another one stands for what the fleet did
             self.finished.tick(in_flight.request.model, now)
             self._learn(in_flight, record, now)
         elif outcome in (Outcome.REFUSED, Outcome.EXPIRED):

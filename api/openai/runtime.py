@@ -28,7 +28,7 @@ from api.openai.protocol.errors import ApiError, engine_refusal, key_revoked, sh
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.types import Outcome, Part
+from controller.core.types import Outcome, Part, Request
 from controller.dispatch import Scheduler
 from controller.dispatch.lifecycle import ENDS, Cause, State, cause_of, outcome
 from controller.scale.traffic import StageRates
@@ -111,6 +111,13 @@ class Runtime:
     def arrive(self, in_flight: InFlightRequest) -> None:
         self.requests[in_flight.request.id] = in_flight
         self.push(ev.Arrived(in_flight.request))
+
+    def arrive_again(self, in_flight: InFlightRequest, request: Request) -> None:
+        """A request that waits goes on as this one, with its id and targets."""
+        self.push(ev.Cancelled(in_flight.request.id))
+        del self.requests[in_flight.request.id]
+        in_flight.request = request
+        self.arrive(in_flight)
 
     def hang_up(self, in_flight: InFlightRequest, why: str = "client_closed") -> None:
         """The client is gone, or was hung up on (`why`): cancel the request at its engine at once."""
@@ -523,9 +530,7 @@ class Runtime:
 
     def end_workflow(self, tenant: str, workflow: str, by: str) -> None:
         """The workflow was cancelled: what is open of it ends, queued or streaming. `by`: of `workers.workflows`."""
-        asked_by_client = by != BY_OPERATOR
-        cause = Cause.WORKFLOW_CANCELLED if asked_by_client else Cause.CANCELLED
-        reason = "workflow_cancelled" if asked_by_client else "workflow_cancelled_by_operator"
+        cause, reason = workflow_end(by)
         for in_flight in list(self.requests.values()):
             request = in_flight.request
             if request.workflow == workflow and request.tenant == tenant:
@@ -537,6 +542,14 @@ class Runtime:
         """Wait for open writes, at shutdown."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+
+
+def workflow_end(by: str) -> tuple[Cause, str]:
+    """How a request ends whose workflow was cancelled, and the reason of that decision."""
+    asked_by_client = by != BY_OPERATOR
+    cause = Cause.WORKFLOW_CANCELLED if asked_by_client else Cause.CANCELLED
+    reason = "workflow_cancelled" if asked_by_client else "workflow_cancelled_by_operator"
+    return cause, reason
 
 
 def report_defect(who: str, events: Sequence[ev.Event], error: Exception) -> None:

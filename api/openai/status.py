@@ -215,6 +215,9 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
     yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
     for part, count in gateway.unpublished.items():
         yield "publish_failures_total", "Times that a part of the state was not published.", {"part": part}, count
+    shared = "Requests that got the answer of an equal one's call (`share_call`)."
+    for tenant, count in sorted(gateway.shared_calls.shared.items()):
+        yield "shared_requests_total", shared, {"tenant": tenant}, count
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.requests)
     yield (
         "config_version",

@@ -57,7 +57,7 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
         await _body(gateway, caller, scope, receive)
         caller = gateway.caller(key)
         found = await gateway.workflows.cancel(caller.tenant.name, name, BY_TENANT)
-        gateway.runtime.end_workflow(caller.tenant.name, name, found.cancelled_by)
+        gateway.end_workflow(caller.tenant.name, name, found.cancelled_by)
     else:
         raise ApiError("method_not_allowed", "Use GET, or POST to the workflow's /cancel.")
     await _answer(send, caller, name, found, 200)

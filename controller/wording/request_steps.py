@@ -14,6 +14,7 @@ from controller.wording.vocabulary import SOURCES, reason_in_words
 STEPS: dict[str, str] = {
     "slo": "Targets set",
     "workflow": "Deadline of its workflow",
+    "share": "Call shared",
     "dispatch": "Dispatched",
     "refuse": "Refused",
     "expire": "Timed out",

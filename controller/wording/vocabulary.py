@@ -46,6 +46,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "running": ("running", "requests"),
     "steps_left": ("steps left in the workflow", ""),
     "step_s": ("share of this request", "s"),
+    "sharing": ("equal requests that got its answer too", "requests"),
+    "of_request": ("request whose answer it got", ""),
     "most_waiting": ("most requests that waited", "requests"),
     "by_instance": ("by instance", ""),
     "longest_behind_s": ("largest lateness of a batch", "s"),
@@ -352,6 +354,8 @@ REASONS: dict[str, str] = {
     "workflow_inherited": "its share of the time left in the workflow",
     "workflow_late": "the workflow is late, so the request is served by its own targets",
     "workflow_alone": "other requests of the workflow are not known, so the deadline counts from this one",
+    "shared_call": "an equal request was being served, and this one got its answer",
+    "call_shared": "equal requests got its answer too",
     # where a decode stage goes; whether it was placed, prefilled again or given up says what stands beside it
     "fits_tpot": "fits within the instance's TPOT budget",
     "hopeless_harmless": "too late to meet its targets, so it was placed where it slows no other request",

@@ -45,6 +45,12 @@ SLO_FIELDS: Fragment = {
         "description": "Requests of the workflow that follow one another from here to its end, this one included. The "
         "time that is left is shared evenly among them.",
     },
+    "share_call": {
+        "type": "boolean",
+        "default": False,
+        "description": "Whether the request may get the answer of an equal one of the same tenant that is in flight at "
+        "the same gateway, and equal ones its own. Needs `temperature` 0 or a `seed`.",
+    },
     "waiting_time": {
         "type": "number",
         "minimum": 0,
@@ -84,6 +90,10 @@ RESPONSE_HEADERS: Fragment = {
     "x-slackline-class": {"description": "SLO class applied; empty if none.", "schema": {"type": "string"}},
     "x-slackline-instance": {"description": "The engine that served it.", "schema": {"type": "string"}},
     "x-slackline-queue-ms": {"description": "Time in the gateway's queue, milliseconds.", "schema": {"type": "number"}},
+    "x-slackline-shared": {
+        "description": "Of a request that got the answer of another one's call (`share_call`): the id of that request.",
+        "schema": {"type": "string"},
+    },
     "x-request-id": {"description": "The same id under OpenAI's name.", "schema": {"type": "string"}},
 }
 QUOTA_HEADERS: Fragment = {
@@ -254,8 +264,9 @@ RESPONSE: Fragment = {
 RESPONSE_REST = (
     "OpenAI's body plus the SLO fields, each optional. What needs stored state, tools other than functions, or more "
     "than text is refused with `invalid_value` naming the field: previous_response_id, conversation, store (true), "
-    "background (true), prompt, max_tool_calls, include, top_logprobs, truncation (but disabled), service_tier (but "
-    "auto and default). Of the fields not named here the engine gets those that Slackline knows; the rest is dropped."
+    "background (true), share_call (true), prompt, max_tool_calls, include, top_logprobs, truncation (but disabled), "
+    "service_tier (but auto and default). Of the fields not named here the engine gets those that Slackline knows; the "
+    "rest is dropped."
 )
 
 WORKFLOW_BODY: Fragment = {

@@ -28,6 +28,7 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "truncation": ((None, "disabled"), "must be disabled: the input is served whole or refused"),
     "service_tier": ((None, "auto", "default"), "is not supported: name an slo_class instead"),
     "stream_options": ((None, {}, {"include_obfuscation": False}), "is not supported beyond include_obfuscation false"),
+    "share_call": ((None, False), "is not supported: use /v1/chat/completions for calls that equal requests share"),
     "messages": ((None,), "belongs to /v1/chat/completions: name it input"),
     "max_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
     "max_completion_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),

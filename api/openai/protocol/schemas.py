@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
 OUR_FIELDS = (
     "target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "workflow_deadline",
-    "workflow_steps_left", "request_id",
+    "workflow_steps_left", "share_call", "request_id",
 )  # fmt: skip
 # What engines tell each other through the gateway: a client could send them to any host with it.
 BETWEEN_ENGINES = (
@@ -84,6 +85,7 @@ class Parsed(NamedTuple):
     asked: SloFields
     workflow: str
     stage: str
+    equal: bytes = b""  # of a request that may share a call: the same for each that asks for the same
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
 
 
@@ -125,6 +127,7 @@ def parse_body(
     countable = 0 < chars <= HIGHEST * model.context_tokens  # a text that is far too long is not counted
     counted = count(model, texts, special=special) if countable else None
     text = PromptText(chars, counted, messages)
+    shares = _may_share(body)
     for field in body.keys() - PASSED_ON:
         del body[field]
     _extras(body)
@@ -132,7 +135,8 @@ def parse_body(
     _structure(body)
     body["model"] = model.name
     head = dump(body)[:-1]
-    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage)
+    equal = _equal(body, chat=chat, keep_usage=keep_usage) if shares else b""
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, equal)
     _fits(parsed, shown)
     return parsed
 
@@ -236,6 +240,25 @@ def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
         newer = integer(body, "max_completion_tokens", 1, 1 << 24)
         return newer if newer is not None else given
     return given if given is not None else 16
+
+
+def _may_share(body: Mapping[str, Any]) -> bool:
+    """Whether it may get the answer of an equal request. Only what has one answer may."""
+    if not flag(body, "share_call"):
+        return False
+    seed = body.get("seed")
+    seeded = isinstance(seed, int) and not isinstance(seed, bool)
+    if not seeded and body.get("temperature") != 0 and body.get("top_k") != 1:
+        raise wrong("share_call", "needs temperature 0 or a seed: otherwise equal requests get different answers")
+    return True
+
+
+def _equal(body: Mapping[str, Any], *, chat: bool, keep_usage: bool) -> bytes:
+    """The order of its fields does not matter. The stream's bytes are shared too, so what asks for other ones is not
+    equal."""
+    what = sha256(b"%d %d " % (chat, keep_usage))
+    what.update(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+    return what.digest()
 
 
 def _metadata(body: dict[str, Any]) -> tuple[str, str]:

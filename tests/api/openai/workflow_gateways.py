@@ -29,7 +29,7 @@ async def gateway(name: str = "gw-a", url: str | None = None, **entitled: Any) -
     async with TestBed(config(**entitled)) as bed:
         board = LiveState(url or settings.REDIS_URL, name)
         bed.gateway.workflows.board = board
-        watching = asyncio.create_task(bed.gateway.workflows.watch(bed.gateway.runtime.end_workflow))
+        watching = asyncio.create_task(bed.gateway.workflows.watch(bed.gateway.end_workflow))
         try:
             yield bed
         finally:

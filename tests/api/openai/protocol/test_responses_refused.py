@@ -33,6 +33,7 @@ UNSERVED = {
     "truncation": "auto",
     "service_tier": "flex",
     "stream_options": {"include_obfuscation": True},
+    "share_call": True,
     "messages": [{"role": "user", "content": "x"}],
     "max_tokens": 5,
     "max_completion_tokens": 5,
