@@ -62,6 +62,7 @@ class ClusterMemory:
     asker: LoopAsker = field(default_factory=LoopAsker)
     places: dict[str, tuple[str, int]] = field(default_factory=dict)  # host and control port
     silent: dict[str, float] = field(default_factory=dict)  # since when, by a monotonic clock
+    refused: dict[str, str] = field(default_factory=dict)  # jobs that were not accepted, and why
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -113,20 +114,27 @@ class RayProvisioner:
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
         """Submit its job. One of this id that exists is read back, so a repeated start does nothing. An instance that
-        was made after the rows were read starts in the next round: its job needs to tell which row it is of."""
+        was made after the rows were read starts in the next round: its job needs to tell which row it is of. Raises
+        ConfigError if the cluster refuses the job: `observe` reports the instance as exited then."""
         if id not in self.rows:
             return
+        if id in self._memory.refused:
+            raise ConfigError(self._memory.refused[id], "template")
         body = job_of(checked_id(id), spec, self.token, self._row(id).made)
         if not (refused := LOOP.run(self.jobs.submit(body))):
             return
         job = LOOP.run(self.jobs.one(id))
         if job is None:
-            raise ConfigError(f"{self.cluster.url} refused the job: {refused}", "template")
+            raise self._refusal(id, refused)
         refuse_foreign(job, self.owner)
         if job.over and (job.metadata or {}).get(ROW) != self._row(id).made:  # of an earlier instance
             LOOP.run(self.jobs.forget(id))
             if refused := LOOP.run(self.jobs.submit(body)):
-                raise ConfigError(f"{self.cluster.url} refused the job: {refused}", "template")
+                raise self._refusal(id, refused)
+
+    def _refusal(self, id: str, why: str) -> ConfigError:
+        self._memory.refused[id] = f"{self.cluster.url} refused the job: {why}"
+        return ConfigError(self._memory.refused[id], "template")
 
     def stop(self, id: str, grace_s: float) -> None:
         """Through its launcher, which waits for the requests; Ray itself kills a job after three seconds."""
@@ -165,6 +173,7 @@ class RayProvisioner:
     def _observe(self) -> list[Observed]:
         calls: dict[Any, Callable[[], Awaitable[Any]]] = {("jobs",): self.jobs.all, ("hosts",): self.jobs.hosts}
         self._memory.places = {id: at for id, at in self._memory.places.items() if id in self.rows}
+        self._memory.refused = {id: why for id, why in self._memory.refused.items() if id in self.rows}
         for id in self.rows:
             if (launcher := self._launcher(id)) is not None:
                 calls[("launcher", id)] = launcher.lease if self._leased(id) else launcher.status
@@ -240,6 +249,8 @@ class RayProvisioner:
         told = "the cluster no longer knows its job" if job is None else job.told()
         if isinstance(answer, dict) and answer.get("state") != "ended":
             return self._orphan(id, told)
+        if job is None and id in self._memory.refused:
+            return Observed(id, "exited", error=self._memory.refused[id]) if row.wanted else None
         if job is None and row.state == Observe.PENDING and not row.url:
             return None  # it was not started yet
         code = None if job is None or job.exit_code is None else job.exit_code

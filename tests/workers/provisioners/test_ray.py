@@ -154,6 +154,25 @@ def test_an_instance_that_was_made_after_the_rows_were_read_starts_at_the_next_l
     assert fleet.becomes("e1", "ready")
 
 
+def test_a_job_that_the_cluster_refuses_has_failed_and_is_not_submitted_again(fake, fleet):
+    """So it is replaced after growing pauses, and its template waits for a person in the end, as after any failure."""
+    fake.refuses = "TypeError: runtime_env['pip'] must be of type list"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="refused the job: TypeError"):
+            fleet.start("e1")
+        seen = fleet.look("e1")
+        assert (seen.state, seen.error) == ("exited", f"{fake.url} refused the job: {fake.refuses}")
+    assert len(fake.submitted) == 1
+    fleet.change("e1", wanted=False)
+    assert fleet.look("e1") is None
+    fake.refuses = ""
+    fleet.start("e2")
+    assert fleet.becomes("e2", "ready")
+    del fleet.rows["e1"]
+    fleet.look("e2")
+    assert fleet.memory.refused == {}
+
+
 def test_a_job_of_somebody_else_is_not_touched(fake, fleet):
     fake.jobs["e1"] = {"submission_id": "e1", "status": "RUNNING", "metadata": None, "devices": 0}
     with pytest.raises(ConfigError, match="not of this Slackline"):

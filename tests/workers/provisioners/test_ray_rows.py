@@ -1,15 +1,19 @@
 """Which clusters a worker asks, from its settings and the rows of instances."""
 
+import time
+
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.models import LaunchTemplate
+from controller.models import Instance, LaunchTemplate
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_create, instance_stop
 from controller.services.fleet.lifecycle import instance_start
 from tests import factories
+from tests.workers.ray.fake_cluster import FakeCluster
 from workers.provisioners import RayProvisioner, sources
 from workers.ray.jobs import Away
+from workers.tasks.reconcile import reconcile_once
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -49,3 +53,21 @@ def test_a_cluster_that_cannot_be_asked_is_away(settings, tmp_path, west, addres
 def test_without_clusters_there_is_nothing_to_look_at(settings, tmp_path, db):
     settings.RAY_ADDRESS = ""
     assert not [name for name in sources(tmp_path) if name.startswith("ray")]
+
+
+def test_a_template_whose_jobs_the_cluster_refuses_waits_for_a_person(settings, tmp_path, west):
+    fake = FakeCluster()
+    fake.refuses = "TypeError: runtime_env['pip'] must be of type list"
+    settings.RAY_ADDRESS, settings.FLEET_TOKEN = f"west={fake.url}", "token"
+    try:
+        for _ in range(12):
+            reconcile_once(sources(tmp_path), time.time())
+            for row in Instance.objects.filter(desired_state="running"):  # without the pause before its start
+                row.spec.pop("start_after", None)
+                row.save()
+    finally:
+        fake.close()
+    assert len(fake.submitted) == 3
+    assert [row.observed_state for row in Instance.objects.all()] == ["failed"] * 3
+    paused = LaunchTemplate.objects.get()
+    assert paused.paused_reason.endswith(f"refused the job: {fake.refuses}")

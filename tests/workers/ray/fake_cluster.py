@@ -21,11 +21,12 @@ RESOURCES = {"fast_device": 4.0, "node:127.0.0.1": 1.0, "memory": 1e9}
 
 class FakeCluster:
     """`free`: devices that no job has. `says`: an answer for all calls instead, as (status, type, body, headers).
-    `hangs`: no call is answered. `agents`: whether nodes give logs."""
+    `hangs`: no call is answered. `agents`: whether nodes give logs. `refuses`: why no job is accepted."""
 
     def __init__(self):
         self.jobs, self.processes, self.free, self.submitted = {}, {}, 4.0, []
         self.says, self.hangs, self.token, self.agents = None, threading.Event(), "", True
+        self.refuses = ""
         self.hangs.set()
         self.environment = {}
         self.folder = Path(tempfile.mkdtemp(prefix="fake-ray-"))
@@ -128,6 +129,8 @@ class FakeCluster:
     def _submit(self, body):
         id = body["submission_id"]
         self.submitted.append(body)
+        if self.refuses:
+            return 400, "text/plain", self.refuses, {}
         if id in self.jobs:
             return (
                 500,
