@@ -161,7 +161,7 @@ def _apart(progress: Progress, quick: bool) -> Iterable[Claim]:
                 )
                 setting = f"{name}, 4-task mix, {workers}, {times:g} x round robin's 90 % point ({at * times:.1f}/s)"
                 yield compare("HyperFlexis", "attainment", setting, theirs, ours, seeds, STAGES)
-        progress(f"HyperFlexis {name} P/D done")
+        progress(f"HyperFlexis {name} disaggregated done")
 
 
 def by_stage(settings: SimulationSettings) -> SimulationSettings:

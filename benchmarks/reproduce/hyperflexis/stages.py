@@ -199,7 +199,7 @@ def _plot(name: str, at: float, runs: Sequence[Run]) -> Plot:
         series.setdefault(run.label, []).append((run.factor, run.point.attainment))
     return Plot(
         f"hyperflexis-fig4-{name}".lower(),
-        f"HyperFlexis Fig. 4: {name}, 4-task, P/D",
+        f"HyperFlexis Fig. 4: {name}, 4-task, disaggregated",
         f"load, multiples of {at:.1f} requests/s",
         "SLO attainment",
         series,
@@ -214,7 +214,7 @@ def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Clai
     for label in labels:
         best = max((run for run in runs if run.label == label), key=lambda run: run.times)
         ratio, where = best.times, best.where
-        text = f"{label}: P/D attainment over round robin (factor)"
+        text = f"{label}: disaggregated attainment over round robin (factor)"
         why = "" if ratio >= 2.54 else _why(best, runs)
         made.append(
             Claim(
@@ -225,7 +225,7 @@ def claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Clai
     for label in labels:
         best = max((run for run in runs if run.label == label), key=lambda run: run.faster)
         percent, where = best.faster, best.where
-        text = f"{label}: P/D mean latency below round robin (%)"
+        text = f"{label}: disaggregated mean latency below round robin (%)"
         reached, why = percent >= 31.82, "" if percent >= 31.82 else _why(best, runs)
         made.append(
             Claim(
@@ -261,7 +261,8 @@ def _cost_claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> lis
             if not found:
                 continue
             (ratio, where), (least, _) = max(found), min(found)
-            text = f"{label}: P/D cost over round robin's, {name}, highest over the loads (factor; the paper: {words})"
+            of = "disaggregated cost over round robin's"
+            text = f"{label}: {of}, {name}, highest over the loads (factor; the paper: {words})"
             at = next(run for run in runs if (run.label, run.model, run.where) == (label, name, where))
             reason = (
                 f"{most:g} is our reading of its words; least over loads {least:.2f}. Cost is provisioned time until "
@@ -285,7 +286,7 @@ def _today_claims(runs: Sequence[Run], labels: Sequence[str], setting: str, seed
     today = {(run.model, run.factor): run.point for run in runs if run.label == BY_CLASS}
     return [
         attains(
-            "Fig. 4", f"{label}, P/D", BY_CLASS,
+            "Fig. 4", f"{label}, disaggregated", BY_CLASS,
             [Compared(run.where, run.point, today[run.model, run.factor]) for run in runs if run.label == label],
             setting.removeprefix("; "), seeds,
         )

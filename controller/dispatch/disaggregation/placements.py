@@ -1,6 +1,6 @@
 """Placements: policies that choose where the decode stage of a prefilled request runs. Registered by name.
 
-`tpot_budget` is HyperFlexis' Migrator (sec. 5.1, P/D: Alg. 1 on the decode stage, requests by TPOT, decisions at every
+`tpot_budget` is HyperFlexis' Migrator (sec. 5.1: Alg. 1 on the decode stage, requests by TPOT, decisions at every
 decode step); `tpot_grouped` (the default) and `tpot_linked` are ours. `least_outstanding` and `round_robin` are what
 disaggregated routers do today; `one_shot` chooses when the prefill is sent, which HyperFlexis argues against.
 """

@@ -170,11 +170,11 @@ def test_figure_4_judges_cost_by_the_load_where_it_is_most():
         of("Qwen7B", label, 100.0, attainment=0.8) for label in ("engine priority by class", *OURS)
     ]
     made = {claim.claim: claim for claim in stage_claims(runs, "", (1,))}
-    text = "slackline, scaling: P/D cost over round robin's, Qwen7B, highest over the loads "
+    text = "slackline, scaling: disaggregated cost over round robin's, Qwen7B, highest over the loads "
     text += "(factor; the paper: slightly higher)"
     assert (made[text].theirs, made[text].ours, made[text].reached) == (1.10, 1.37, False)
-    text = "slackline, P/D: attainment less that of engine priority by class, lowest of all loads "
-    missed = made["slackline: P/D attainment over round robin (factor)"]
+    text = "slackline, disaggregated: attainment less that of engine priority by class, lowest of all loads "
+    missed = made["slackline: disaggregated attainment over round robin (factor)"]
     assert missed.reason.endswith(
         "There it attains 0.800 in 1.0 s in the mean, engine priority by class 0.800 in 1.0 s"
     )

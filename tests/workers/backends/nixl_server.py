@@ -1,4 +1,4 @@
-"""A contract fake of a vLLM server with the NIXL pull connector: its P/D dialect on real sockets.
+"""A contract fake of a vLLM server with the NIXL pull connector: its dialect of disaggregation on real sockets.
 
 Emulated: what a model computes, and how blocks travel (the decode server fetches them from the prefill server's side
 channel, a port of its own). Kept: which parameters a prefill must carry, what it answers, leases, refusals.
