@@ -1,8 +1,8 @@
 """Role switches of instances: at once if the role only changes routing, by an order if the engine must be told.
 
-SGLang must be told its disaggregation mode, and so must a reference engine whose role chose its scheduler. The order is stored
-here and carried out by `workers.actions.role_switches`. While it is open, gateways send nothing new there. It ends with
-the new role, or with the old one and the reason on the Decision. An engine that broke during the switch is out of the
+SGLang must be told its disaggregation mode, and a reference engine whose role chose its scheduler too. The order is
+stored here and carried out by `workers.actions.role_switches`. While it is open, gateways send nothing new there. It
+ends with the new role, or with the old one and the reason on the Decision. An engine that broke during the switch is out of the
 fleet until a person restarts it.
 """
 
