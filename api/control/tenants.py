@@ -15,7 +15,7 @@ from api.control.framework.fields import NameField, VersionedOutput, VersionFiel
 from api.control.framework.preconditions import claimed_version, expected, matched_version
 from api.control.framework.references import class_named
 from controller.models import Tenant
-from controller.models.tenants import LOWEST_PRIORITY
+from controller.models.tenants import LONGEST_RETENTION_S, LOWEST_PRIORITY
 from controller.selectors.catalogue import tenants
 from controller.services.slo.tenants import (
     ENTITLEMENTS,
@@ -92,6 +92,13 @@ class _TenantChange(serializers.Serializer):
         required=False,
         help_text="Its largest share of a gateway's open requests and of their bytes; null: `TENANT_QUEUE_SHARE`.",
     )
+    retention_s = serializers.IntegerField(
+        min_value=0,
+        max_value=LONGEST_RETENTION_S,
+        required=False,
+        help_text="Seconds for which answers are kept that its requests ask to be kept (`metadata.step_key`), as text; "
+        "0: none.",
+    )
 
 
 class TenantInput(_TenantChange):
@@ -121,8 +128,8 @@ class TenantOutput(VersionedOutput):
     class Meta:
         model = Tenant
         fields = (
-            "id", "name", "title", "default_class", *QUOTAS, *ENTITLEMENTS, "state", "version", "created_at",
-            "updated_at",
+            "id", "name", "title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "state", "version",
+            "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 

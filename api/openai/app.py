@@ -166,16 +166,18 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
-        workflow = None
+        workflow = stored = None
         if parsed.workflow:
             gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
             if not gateway.quotas.used_up(caller.tenant, arrival):
                 workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
+                stored = await gateway.steps.find(parsed, caller.tenant)
                 gateway.workflows.check(caller.tenant.name, parsed.workflow)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
-        in_flight = gateway.submit(parsed, caller, send, arrival, chat=path != COMPLETIONS, workflow=workflow)
+        chat = path != COMPLETIONS
+        in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, workflow=workflow, stored=stored)
         del parsed
         while (await receive())["type"] != "http.disconnect":
             continue

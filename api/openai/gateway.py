@@ -28,6 +28,7 @@ from api.openai.protocol import response_streams as responses_stream
 from api.openai.protocol.errors import ApiError, config_stale, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
+from api.openai.protocol.step_answers import Captured
 from api.openai.runtime import Runtime, report_defect
 from api.openai.shared_calls import SharedCalls
 from api.openai.state.fleet import GatewayFleet
@@ -35,6 +36,7 @@ from api.openai.state.refusal_groups import RecordSink, RefusalGroups
 from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.spool import RecordBounds
 from api.openai.state.telemetry import Monitor, TelemetryBoard
+from api.openai.steps import Steps, StoredStep
 from api.openai.tenants import KeyRing, QueueBounds, Quotas
 from api.openai.tokenizers import Tokenizers
 from api.openai.workflows import Workflows
@@ -51,6 +53,7 @@ from controller.slo.workflow import WorkflowTime, within
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
 from workers.shared_clock import SharedClock
+from workers.steps import LARGEST_BYTES
 
 JOINED = {"began": "workflow_began", "inherited": "workflow_inherited", "alone": "workflow_alone"}
 CLOCK_NEWS_S = 0.05  # engines order requests by deadlines: less than a step or two of theirs is no news
@@ -124,6 +127,7 @@ class Gateway:
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.workflows = Workflows()
+        self.steps = Steps(self.shared.now, self.runtime.spawn)
         self.used_keys: set[int] = set()  # since they were last written to the database
         self._salts: dict[str, bytes] = {}
         self.closing = False
@@ -143,6 +147,7 @@ class Gateway:
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
         self.models = aliases | self.named_models
         self.tokenizers.configure(snapshot.models)
+        self.steps.configure(snapshot.tenants)
         self.book = self.book.renewed(snapshot.classes, snapshot.mappings)
         self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
         self.fleet.apply(snapshot)
@@ -197,10 +202,12 @@ class Gateway:
         *,
         chat: bool,
         workflow: WorkflowTime | None = None,
+        stored: StoredStep | None = None,
     ) -> InFlightRequest:
         """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued.
 
         `caller`: as of now, not as of when its body began to come. `workflow`: what its workflow has left.
+        `stored`: the answer of its step, if that was kept.
         """
         tenant = caller.tenant
         if workflow is not None:
@@ -236,18 +243,25 @@ class Gateway:
             in_flight.timed = True
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
+        in_flight.stored = stored is not None
         self._charge(in_flight, tenant)
         if in_flight.timed:
             self.workflows.seen(tenant.name, request.workflow)
-        self._arrive(in_flight, parsed.equal)
+        self._arrive(in_flight, parsed, stored)
         return in_flight
 
-    def _arrive(self, in_flight: InFlightRequest, equal: bytes) -> None:
-        """`equal`: of a request that may share a call, the same for each that asks for the same."""
+    def _arrive(self, in_flight: InFlightRequest, parsed: Parsed, stored: StoredStep | None) -> None:
+        """It was let in: its answer is stored, another request's call has it, or an engine will be asked."""
         request = in_flight.request
-        if not equal:
+        if stored is not None:
+            self.steps.replay(in_flight, stored, self.clock())
+            self.ledger.ended(in_flight, Outcome.OK, self.clock())
+            return
+        if parsed.step is not None:
+            in_flight.step, in_flight.captured = parsed.step, Captured(LARGEST_BYTES)
+        if not parsed.equal:
             self.runtime.arrive(in_flight)
-        elif not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + equal):
+        elif not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + parsed.equal):
             return  # the fleet gets no more to do
         self.arrivals.tick(request.model, request.arrival)
 
@@ -259,7 +273,8 @@ class Gateway:
             self.shared_calls.hang_up(in_flight, why)
 
     def end_workflow(self, tenant: str, workflow: str, by: str) -> None:
-        """The workflow was cancelled."""
+        """The workflow was cancelled: its requests end, and what is kept of it is forgotten."""
+        self.steps.forget(tenant, workflow)
         self.runtime.end_workflow(tenant, workflow, by)
         self.shared_calls.end_workflow(tenant, workflow, by)
 
@@ -315,7 +330,7 @@ class Gateway:
 
     def _charge(self, in_flight: InFlightRequest, tenant: TenantConfig) -> None:
         request = in_flight.request
-        in_flight.charged_tokens = request.prompt_tokens + request.output_tokens
+        in_flight.charged_tokens = 0 if in_flight.stored else request.prompt_tokens + request.output_tokens
         try:
             self.quotas.admit(tenant, in_flight.charged_tokens, request.arrival)
             in_flight.quota = self.quotas.headers(tenant.name)
@@ -326,10 +341,13 @@ class Gateway:
             raise
 
     def _tell(self, in_flight: InFlightRequest, record: RequestRecord) -> None:
-        """A request that was let in has ended: its workflow is told."""
+        """A request that was let in has ended: its workflow is told, and the answer of a step is kept."""
+        answered = record.outcome == Outcome.OK.value
         if in_flight.timed:
-            answered = record.outcome == Outcome.OK.value
-            self.workflows.ended(record.tenant, record.workflow, answered=answered, output_tokens=record.output_tokens)
+            tokens = 0 if in_flight.stored else record.output_tokens  # those were counted before
+            self.workflows.ended(record.tenant, record.workflow, answered=answered, output_tokens=tokens)
+        if answered and in_flight.step is not None:
+            self.steps.keep(in_flight)
 
     def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
         """A request ended well: the next ones of its kind are predicted from it."""

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.schemas import NamedStep
+from api.openai.protocol.step_answers import Captured
 from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
@@ -55,6 +57,7 @@ class InFlightRequest:
         "arrived_wall",
         "assumes_first_token",
         "call",
+        "captured",
         "charged_tokens",
         "chat",
         "context_tokens",
@@ -83,6 +86,8 @@ class InFlightRequest:
         "sent_at",
         "source",
         "started",
+        "step",
+        "stored",
         "streamed",
         "task",
         "text",
@@ -127,6 +132,9 @@ class InFlightRequest:
         self.translation = translation
         self.timed = False  # its workflow has a deadline
         self.follows = False  # it got the answer of another request's call
+        self.stored = False  # it got an answer that was kept
+        self.step: NamedStep | None = None  # whose answer is to be kept
+        self.captured: Captured | None = None  # that answer
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.started = False
@@ -312,6 +320,8 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
                 raise EngineError(f"the engine sent more than {MOST_HELD_BYTES} bytes without a token")
             return held + chunk.raw
         await start_stream(in_flight)
+    if in_flight.captured is not None:
+        in_flight.captured.add(held + chunk.raw)
     raw = _translated(in_flight, held + chunk.raw)
     if chunk.done:
         driver.completed(in_flight, driver.clock())
@@ -327,6 +337,8 @@ async def start_stream(in_flight: InFlightRequest) -> None:
 
 
 async def _whole(in_flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
+    if in_flight.captured is not None:
+        in_flight.captured.add(chunk.raw)
     raw = _translated(in_flight, chunk.raw)
     in_flight.counted(chunk.usage)
     in_flight.started = True

@@ -23,6 +23,7 @@ from itertools import islice
 from api.openai.asgi import Header, Message
 from api.openai.in_flight import InFlightRequest, end_with_error
 from api.openai.protocol.errors import ApiError, key_revoked, workflow_cancelled
+from api.openai.protocol.step_answers import Captured
 from api.openai.runtime import Outcomes, Runtime, workflow_end
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome
@@ -96,6 +97,12 @@ class SharedCall:
             self._bytes -= sum(map(len, self._kept[:read]))
             del self._kept[:read]
             self._dropped += read
+
+    def capture(self, captured: Captured) -> None:
+        """The answer so far; too large to be kept if its start is gone."""
+        captured.too_large = self.cut
+        for raw in self._kept:
+            captured.add(raw)
 
     def moved(self) -> None:
         """A client has read something, or is gone."""
@@ -175,7 +182,7 @@ class SharedCalls:
         # Requests of other workflows may share it, and keys of other requests may be revoked.
         call.request = replace(in_flight.request, workflow="", stage="")
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
-        call.send, call.decisions = found.send, None
+        call.send, call.decisions, call.captured = found.send, None, None
         in_flight.head = b""  # of the call alone
         return found
 
@@ -311,6 +318,8 @@ class SharedCalls:
         if call.times is not None:
             arrival = in_flight.request.arrival  # what was out before it came was there at once
             in_flight.times = array("d", (max(at, arrival) for at in call.times))
+        if in_flight.captured is not None:
+            found.capture(in_flight.captured)
         if found.joined > 1:
             self._note_shared(found, in_flight, pays=pays)
         later = call.request.arrival - in_flight.request.arrival

@@ -200,8 +200,7 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         who = {"tenant": said["tenant"], "slo_class": said["slo_class"]}
         what = {"kind": said["kind"], "reason": said["reason"]}
         yield "decisions_total", "Decisions about requests.", who | what, said["count"]
-    alone = "Requests whose workflow's deadline could not be read from Redis, since the gateway started."
-    yield "workflow_steps_alone_total", alone, {}, gateway.workflows.alone
+    yield from _agents(gateway)
     for model, state in gateway.tokenizers.states().items():
         yield (
             "tokenizer_ready",
@@ -215,9 +214,6 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
     yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
     for part, count in gateway.unpublished.items():
         yield "publish_failures_total", "Times that a part of the state was not published.", {"part": part}, count
-    shared = "Requests that got the answer of an equal one's call (`share_call`)."
-    for tenant, count in sorted(gateway.shared_calls.shared.items()):
-        yield "shared_requests_total", shared, {"tenant": tenant}, count
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.requests)
     yield (
         "config_version",
@@ -225,3 +221,15 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         {},
         gateway.snapshot.version if gateway.snapshot else 0,
     )
+
+
+def _agents(gateway: Gateway) -> Iterator[Gauge]:
+    """Of workflows, their steps, and calls that equal requests share."""
+    alone = "Requests whose workflow's deadline could not be read from Redis, since the gateway started."
+    yield "workflow_steps_alone_total", alone, {}, gateway.workflows.alone
+    steps = "Answers of steps (`metadata.step_key`), by what came of keeping or finding them."
+    for result, count in sorted(gateway.steps.counts.items()):
+        yield "steps_total", steps, {"result": result}, count
+    shared = "Requests that got the answer of an equal one's call (`share_call`)."
+    for tenant, count in sorted(gateway.shared_calls.shared.items()):
+        yield "shared_requests_total", shared, {"tenant": tenant}, count

@@ -19,6 +19,7 @@ from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
 
 WORKFLOWS = "/v1/workflows"
 CANCEL = "/cancel"
+STEPS = "/steps"
 BODY_BYTES = 16 << 10
 
 
@@ -46,7 +47,8 @@ async def begin(gateway: Gateway, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET reads it, POST to its `/cancel` cancels it. Ids may have slashes."""
+    """GET reads it, POST to its `/cancel` cancels it, DELETE of its `/steps` forgets the answers of its steps. Ids may
+    have slashes."""
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
     name, method = scope["path"][len(WORKFLOWS) + 1 :], scope["method"]
@@ -58,8 +60,12 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
         caller = gateway.caller(key)
         found = await gateway.workflows.cancel(caller.tenant.name, name, BY_TENANT)
         gateway.end_workflow(caller.tenant.name, name, found.cancelled_by)
+    elif method == "DELETE" and name.endswith(STEPS):
+        gone = await gateway.steps.forgotten(caller.tenant.name, name.removesuffix(STEPS))
+        await respond(send, 200, orjson.dumps({"object": "workflow.steps", "deleted": gone}))
+        return
     else:
-        raise ApiError("method_not_allowed", "Use GET, or POST to the workflow's /cancel.")
+        raise ApiError("method_not_allowed", "Use GET, POST to the workflow's /cancel, or DELETE of its /steps.")
     await _answer(send, caller, name, found, 200)
 
 

@@ -12,7 +12,7 @@ from django.db.models import Q
 from console.forms.base import EditForm, PercentField, PositiveSecondsField, TimeField
 from controller.models import ApiKey, ServedModel, SLOClass, Tenant
 from controller.models.base import NAME
-from controller.models.tenants import LOWEST_PRIORITY
+from controller.models.tenants import LONGEST_RETENTION_S, LOWEST_PRIORITY
 from controller.services.slo.tenants import EDITABLE, quotas_of_new_tenants
 
 QUOTA_MAX = 2**31 - 1
@@ -20,11 +20,11 @@ QUOTA_MAX = 2**31 - 1
 GRACE_S = {"0": "now", "3600": "in 1 hour", "86400": "in 1 day", "604800": "in 7 days"}
 
 
-class QuotaField(forms.IntegerField):
-    """A whole number above zero; empty means no limit."""
+class WholeNumberField(forms.IntegerField):
+    """A whole number, above zero unless `low` says otherwise. May be empty."""
 
-    def __init__(self, unit: str, **kwargs: Any) -> None:
-        super().__init__(min_value=1, max_value=QUOTA_MAX, required=False, **kwargs)
+    def __init__(self, unit: str, low: int = 1, high: int = QUOTA_MAX, **kwargs: Any) -> None:
+        super().__init__(min_value=low, max_value=high, required=False, **kwargs)
         self.unit = unit
 
 
@@ -60,11 +60,11 @@ class TenantForm(EditForm):
         empty_label="None (use the defaults)",
         help_text="For requests without a class or targets.",
     )
-    rpm = QuotaField("requests/min", label="Requests per minute", help_text="Leave empty for no limit.")
-    tpm = QuotaField(
+    rpm = WholeNumberField("requests/min", label="Requests per minute", help_text="Leave empty for no limit.")
+    tpm = WholeNumberField(
         "tokens/min", label="Tokens per minute", help_text="Prompt and output tokens. Leave empty for no limit."
     )
-    max_concurrency = QuotaField("requests", label="Concurrent requests", help_text="Leave empty for no limit.")
+    max_concurrency = WholeNumberField("requests", label="Concurrent requests", help_text="Leave empty for no limit.")
     queue_share = PercentField(
         low=0.1,
         required=False,
@@ -100,6 +100,14 @@ class TenantForm(EditForm):
         label="Tightest deadline",
         help_text="The smallest deadline that a request may name itself. Leave empty for any.",
     )
+    retention_s = WholeNumberField(
+        "s",
+        low=0,
+        high=LONGEST_RETENTION_S,
+        initial=0,
+        label="Retention of answers",
+        help_text="How long answers are kept that a request gives a step key, as text. 0 keeps none.",
+    )
     state = forms.ChoiceField(
         choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."
     )
@@ -121,6 +129,9 @@ class TenantForm(EditForm):
 
     def clean_highest_priority(self) -> int:
         return self.cleaned_data["highest_priority"] or 0
+
+    def clean_retention_s(self) -> int:
+        return self.cleaned_data["retention_s"] or 0
 
     def _offer(self, field: str, names: Iterable[str], existing: Tenant | None) -> None:
         choice = self.fields[field]

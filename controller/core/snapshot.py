@@ -38,6 +38,7 @@ class TenantConfig:
     max_concurrency: int | None = None
     active: bool = True
     entitled: Entitlements = ALL_ALLOWED
+    retention_s: int = 0  # of answers that its requests ask to be kept; 0: none are
 
 
 @dataclass(frozen=True, slots=True)

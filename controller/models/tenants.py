@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from controller.models.base import NAME, Versioned, above_zero, positive
 
 LOWEST_PRIORITY = 1000
+LONGEST_RETENTION_S = 7 * 86_400
 NO_NAMES = models.Value([], output_field=models.JSONField())
 
 
@@ -48,6 +49,10 @@ class Tenant(Versioned):
     tightest_tpot_s = models.FloatField("tightest TPOT", null=True, blank=True, validators=[above_zero])
     tightest_deadline_s = models.FloatField("tightest deadline", null=True, blank=True, validators=[above_zero])
     queue_share = models.FloatField(null=True, blank=True, validators=[above_zero, MaxValueValidator(1.0)])
+    # Of answers that it asks to be kept (`metadata.step_key`). Text is stored of no tenant without it.
+    retention_s = models.PositiveIntegerField(
+        "retention of answers", default=0, db_default=0, validators=[MaxValueValidator(LONGEST_RETENTION_S)]
+    )
     state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
 
     objects = TenantQuerySet.as_manager()
@@ -66,6 +71,9 @@ class Tenant(Versioned):
             models.CheckConstraint(
                 condition=Q(queue_share__isnull=True) | Q(queue_share__gt=0, queue_share__lte=1),
                 name="tenant_queue_share_within_bounds",
+            ),
+            models.CheckConstraint(
+                condition=Q(retention_s__lte=LONGEST_RETENTION_S), name="tenant_retention_within_bounds"
             ),
         ]
 

@@ -114,6 +114,7 @@ def _tenant(row: Tenant) -> TenantConfig:
             tightest_deadline_s=row.tightest_deadline_s,
             queue_share=row.queue_share,
         ),
+        retention_s=row.retention_s,
     )
 
 

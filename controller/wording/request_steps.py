@@ -15,6 +15,7 @@ STEPS: dict[str, str] = {
     "slo": "Targets set",
     "workflow": "Deadline of its workflow",
     "share": "Call shared",
+    "step": "Answer of its step",
     "dispatch": "Dispatched",
     "refuse": "Refused",
     "expire": "Timed out",

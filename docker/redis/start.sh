@@ -16,9 +16,11 @@ ours="resetchannels &slackline* ~slackline*"
 # A gateway has no part in sign-ins or jobs. It tells browsers of live topics, not that a session has ended.
 live="resetchannels &slackline:config &slackline:command:* &slackline.channels__group__live.* &slackline:pruning:orders ~slackline:telemetry:* ~slackline:fleet:* ~slackline:gateways ~slackline:queue:*
   ~slackline:queue-asked ~slackline:lease:* ~slackline:watched:* ~slackline:command-answer:* ~slackline:pruning:report:* ~slackline:pruning:wake ~slackline:workflows:*"
+# Answers of steps that tenants have kept: text, which nobody else may read.
+kept="~answers:*"
 {
   printf 'user default off\n'
-  user gateway "$REDIS_GATEWAY_PASSWORD" "$(echo $live)" "$common"
+  user gateway "$REDIS_GATEWAY_PASSWORD" "$(echo $live) $kept" "$common"
   user console "$REDIS_CONSOLE_PASSWORD" "$ours $celery" "$common"
   user worker "$REDIS_WORKER_PASSWORD" "$ours $celery" "$common"
   user beat "$REDIS_BEAT_PASSWORD" "resetchannels $celery" "$common"

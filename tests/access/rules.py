@@ -147,7 +147,7 @@ GATEWAY = {
     "/v1/models/": ("GET", "inference"),
     "/v1/responses/": ("any", "404"),
     "/v1/workflows": ("POST", "inference"),
-    "/v1/workflows/": ("GET, POST", "inference"),
+    "/v1/workflows/": ("GET, POST, DELETE", "inference"),
 }
 
 __all__ = ["CONTROL"]

@@ -23,6 +23,7 @@ from controller.core.messages import (
 )
 from controller.core.pruning import QueueReport
 from workers.pruning import publish_orders, publish_report, read_reports, wait_for_news, withdraw_report
+from workers.steps import forget_steps, keep_step, read_step
 from workers.supervisor.ports import free_port
 from workers.workflows import (
     BY_TENANT,
@@ -124,6 +125,17 @@ def test_a_gateway_reports_its_queue_and_joins_workflows_and_gives_no_orders(ser
     run(worker, read_reports())
     run(worker, publish_orders({}, 1.0, 0, 0, []))
     assert run(worker, wait_for_news(0.1))
+
+
+def test_gateways_alone_read_the_answers_that_are_kept(server):
+    gateway = client(server, "gateway")
+    assert run(gateway, keep_step("acme", "w", "s", b"text", 60)) == "kept"
+    assert run(gateway, read_step("acme", "w", "s")) == b"text"
+    for user in ("console", "worker", "beat"):
+        for dialogue in (read_step("acme", "w", "s"), forget_steps("acme", "w")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                run(client(server, user), dialogue)
+    assert run(gateway, forget_steps("acme", "w")) == 1
 
 
 def test_a_gateway_publishes_and_touches_neither_sign_ins_nor_jobs(server):

@@ -74,8 +74,9 @@ _NAME: Fragment = {"type": "string", "maxLength": LONGEST_NAME}
 METADATA: Fragment = {
     "type": "object",
     "additionalProperties": {"type": "string"},
-    "description": "`workflow_id` and `stage` name a request's place in a compound workflow.",
-    "properties": {"workflow_id": _NAME, "stage": _NAME},
+    "description": "`workflow_id` and `stage` name a request's place in a compound workflow. The answer of a "
+    "`step_key` is kept for the tenant's `retention_s`: the same key with the same body gets it again.",
+    "properties": {"workflow_id": _NAME, "stage": _NAME, "step_key": _NAME},
 }
 COMMON: Fragment = {
     "model": {"type": "string", "description": "A served model's public name or one of its aliases."},
@@ -92,6 +93,11 @@ RESPONSE_HEADERS: Fragment = {
     "x-slackline-queue-ms": {"description": "Time in the gateway's queue, milliseconds.", "schema": {"type": "number"}},
     "x-slackline-shared": {
         "description": "Of a request that got the answer of another one's call (`share_call`): the id of that request.",
+        "schema": {"type": "string"},
+    },
+    "x-slackline-stored": {
+        "description": "Of a request that got the answer of its step (`metadata.step_key`): the id of the request that "
+        "computed it.",
         "schema": {"type": "string"},
     },
     "x-request-id": {"description": "The same id under OpenAI's name.", "schema": {"type": "string"}},
@@ -132,7 +138,10 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "not_found": "There is no such path, or this tenant has no such workflow with a deadline.",
     },
     405: {"method_not_allowed": "The path exists, with another method."},
-    409: {"workflow_exists": "The tenant has a workflow of this id, with another deadline or stages, or cancelled."},
+    409: {
+        "workflow_exists": "The tenant has a workflow of this id, with another deadline or stages, or cancelled.",
+        "step_exists": "The step `metadata.step_key` of this workflow has an answer to another body.",
+    },
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
     422: {
@@ -162,7 +171,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
 }
 
 
-GENERATION_ERRORS = tuple(status for status in ERROR_CODES if status != 409)
+GENERATION_ERRORS = tuple(ERROR_CODES)
 
 
 def _body(
@@ -366,6 +375,13 @@ def _workflow(operation: str, summary: str, errors: tuple[int, ...], **more: Any
     }
 
 
+FORGOTTEN_STEPS: Fragment = {
+    "type": "object",
+    "properties": {
+        "object": {"type": "string", "enum": ["workflow.steps"]},
+        "deleted": {"type": "integer", "minimum": 0},
+    },
+}
 _WORKFLOW_ID: Fragment = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 WORKFLOW_PATHS: Fragment = {
     "/v1/workflows": {
@@ -389,6 +405,23 @@ WORKFLOW_PATHS: Fragment = {
             (401, 403, 404, 405, 503),
             parameters=[_WORKFLOW_ID],
         )
+    },
+    "/v1/workflows/{id}/steps": {
+        "delete": {
+            "operationId": "data_path_workflow_steps_forget",
+            "summary": "Forget the answers that are kept of a workflow's steps",
+            "tags": ["data path"],
+            "security": [{"apiKey": []}],
+            "parameters": [_WORKFLOW_ID],
+            "responses": {
+                "200": {
+                    "description": "How many were deleted.",
+                    "content": {"application/json": {"schema": FORGOTTEN_STEPS}},
+                },
+                **_errors((401, 403, 405, 503)),
+            },
+            "servers": [GATEWAY_SERVER],
+        }
     },
 }
 

@@ -30,6 +30,7 @@ KINDS: dict[str, _Kind] = {
     "not_found": _Kind(404, "invalid_request_error"),
     "method_not_allowed": _Kind(405, "invalid_request_error"),
     "workflow_exists": _Kind(409, "invalid_request_error"),
+    "step_exists": _Kind(409, "invalid_request_error"),
     "request_timeout": _Kind(408, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),
     "ends_engines": _Kind(422, "invalid_request_error"),

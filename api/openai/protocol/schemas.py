@@ -60,7 +60,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }
-_WORKFLOW_FIELDS = ("workflow_id", "stage")
+_WORKFLOW_FIELDS = ("workflow_id", "stage", "step_key")
+_NOT_ASKED = ("stream", "stream_options", "metadata", "user")  # of a step: they do not change its answer
 # Of `apply_chat_template`, in transformers and in engines.
 TEMPLATE_ARGUMENTS = frozenset((
     "chat_template", "conversation", "messages", "tools", "documents", "tokenize", "tokenizer", "tokenizer_kwargs",
@@ -70,6 +71,14 @@ MOST_OPTIONS = 32
 LONGEST_OPTION = 4_096  # characters
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
+
+
+class NamedStep(NamedTuple):
+    """A step of a workflow whose answer is to be kept. `asked`: digest of what it asks for, streamed or not."""
+
+    workflow: str
+    key: str
+    asked: bytes
 
 
 class Parsed(NamedTuple):
@@ -85,6 +94,7 @@ class Parsed(NamedTuple):
     asked: SloFields
     workflow: str
     stage: str
+    step: NamedStep | None = None  # whose answer is to be kept
     equal: bytes = b""  # of a request that may share a call: the same for each that asks for the same
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
 
@@ -116,7 +126,7 @@ def parse_body(
     streamed, keep_usage = _stream(body)
     _numbers(body)
     _single_choice(body)
-    workflow, stage = _metadata(body)
+    workflow, stage, key = _metadata(body)
     if asked.workflow_deadline is not None and not workflow:
         raise wrong("workflow_deadline", "needs metadata.workflow_id, which says which requests share it")
     max_tokens = _max_tokens(body, chat)
@@ -136,7 +146,8 @@ def parse_body(
     body["model"] = model.name
     head = dump(body)[:-1]
     equal = _equal(body, chat=chat, keep_usage=keep_usage) if shares else b""
-    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, equal)
+    step = NamedStep(workflow, key, _asked_for(body, chat)) if key else None
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, step, equal)
     _fits(parsed, shown)
     return parsed
 
@@ -261,11 +272,19 @@ def _equal(body: Mapping[str, Any], *, chat: bool, keep_usage: bool) -> bytes:
     return what.digest()
 
 
-def _metadata(body: dict[str, Any]) -> tuple[str, str]:
-    """(workflow id, stage). The client's other metadata goes to the engine."""
+def _asked_for(body: Mapping[str, Any], chat: bool) -> bytes:
+    """The same for what has the same answer, however it is sent and whoever's it is."""
+    what = sha256(b"%d " % chat)
+    asked = {name: value for name, value in body.items() if name not in _NOT_ASKED}
+    what.update(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS))
+    return what.digest()
+
+
+def _metadata(body: dict[str, Any]) -> tuple[str, str, str]:
+    """(workflow id, stage, step key). The client's other metadata goes to the engine."""
     metadata = body.get("metadata")
     if metadata is None:
-        return "", ""
+        return "", "", ""
     if not isinstance(metadata, dict):
         raise wrong("metadata", "must be an object")
     found = []
@@ -278,7 +297,9 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str]:
     body.pop("metadata")
     if rest:
         body["metadata"] = rest
-    return found[0], found[1]
+    if found[2] and not found[0]:
+        raise wrong("metadata.step_key", "needs metadata.workflow_id, the workflow whose step it names")
+    return found[0], found[1], found[2]
 
 
 def _extras(body: dict[str, Any]) -> None:

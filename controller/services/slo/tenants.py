@@ -24,7 +24,7 @@ ENTITLEMENTS = (
     "tightest_deadline_s",
     "queue_share",
 )
-EDITABLE = ("title", "default_class", *QUOTAS, *ENTITLEMENTS, "state")
+EDITABLE = ("title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "state")
 MOST_NAMES = 100
 
 

@@ -52,6 +52,15 @@ def test_entitlements_are_stored_audited_and_reach_gateways(admin, tenant):
     assert snapshot_from_json(json.loads(json.dumps(asdict(gateway_snapshot())))).tenants == gateway_snapshot().tenants
 
 
+def test_the_retention_of_answers_is_none_unless_somebody_chose_one_and_reaches_gateways(admin, tenant):
+    assert admin.get(f"/tenants/{tenant.pk}").data["retention_s"] == 0
+    answer = admin.patch(f"/tenants/{tenant.pk}", {"retention_s": 3600, "version": 1})
+    assert answer.data["retention_s"] == 3600
+    assert Decision.objects.get(kind="tenant_updated").inputs["after"]["retention_s"] == 3600
+    (config,) = (each for each in gateway_snapshot().tenants if each.name == tenant.name)
+    assert config.retention_s == 3600
+
+
 def test_the_default_class_is_among_the_allowed(admin, tenant):
     factories.slo_class(name="chat")
     answer = admin.patch(f"/tenants/{tenant.pk}", {"default_class": "chat", "allowed_classes": ["batch"], "version": 1})
@@ -73,6 +82,9 @@ def test_the_default_class_is_among_the_allowed(admin, tenant):
         ({"tightest_deadline_s": 90_000}, "tightest_deadline_s"),
         ({"queue_share": 0}, "queue_share"),
         ({"queue_share": 1.1}, "queue_share"),
+        ({"retention_s": -1}, "retention_s"),
+        ({"retention_s": 604_801}, "retention_s"),
+        ({"retention_s": None}, "retention_s"),
     ],
 )
 def test_wrong_entitlements_name_their_field(admin, tenant, change, field):

@@ -168,6 +168,7 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
         "highest_priority": "2",
         "tightest_ttft_s": "0.25",
         "queue_share": "12.5",
+        "retention_s": "7200",
         "state": "active",
         "version": 1,
     }
@@ -176,11 +177,23 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
     assert (tenant.allowed_classes, tenant.allowed_models) == (["chat"], ["removed"])
     assert (tenant.highest_priority, tenant.tightest_ttft_s, tenant.queue_share) == (2, 0.25, 0.125)
     page = admin.get(reverse("tenant", args=[tenant.pk])).content.decode()
-    for shown in ("Entitlements", "2 (smaller numbers are refused)", "250", "12"):
+    assert tenant.retention_s == 7200
+    for shown in (
+        "Entitlements",
+        "2 (smaller numbers are refused)",
+        "250",
+        "12",
+        "7,200 s, if a request has a step key",
+    ):
         assert shown in page
     answer = admin.post(url, {**change, "version": 2, "queue_share": "150"})
     assert answer.status_code == 422
     assert list(answer.context["form"].errors) == ["queue_share"]
+    answer = admin.post(url, {**change, "version": 2, "retention_s": "700000"})
+    assert list(answer.context["form"].errors) == ["retention_s"]
+    assert admin.post(url, {**change, "version": 2, "retention_s": ""}).status_code == 302
+    tenant.refresh_from_db()
+    assert tenant.retention_s == 0
 
 
 def test_another_tenants_class_is_no_default(admin):

@@ -1,0 +1,106 @@
+"""Answers of steps that a client asked to be kept, in Redis: each until its tenant's retention is over.
+
+They are the only text of requests that is stored anywhere, and only of tenants that have a retention. Redis ends each
+by itself. A tenant's answers are one sorted set by the time at which they end, whose members tell what each takes, so
+that their number and bytes can be bounded; where they are not, those that end soonest make room. A set for each
+workflow lets it be forgotten whole.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from workers.live import Dialogue
+
+STEPS_KEY = "answers:{tenant}"  # a name of its own: of all users of Redis, gateways alone may read these
+MOST_STEPS = 10_000  # of one tenant
+MOST_BYTES = 32 << 20  # of one tenant
+LARGEST_BYTES = 256 << 10  # of one answer with what is kept beside it
+AT_ONCE = 200  # that one script drops: some 2 ms
+
+# No tenant's name has a bar. After one comes the name of a step (32 hex digits, a colon, its workflow) for its answer,
+# after two a workflow's id for its set, and `bytes` for what all take. Members: bytes, a colon, name of the step.
+_SCRIPT = """
+local key, bytes = KEYS[1], KEYS[1] .. '|bytes'
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+
+local function drop(member)
+  local colon = string.find(member, ':', 1, true)
+  local name = string.sub(member, colon + 1)
+  if redis.call('ZREM', key, member) == 1 and redis.call('DECRBY', bytes, string.sub(member, 1, colon - 1)) <= 0 then
+    redis.call('DEL', bytes)
+  end
+  redis.call('DEL', key .. '|' .. name)
+  redis.call('SREM', key .. '||' .. string.sub(name, 34), member)
+end
+
+local function lasts(other, ms)
+  if redis.call('PTTL', other) < ms then redis.call('PEXPIRE', other, ms) end
+end
+
+local act = {}
+
+function act.keep(name, answer, seconds, most, most_bytes, at_once)
+  if redis.call('EXISTS', key .. '|' .. name) == 1 then return 'known' end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, at_once)) do drop(member) end
+  local function over()
+    local taken = tonumber(redis.call('GET', bytes) or 0)
+    return redis.call('ZCARD', key) >= tonumber(most) or taken + #answer > tonumber(most_bytes)
+  end
+  for _, member in ipairs(redis.call('ZRANGE', key, 0, at_once - 1)) do
+    if not over() then break end
+    drop(member)
+  end
+  if over() then return 'full' end
+  local ms, member, workflow = math.ceil(seconds * 1000), #answer .. ':' .. name, key .. '||' .. string.sub(name, 34)
+  redis.call('SET', key .. '|' .. name, answer, 'PX', ms)
+  redis.call('ZADD', key, string.format('%.3f', now + seconds), member)
+  redis.call('INCRBY', bytes, #answer)
+  redis.call('SADD', workflow, member)
+  lasts(workflow, ms)
+  lasts(key, ms + 60000)
+  lasts(bytes, ms + 60000)
+  return 'kept'
+end
+
+function act.forget(workflow, at_once)
+  local members = redis.call('SPOP', key .. '||' .. workflow, at_once)
+  for _, member in ipairs(members) do drop(member) end
+  return #members
+end
+
+function act.forget_all(at_once)
+  local members = redis.call('ZRANGE', key, 0, at_once - 1)
+  for _, member in ipairs(members) do drop(member) end
+  return #members
+end
+
+return act[ARGV[1]](unpack(ARGV, 2))
+"""
+
+
+def _name(workflow: str, step: str) -> str:
+    return f"{sha256(step.encode()).hexdigest()[:32]}:{workflow}"
+
+
+def read_step(tenant: str, workflow: str, step: str) -> Dialogue[bytes | None]:
+    """What was kept of the step; None if nothing was, or it has ended."""
+    found: bytes | None = yield ("GET", f"{STEPS_KEY.format(tenant=tenant)}|{_name(workflow, step)}")
+    return found
+
+
+def keep_step(tenant: str, workflow: str, step: str, answer: bytes, retention_s: float) -> Dialogue[str]:
+    """`kept`, `known` (there is one already, which stays) or `full`."""
+    told = ("keep", _name(workflow, step), answer, retention_s, MOST_STEPS, MOST_BYTES, AT_ONCE)
+    found: bytes = yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), *told)
+    return found.decode()
+
+
+def forget_steps(tenant: str, workflow: str | None) -> Dialogue[int]:
+    """Those of one workflow, or all of the tenant; returns how many."""
+    told = ("forget_all",) if workflow is None else ("forget", workflow)
+    gone = 0
+    while count := (yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), *told, AT_ONCE)):
+        gone += count
+    return gone
