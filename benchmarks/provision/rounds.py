@@ -21,7 +21,7 @@ from controller.models import Instance, LaunchTemplate, ProvisionerLook, ServedM
 from controller.scale.provisioning import PROCESS, RAY
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_create, instance_register
-from workers.provisioners import Looks, sources
+from workers.provisioners import Observer, sources
 from workers.supervisor.engine_processes import DESIRED, STATE
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port, write_json
@@ -111,17 +111,17 @@ def start(folder: Path, instances: int) -> dict[str, Any]:
 def once(folder: Path) -> tuple[float, list[Any]]:
     """One whole round, with its transactions; its seconds and steps."""
     began = time.monotonic()
-    steps = reconcile_once(sources(folder), time.time(), LOOKS)
+    steps = reconcile_once(sources(folder), time.time(), OBSERVER)
     return time.monotonic() - began, steps
 
 
-LOOKS = Looks()
+OBSERVER = Observer()
 
 
 def look(folder: Path) -> float:
     """Seconds of one look at all provisioners, which have their rows already."""
     by_name, began = sources(folder), time.monotonic()
-    found = LOOKS.at(by_name)
+    found = OBSERVER.at(by_name)
     took_s = time.monotonic() - began
     if failed := {name: each.error for name, each in found.items() if each.seen is None}:
         raise RuntimeError(f"provisioners could not be seen: {failed}")

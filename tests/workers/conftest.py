@@ -17,7 +17,7 @@ from tests.workers.sleeping_vllm import SleepingVllm
 from workers.actions import instance_links as links
 from workers.actions import runner as actions
 from workers.actions import sleep_client, sleeping
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import ThreadCalls
 from workers.supervisor.plan import ROOT
 
 WORKER = """
@@ -37,10 +37,10 @@ while True:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks at engines wait for every answer, however slow the test's machine."""
     for module in (actions, links):
-        monkeypatch.setattr(module, "ASKER", Asker(patience_s=60.0))
+        monkeypatch.setattr(module, "PARALLEL", ThreadCalls(patience_s=60.0))
         monkeypatch.setattr(module, "ASK_S", 60.0)
     monkeypatch.setattr(actions, "BUDGET_S", 60.0)
-    monkeypatch.setattr(links, "ANNOUNCER", Asker(patience_s=60.0))
+    monkeypatch.setattr(links, "ANNOUNCER", ThreadCalls(patience_s=60.0))
     monkeypatch.setattr(links, "KNOWN", {})
 
 

@@ -27,7 +27,7 @@ from controller.models.fleet import Weights
 from controller.services.fleet.instance_links import instance_links_observe
 from workers.actions.fleet_calls import call_fleet
 from workers.actions.instance_keys import key_of
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import ThreadCalls
 from workers.actions.peers import PeerMember, need_links, peers
 from workers.actions.weights_client import EngineAway
 from workers.http import outbound
@@ -44,7 +44,7 @@ LINKABLE = ("reference",)  # backends whose engines keep links; others connect w
 THERE = (Instance.Observed.READY, Instance.Observed.DRAINING, Instance.Observed.UNREACHABLE)
 
 
-ASKER, ANNOUNCER = Asker(), Asker()
+PARALLEL, ANNOUNCER = ThreadCalls(), ThreadCalls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def update_links(token: str | None = None) -> list[Decision]:
     rows = _rows()
     if not rows and not InstanceLink.objects.filter(closed_at__isnull=True).exists():
         return []
-    found = _answers(ASKER, {row.pk: _client(row, token).look for row in rows}, ASK_S)
+    found = _answers(PARALLEL, {row.pk: _client(row, token).look for row in rows}, ASK_S)
     _remember(rows, found)
     known = {row.pk: KNOWN[row.pk, row.url] for row in rows if (row.pk, row.url) in KNOWN}
     wanted = peers(_members(rows, known))
@@ -109,7 +109,7 @@ def update_links(token: str | None = None) -> list[Decision]:
     calls = {row.pk: partial(_client(row, token).announce, row.pk, wanted[row.pk]) for row in differ}
     announced = _answers(ANNOUNCER, calls, ASK_S)
     _remember(rows, announced)
-    unasked = {name: links for name, links in known.items() if not ASKER.silent(name)}  # no thread was free for them
+    unasked = {name: links for name, links in known.items() if not PARALLEL.silent(name)}  # no thread was free for them
     heard = {name: links.reports for name, links in {**unasked, **found, **announced}.items()}
     models = {row.pk: row.model.name for row in rows}
     return instance_links_observe(heard=heard, silent=models.keys() - heard.keys(), models=models)
@@ -127,22 +127,24 @@ def join(row: Instance, url: str, token: str | None = None) -> None:
         return
     row.url = url or row.url
     there = [*rows, row]
-    found = _answers(Asker(), {each.pk: _client(each, token).look for each in there}, ASK_S)
+    found = _answers(ThreadCalls(), {each.pk: _client(each, token).look for each in there}, ASK_S)
     wanted = peers(_members(there, found))
     concerned = {each.pk: each for each in there if each.pk in found and found[each.pk].host and wanted[each.pk]}
     calls = {
         name: partial(_client(each, token).announce, name, wanted[name], JOIN_WAIT_S)
         for name, each in concerned.items()
     }
-    announced = _answers(Asker(), calls, ASK_S + JOIN_WAIT_S)
+    announced = _answers(ThreadCalls(), calls, ASK_S + JOIN_WAIT_S)
     if missing := calls.keys() - announced.keys():
         log.warning("%s joins without the links of %s", row.pk, ", ".join(sorted(missing)))
 
 
-def _answers(asker: Asker, calls: Mapping[str, Callable[[], EngineLinks]], within_s: float) -> dict[str, EngineLinks]:
+def _answers(
+    through: ThreadCalls, calls: Mapping[str, Callable[[], EngineLinks]], within_s: float
+) -> dict[str, EngineLinks]:
     """The answers of the engines that responded in time."""
     found = {}
-    for name, answer in asker.ask(calls, within_s).items():
+    for name, answer in through.ask(calls, within_s).items():
         try:
             found[name] = answer.result()
         except EngineAway as error:

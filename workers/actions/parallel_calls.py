@@ -4,7 +4,7 @@ Each engine has at most one call. A call that is late continues; its result is r
 is not called again until then. Engines that failed or were late the last time are called after all others, in turn,
 half as many at once, and are waited for only briefly. So an unreachable engine costs one wait, not one each time.
 
-`Asker` makes calls that block, each in a thread; `LoopAsker` makes those of `kept_calls` in the event loop of
+`ThreadCalls` makes calls that block, each in a thread; `LoopCalls` makes those of `kept_calls` in the event loop of
 `call_loop`, which costs a tenth.
 """
 
@@ -31,7 +31,7 @@ PATIENCE_S = 0.05  # wait for engines that failed or were late the last time; on
 FRESH_S = 5.0  # a result older than this is dropped, since this process may have been busy for minutes
 
 
-class _Asking(ABC):
+class _ParallelCalls(ABC):
     """Makes parallel calls for the tasks of one process. Not thread-safe. Each call must end at some time by itself,
     and may end after `ask` has returned.
 
@@ -137,7 +137,7 @@ class _Asking(ABC):
         self._begun = {key: at for key, at in self._begun.items() if key in self._open}
 
 
-class Asker(_Asking):
+class ThreadCalls(_ParallelCalls):
     """Each call has a thread, so it may block."""
 
     def __init__(self, at_once: int = AT_ONCE, patience_s: float = PATIENCE_S, fresh_s: float = FRESH_S) -> None:
@@ -153,7 +153,7 @@ class Asker(_Asking):
             threading.Thread(target=_call, args=(call, future), name=f"ask-{key}", daemon=True).start()
 
 
-class LoopAsker(_Asking):
+class LoopCalls(_ParallelCalls):
     """All calls share the event loop of this process, so none may block."""
 
     def __init__(
@@ -162,7 +162,7 @@ class LoopAsker(_Asking):
         super().__init__(at_once, patience_s, fresh_s)
 
     def ask(self, calls: Mapping[K, Callable[[], Awaitable[T]]], within_s: float) -> dict[K, Future[T]]:
-        """As `Asker.ask`, with what the calls' awaitables return or raise."""
+        """As `ThreadCalls.ask`, with what the calls' awaitables return or raise."""
         return self._ask(calls, within_s)
 
     def _start(self, begun: Sequence[Begun]) -> None:

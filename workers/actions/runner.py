@@ -28,7 +28,7 @@ from controller.services.fleet.actions import action_keep, action_lease, actions
 from workers.actions import role_switches, sleeping, weight_loads
 from workers.actions.instance_keys import key_of
 from workers.actions.long_calls import LongCalls
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import ThreadCalls
 from workers.actions.sglang_sleep import SglangSleepClient
 from workers.actions.sleep_client import ReferenceSleepClient, SleepClient
 from workers.actions.weights_client import EngineAway, WeightsClient
@@ -64,7 +64,7 @@ class TurnOrder:
         self._first = action_id
 
 
-CALLS, ASKER, TURN = LongCalls(), Asker(), TurnOrder()
+CALLS, PARALLEL, TURN = LongCalls(), ThreadCalls(), TurnOrder()
 
 
 class EngineClients(NamedTuple):
@@ -123,7 +123,7 @@ def _ask(waiting: Sequence[int], ask: EngineClients) -> dict[int, Future[Any]]:
     """The answers of the engines, by action; engines that did not respond are missing."""
     rows = Action.objects.filter(pk__in=waiting, kind__in=ASKED).select_related("instance")
     there = [row for row in rows if row.instance.observed_state == Instance.Observed.READY and row.instance.url]
-    return ASKER.ask({row.pk: _engine(row, ask).look for row in there}, ASK_S)
+    return PARALLEL.ask({row.pk: _engine(row, ask).look for row in there}, ASK_S)
 
 
 def _one(action_id: int, advance: Callable[[Action], Decision | None]) -> Decision | None:

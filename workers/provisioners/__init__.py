@@ -2,7 +2,7 @@
 each can do is declared in `controller.scale.provisioning`."""
 
 from workers.provisioners.base import PROVISIONERS, Observed, Provisioner, sources
-from workers.provisioners.looks import Look, Looks
+from workers.provisioners.observer import Observation, Observer
 from workers.provisioners.process import ProcessProvisioner
 from workers.provisioners.ray import RayProvisioner
 from workers.provisioners.static import Endpoint, StaticProvisioner, Watch
@@ -10,9 +10,9 @@ from workers.provisioners.static import Endpoint, StaticProvisioner, Watch
 __all__ = [
     "PROVISIONERS",
     "Endpoint",
-    "Look",
-    "Looks",
+    "Observation",
     "Observed",
+    "Observer",
     "ProcessProvisioner",
     "Provisioner",
     "RayProvisioner",

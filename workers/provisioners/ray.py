@@ -22,13 +22,13 @@ from controller.core.errors import ConfigError
 from controller.engine.start_steps import STEPS
 from controller.models import Instance
 from controller.scale.provisioning import RAY, source_of
-from workers.actions.parallel_calls import LoopAsker
+from workers.actions.parallel_calls import LoopCalls
 from workers.http.call_loop import LOOP
 from workers.provisioners.base import PROVISIONERS, LogTail, Observed, Provisioner, checked_id
 from workers.provisioners.logs import plain
 from workers.ray.clusters import ADDRESS, RayCluster, clusters
-from workers.ray.control import Gone, LauncherClient, Unreachable, control_port
-from workers.ray.jobs import LINE_MAX, Away, HostSeen, Jobs, RayJob, clean, refuse_foreign
+from workers.ray.control import LauncherClient, LauncherGone, LauncherUnreachable, control_port
+from workers.ray.jobs import LINE_MAX, ClusterUnreachable, HostSeen, Jobs, RayJob, clean, refuse_foreign
 from workers.ray.launches import OWNER, ROW, job_of, owner_of
 from workers.ray.wants import why_pending
 
@@ -59,7 +59,7 @@ class KnownJob:
 class ClusterMemory:
     """What a process keeps of a cluster between its looks. All of it can be found again."""
 
-    asker: LoopAsker = field(default_factory=LoopAsker)
+    calls: LoopCalls = field(default_factory=LoopCalls)
     places: dict[str, tuple[str, int]] = field(default_factory=dict)  # host and control port
     silent: dict[str, float] = field(default_factory=dict)  # since when, by a monotonic clock
     refused: dict[str, str] = field(default_factory=dict)  # jobs that were not accepted, and why
@@ -104,7 +104,7 @@ class RayProvisioner:
         return found
 
     def observe(self) -> list[Observed]:
-        """Raises Away; the leases of all engines are renewed nevertheless."""
+        """Raises ClusterUnreachable; the leases of all engines are renewed nevertheless."""
         with self._memory.lock:
             return self._observe()
 
@@ -143,7 +143,7 @@ class RayProvisioner:
             try:
                 LOOP.run(launcher.end(0.0, grace_s))
                 return
-            except (Gone, Unreachable):
+            except (LauncherGone, LauncherUnreachable):
                 pass
         job = LOOP.run(self.jobs.one(id))
         if job is not None and not job.over and self._ours(job):
@@ -156,7 +156,7 @@ class RayProvisioner:
             if launcher is not None:
                 said = LOOP.run(launcher.log())
                 return LogTail(plain(str(said["text"])), bool(said["cut"]), float(said["written_at"]))
-        except (Gone, Unreachable, KeyError, ValueError):
+        except (LauncherGone, LauncherUnreachable, KeyError, ValueError):
             pass
         try:
             job = LOOP.run(self.jobs.one(id))
@@ -164,7 +164,7 @@ class RayProvisioner:
                 return None
             told = job.message if job.over else LOOP.run(self.jobs.log(id))  # which ends with what was printed last
             text = told.partition("\n")[2]  # without the line of its command
-        except Away as error:
+        except ClusterUnreachable as error:
             raise OSError(str(error)) from error
         return LogTail(plain(text[-65536:]), len(text) > 65536, time.time())
 
@@ -177,14 +177,14 @@ class RayProvisioner:
         for id in self.rows:
             if (launcher := self._launcher(id)) is not None:
                 calls[("launcher", id)] = launcher.lease if self._leased(id) else launcher.status
-        done = self._memory.asker.ask(calls, ASK_S)
+        done = self._memory.calls.ask(calls, ASK_S)
         if ("jobs",) not in done:
-            raise Away(f"{self.cluster.url} has not responded within {ASK_S:g} s")
+            raise ClusterUnreachable(f"{self.cluster.url} has not responded within {ASK_S:g} s")
         jobs = {job.id: job for job in done.pop(("jobs",)).result() if self._ours(job)}
         hosts = done.pop(("hosts",), None)
         self.hosts_seen = [] if hosts is None or hosts.exception() is not None else hosts.result()
         answers: dict[str, Any] = {id: _outcome(future) for (_, id), future in done.items()}
-        for id in [id for id, answer in answers.items() if isinstance(answer, Gone)]:
+        for id in [id for id, answer in answers.items() if isinstance(answer, LauncherGone)]:
             self._memory.places.pop(id, None)  # of an earlier instance, or its end
         answers |= self._found(jobs, answers)
         seen = [self._seen(id, jobs.get(id), answers.get(id)) for id in sorted(self.rows)]
@@ -199,7 +199,7 @@ class RayProvisioner:
             if job.status == "RUNNING" and job.host and id in self.rows and self._current(job)
             if id not in self._memory.places and not isinstance(answers.get(id), dict)
         ]
-        ask = self._memory.asker.ask
+        ask = self._memory.calls.ask
         ports = {
             id: _outcome(each)
             for (_, id), each in ask({("port", job.id): self._port_of(job) for job in new}, FOUND_S).items()
@@ -226,7 +226,7 @@ class RayProvisioner:
         if isinstance(answer, dict) and answer.get("orphan"):  # Ray says so some 20 s later
             ended = answer.get("state") == "ended"
             return Observed(id, "exited", row.url, error=ORPHANED) if ended else self._orphan(id, ORPHANED)
-        if row.state == Observe.LOST and isinstance(answer, Gone):
+        if row.state == Observe.LOST and isinstance(answer, LauncherGone):
             return Observed(id, "exited", row.url, error=ORPHANED)
         if isinstance(answer, dict):
             self._memory.silent.pop(id, None)
@@ -255,7 +255,11 @@ class RayProvisioner:
             return None  # it was not started yet
         code = None if job is None or job.exit_code is None else job.exit_code
         code = 128 - code if code is not None and code > 128 else code
-        gone = isinstance(answer, dict | Gone) or self._launcher(id) is None or (job is not None and not job.in_doubt)
+        gone = (
+            isinstance(answer, dict | LauncherGone)
+            or self._launcher(id) is None
+            or (job is not None and not job.in_doubt)
+        )
         if not gone and row.lost_for_s < LOST_S:
             wait_s = LOST_S - row.lost_for_s
             return Observed(id, "lost", row.url, error=f"{told}; its engine counts as ended in {wait_s:.0f} s at most")
@@ -266,7 +270,7 @@ class RayProvisioner:
     def _orphan(self, id: str, told: str) -> Observed:
         """It gets no new requests, ends those that run, and is replaced once it has ended."""
         if (launcher := self._launcher(id)) is not None:
-            self._memory.asker.ask({("end", id): lambda: launcher.end(DRAIN_S, GRACE_S)}, FOUND_S)
+            self._memory.calls.ask({("end", id): lambda: launcher.end(DRAIN_S, GRACE_S)}, FOUND_S)
         return Observed(id, "lost", self.rows[id].url, error=f"{told}; its engine still runs and is drained")
 
     def _strays(self, jobs: Mapping[str, RayJob]) -> list[str]:
@@ -305,7 +309,7 @@ class UnusableCluster:
         """There is nothing to be found of it."""
 
     def observe(self) -> list[Observed]:
-        raise Away(self.why)
+        raise ClusterUnreachable(self.why)
 
     def hosts(self) -> list[HostSeen]:
         return []
@@ -331,8 +335,8 @@ def _known(row: Instance) -> KnownJob:
 def _outcome(future: Any) -> Any:
     """A launcher's answer, or why there is none."""
     error = future.exception()
-    if error is not None and not isinstance(error, Gone | Unreachable):
-        return Unreachable(f"{type(error).__name__}: {error}")
+    if error is not None and not isinstance(error, LauncherGone | LauncherUnreachable):
+        return LauncherUnreachable(f"{type(error).__name__}: {error}")
     return future.result() if error is None else error
 
 

@@ -18,7 +18,7 @@ from controller.models.fleet import KvRole, Weights
 from controller.scale.provisioning import STATIC
 from workers.actions import sleep_client
 from workers.actions.instance_keys import key_of
-from workers.actions.parallel_calls import LoopAsker
+from workers.actions.parallel_calls import LoopCalls
 from workers.actions.weights_client import EngineAway
 from workers.http import kept_calls
 from workers.http.engine_keys import NO_KEY, EngineKey, NoEngineKey
@@ -51,7 +51,7 @@ class Endpoint:
     known: bool = True
 
 
-class Silent(Exception):
+class NoAnswer(Exception):
     """It does not answer as a healthy engine; the text says how."""
 
     def __init__(self, state: str, how: str) -> None:
@@ -63,8 +63,8 @@ class Watch:
     """The last observation of each endpoint, kept between the runs of one process. An endpoint that answers late keeps
     its last observation until it answers or fails."""
 
-    def __init__(self, asker: LoopAsker | None = None) -> None:
-        self._asker = asker or LoopAsker()
+    def __init__(self, calls: LoopCalls | None = None) -> None:
+        self._asker = calls or LoopCalls()
         self._seen: dict[tuple[str, str], Observed] = {}
 
     def look(self, endpoints: Mapping[str, Endpoint]) -> list[Observed]:
@@ -73,9 +73,9 @@ class Watch:
         self._seen = {key: seen for key, seen in self._seen.items() if key in asked}
         for key, answer in self._asker.ask(asked, ASK_S).items():
             error = answer.exception()
-            late = Silent("exited", str(error))
+            late = NoAnswer("exited", str(error))
             self._seen[key] = answer.result() if error is None else _silent(key[0], endpoints[key[0]], late)
-        late = Silent("starting", "the server has not responded yet")
+        late = NoAnswer("starting", "the server has not responded yet")
         return [self._seen.get((id, url)) or _silent(id, endpoints[id], late) for id, url in asked]
 
 
@@ -130,11 +130,11 @@ def _endpoint(row: Instance) -> Endpoint:
 async def _look(id: str, endpoint: Endpoint) -> Observed:
     try:
         return await _asked(id, endpoint)
-    except Silent as silent:
+    except NoAnswer as silent:
         return _silent(id, endpoint, silent)
 
 
-def _silent(id: str, endpoint: Endpoint, silent: Silent) -> Observed:
+def _silent(id: str, endpoint: Endpoint, silent: NoAnswer) -> Observed:
     """What was found of one that was never ready is for the log alone: whoever may register a URL could otherwise read
     from the page which ports and paths of our network answer."""
     if endpoint.known:
@@ -149,7 +149,7 @@ def _log_once(id: str, url: str, how: str) -> None:
 
 
 async def _asked(id: str, endpoint: Endpoint) -> Observed:
-    """Raises Silent."""
+    """Raises NoAnswer."""
     url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
         told = endpoint.key.headers()
@@ -157,9 +157,9 @@ async def _asked(id: str, endpoint: Endpoint) -> Observed:
     except NoEngineKey as error:
         return Observed(id, "exited", url, error=str(error))
     except requests.RequestException as error:
-        raise Silent("exited", f"{type(error).__name__} at {url}{path}") from error
+        raise NoAnswer("exited", f"{type(error).__name__} at {url}{path}") from error
     if answer.status_code != 200:
-        raise Silent("starting", f"status {answer.status_code} at {url}{path}")
+        raise NoAnswer("starting", f"status {answer.status_code} at {url}{path}")
     wrong = ""
     if endpoint.backend == "sglang" and endpoint.role:
         wrong = await _other_role(endpoint)
@@ -188,7 +188,7 @@ async def _awake(endpoint: Endpoint) -> bool:
 
 
 async def _other_role(endpoint: Endpoint) -> str:
-    """The error if the server runs in another role than it is registered with; "" if the roles agree. Raises Silent."""
+    """The error if the server runs in another role than it is registered with; "" if they agree. Raises NoAnswer."""
     try:
         url, told = f"{endpoint.url.rstrip('/')}/server_info", endpoint.key.headers()
         answer = await kept_calls.get(url, headers=told, timeout_s=INFO_TIMEOUT_S)
@@ -196,9 +196,9 @@ async def _other_role(endpoint: Endpoint) -> str:
         states = said.get("internal_states") or [{}]
         mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
     except (requests.RequestException, ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
-        raise Silent("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
+        raise NoAnswer("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
     if mode not in (None, "null", "prefill", "decode"):
-        raise Silent("starting", f"{endpoint.url}/server_info reports an unknown disaggregation_mode")
+        raise NoAnswer("starting", f"{endpoint.url}/server_info reports an unknown disaggregation_mode")
     role = MODES.get(mode, mode)
     if role == endpoint.role:
         return ""
@@ -207,7 +207,7 @@ async def _other_role(endpoint: Endpoint) -> str:
 
 async def _other_kv_role(endpoint: Endpoint) -> str:
     """The error if a vLLM server was started with another `kv_role` than it is registered with; "" if they agree, or if
-    the server does not report it because it runs without vLLM's development mode. Raises Silent."""
+    the server does not report it because it runs without vLLM's development mode. Raises NoAnswer."""
     try:
         url, told = f"{endpoint.url.rstrip('/')}/server_info?config_format=json", endpoint.key.headers()
         answer = await kept_calls.get(url, headers=told, timeout_s=INFO_TIMEOUT_S)
@@ -216,9 +216,9 @@ async def _other_kv_role(endpoint: Endpoint) -> str:
         transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}
         started = transfer.get("kv_role")
     except (requests.RequestException, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise Silent("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
+        raise NoAnswer("starting", f"{type(error).__name__} at {endpoint.url}/server_info") from error
     if started == endpoint.kv_role:
         return ""
     if started not in (None, *KvRole.values):
-        raise Silent("starting", f"{endpoint.url}/server_info reports an unknown kv_role")
+        raise NoAnswer("starting", f"{endpoint.url}/server_info reports an unknown kv_role")
     return f"the server was started with kv_role {started} but is registered with {endpoint.kv_role}"

@@ -21,29 +21,29 @@ from workers.ray.launches import control_token
 TIMEOUT_S, FIND_S = 1.5, 0.5
 
 
-class Gone(Exception):
+class LauncherGone(Exception):
     """Nothing listens there: the launcher has ended, and its engine with it."""
 
 
-class Unreachable(Exception):
+class LauncherUnreachable(Exception):
     """The launcher does not answer; the text says how."""
 
 
-class Stranger(Unreachable):
+class Stranger(LauncherUnreachable):
     """Something else listens there."""
 
 
 async def control_port(instance: str, made: str, host: str, fleet_token: str) -> int | None:
-    """Where the launcher of the instance listens on this host; None: nowhere yet. Raises Unreachable if a port does not
-    answer and the launcher is at no other."""
+    """Where the launcher of the instance listens on this host; None: nowhere yet. Raises LauncherUnreachable if a
+    port does not answer and the launcher is at no other."""
     wanted = hashlib.sha256(control_token(fleet_token, instance, made).encode()).hexdigest()
-    doubt: Unreachable | None = None
+    doubt: LauncherUnreachable | None = None
     for port in ports_of(instance):
         try:
             said = await _answer("GET", host, port + 1, "/whose", timeout_s=FIND_S)
-        except (Gone, Stranger):
+        except (LauncherGone, Stranger):
             continue
-        except Unreachable as error:
+        except LauncherUnreachable as error:
             doubt = doubt or error
             continue
         if said.get("token_sha256") == wanted:
@@ -55,7 +55,7 @@ async def control_port(instance: str, made: str, host: str, fleet_token: str) ->
 
 @dataclass(frozen=True, slots=True)
 class LauncherClient:
-    """`made`: when the instance's row was made; `port`: its control port. Each call raises Gone or Unreachable.
+    """`made`: when the instance's row was made; `port`: its control port. Raises LauncherGone, LauncherUnreachable.
 
     A status tells the age of the engine (`age_s`), which it had at `asked_at` (epoch seconds by our clock) or later. So
     the start of one engine is never found to be later than it was, however long its launcher takes to answer."""
@@ -96,7 +96,7 @@ async def _answer(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Raises Gone or Unreachable."""
+    """Raises LauncherGone or LauncherUnreachable."""
     where, shown = f"{host}:{port}", f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}{path}"
     try:
@@ -104,11 +104,11 @@ async def _answer(
         said = answer.json() if answer.status_code == 200 else None
     except requests.ConnectionError as error:
         if kept_calls.nobody_listens(error):
-            raise Gone(f"nothing listens at {where}") from error
+            raise LauncherGone(f"nothing listens at {where}") from error
         why = outbound.REFUSED if outbound.REFUSED in str(error) else type(error).__name__
-        raise Unreachable(f"its launcher at {where} cannot be reached: {why}") from error
+        raise LauncherUnreachable(f"its launcher at {where} cannot be reached: {why}") from error
     except requests.Timeout as error:
-        raise Unreachable(f"its launcher at {where} does not answer: {type(error).__name__}") from error
+        raise LauncherUnreachable(f"its launcher at {where} does not answer: {type(error).__name__}") from error
     except (requests.RequestException, ValueError) as error:
         raise Stranger(f"what answers at {where} is no launcher: {type(error).__name__}") from error
     if not isinstance(said, dict):

@@ -39,7 +39,7 @@ _UNSTORABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # by Pos
 _LAST = re.compile(rf"^{SAYS}ended: (.*)$", re.MULTILINE)
 
 
-class Away(Unseen):
+class ClusterUnreachable(Unseen):
     """The cluster cannot be asked; the text says why."""
 
 
@@ -92,7 +92,7 @@ class HostSeen:
 
 
 class Jobs:
-    """Raises Away if the cluster does not answer as a Ray dashboard does."""
+    """Raises ClusterUnreachable if the cluster does not answer as a Ray dashboard does."""
 
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster
@@ -100,7 +100,7 @@ class Jobs:
     async def all(self) -> list[RayJob]:
         found = await self._asked("/api/jobs/")
         if not isinstance(found, list):
-            raise Away(f"{self.cluster.url} did not list its jobs")
+            raise ClusterUnreachable(f"{self.cluster.url} did not list its jobs")
         return [_job(each) for each in found if isinstance(each, dict) and each.get("submission_id")]
 
     async def one(self, id: str) -> RayJob | None:
@@ -136,7 +136,7 @@ class Jobs:
         if answer.status_code == 404:
             return ""
         if answer.status_code == 500:
-            raise Away(f"{self.cluster.url} cannot read the log of the job from its node")
+            raise ClusterUnreachable(f"{self.cluster.url} cannot read the log of the job from its node")
         return str(self._checked(answer).get("logs") or "")
 
     async def hosts(self) -> list[HostSeen]:
@@ -158,28 +158,32 @@ class Jobs:
                 method, url, json=body, headers=headers, timeout_s=TIMEOUT_S, to_dashboard=True
             )
         except outbound.UnboundedAnswer as error:
-            raise Away(f"{self.cluster.url} answered with {error}") from error
+            raise ClusterUnreachable(f"{self.cluster.url} answered with {error}") from error
         except requests.Timeout as error:
-            raise Away(f"{self.cluster.url} has not responded within {TIMEOUT_S:g} s") from error
+            raise ClusterUnreachable(f"{self.cluster.url} has not responded within {TIMEOUT_S:g} s") from error
         except requests.RequestException as error:
             why = outbound.REFUSED if outbound.REFUSED in str(error) else type(error).__name__
-            raise Away(f"{self.cluster.url} cannot be reached: {why}") from error
+            raise ClusterUnreachable(f"{self.cluster.url} cannot be reached: {why}") from error
 
     def _checked(self, answer: KeptAnswer) -> Any:
         """What the answer says, if it is that of a dashboard."""
         url, status = self.cluster.url, answer.status_code
         if status in (401, 403):
             kept = f"the token {self.cluster.name} in {TOKENS}"
-            raise Away(f"{url} refused {kept if self.cluster.token else f'the call: it asks for a token, {kept}'}")
+            raise ClusterUnreachable(
+                f"{url} refused {kept if self.cluster.token else f'the call: it asks for a token, {kept}'}"
+            )
         if "json" not in answer.headers.get("content-type", ""):
             kind = clean(answer.headers.get("content-type", ""))[:LINE_MAX] or "nothing"
-            raise Away(f"{url} answered with {kind}, status {status}: {ADDRESS} must be the address of a Ray dashboard")
+            raise ClusterUnreachable(
+                f"{url} answered with {kind}, status {status}: {ADDRESS} must be the address of a Ray dashboard"
+            )
         if status != 200:
-            raise Away(f"{url} answered with status {status}")
+            raise ClusterUnreachable(f"{url} answered with status {status}")
         try:
             return answer.json()
         except ValueError as error:
-            raise Away(f"{url} answered with broken JSON") from error
+            raise ClusterUnreachable(f"{url} answered with broken JSON") from error
 
 
 def refuse_foreign(job: RayJob, owner: str) -> None:

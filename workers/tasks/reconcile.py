@@ -40,17 +40,17 @@ from controller.services.fleet import lifecycle
 from controller.services.fleet.provisioners import clusters_keep, provisioner_looked
 from workers.actions.instance_links import join
 from workers.live import announce
-from workers.provisioners import Look, Looks, Observed, Provisioner, sources
+from workers.provisioners import Observation, Observed, Observer, Provisioner, sources
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 
 log = logging.getLogger(__name__)
-LOOKS = Looks()  # kept between runs: a provisioner that hangs is not asked again until its call has ended
+OBSERVER = Observer()  # kept between runs: a provisioner that hangs is not asked again until its call has ended
 
 
 @shared_task(name=RECONCILE, soft_time_limit=7, time_limit=9)
 def reconcile() -> None:
-    reconcile_once(provisioners(Path(settings.DATA_DIR)), time.time(), LOOKS)
+    reconcile_once(provisioners(Path(settings.DATA_DIR)), time.time(), OBSERVER)
 
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
@@ -65,12 +65,12 @@ class Taken(NamedTuple):
     step: Step
 
 
-def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Looks | None = None) -> list[Step]:
+def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Observer | None = None) -> list[Step]:
     """Reconcile all instances once; returns the steps taken. `now`: epoch seconds.
 
     A provisioner that could not be seen is left alone: nothing of it is started, stopped or replaced.
     """
-    found = (looks or Looks()).at(by_name)
+    found = (looks or Observer()).at(by_name)
     for name, look in found.items():
         count, hosts = None if look.seen is None else len(look.seen), _hosts(by_name[name])
         provisioner_looked(name=name, instances=count, error=look.error, hosts=hosts)
@@ -99,9 +99,9 @@ def _hosts(provisioner: Provisioner) -> list[dict[str, Any]] | None:
     return [asdict(host) for host in told()] or None if told is not None else None
 
 
-def _steps(name: str, wanted: list[Wanted], found: Mapping[str, Look], now: float) -> list[Taken]:
+def _steps(name: str, wanted: list[Wanted], found: Mapping[str, Observation], now: float) -> list[Taken]:
     """Steps of the instances of one provisioner. One that is not on this machine has nothing that could be seen."""
-    look = found.get(name, Look(() if abilities(name).hosts != Hosts.CLUSTER else None))
+    look = found.get(name, Observation(() if abilities(name).hosts != Hosts.CLUSTER else None))
     if look.seen is None:
         return []
     seen = {observed.id: _seen(observed) for observed in look.seen}

@@ -2,8 +2,8 @@
 
 SGLang must be told its disaggregation mode, and a reference engine whose role chose its scheduler too. The order is
 stored here and carried out by `workers.actions.role_switches`. While it is open, gateways send nothing new there. It
-ends with the new role, or with the old one and the reason on the Decision. An engine that broke during the switch is out of the
-fleet until a person restarts it.
+ends with the new role, or with the old one and the reason on the Decision. An engine that broke during the switch is
+out of the fleet until a person restarts it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_observe, instance_set_role, instance_stop
 from tests import factories
 from workers.actions import instance_links as links
-from workers.actions.parallel_calls import AT_ONCE, Asker
+from workers.actions.parallel_calls import AT_ONCE, ThreadCalls
 from workers.actions.weights_client import EngineAway
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
@@ -167,7 +167,7 @@ def test_a_hundred_that_hang_hold_no_other_up(add, monkeypatch):
     w, _ = add("w", "collocated", weights="absent"), add("a", "collocated")
     for number in range(120):
         monkeypatch.setattr(add(f"x{number}", "collocated"), "look", hangs)
-    monkeypatch.setattr(links, "ASKER", Asker(patience_s=0.01))
+    monkeypatch.setattr(links, "PARALLEL", ThreadCalls(patience_s=0.01))
     monkeypatch.setattr(links, "ASK_S", 0.5)
     before, slowest = threading.active_count(), 0.0
     for _ in range(60):

@@ -15,7 +15,7 @@ from tests.workers.sleeping_vllm import SleepingVllm
 from workers.actions import runner as actions
 from workers.actions import sleep_client, sleeping
 from workers.actions.long_calls import LongCalls
-from workers.actions.parallel_calls import Asker
+from workers.actions.parallel_calls import ThreadCalls
 from workers.actions.sleep_client import SleepClient, SleepState
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -42,7 +42,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Late]]:
     monkeypatch.setattr(sleeping, "SETTLE_S", 0.0)
     monkeypatch.setattr(sleeping, "LOOK_S", 60.0)
     monkeypatch.setattr(sleep_client, "CALL_S", 60.0)
-    monkeypatch.setattr(actions, "ASKER", Asker(patience_s=60.0, fresh_s=60.0))
+    monkeypatch.setattr(actions, "PARALLEL", ThreadCalls(patience_s=60.0, fresh_s=60.0))
     Late.heard, Late.gate, Late.asked = threading.Event(), threading.Event(), 0
     yield Late
     Late.gate.set()

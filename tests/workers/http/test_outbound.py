@@ -27,7 +27,7 @@ from workers.http.call_loop import LOOP
 from workers.http.wire import Patience, Wire
 from workers.provisioners.static import StaticProvisioner
 from workers.ray.clusters import RayCluster
-from workers.ray.jobs import Away, Jobs
+from workers.ray.jobs import ClusterUnreachable, Jobs
 
 PATIENCE = Patience(2.0, 2.0, 2.0, 5.0)
 
@@ -123,7 +123,7 @@ def test_a_ray_dashboard_is_called_as_a_cluster_and_never_as_an_engine(server, m
     assert LOOP.run(Jobs(RayCluster("west", server.url)).all()) == []
     assert server.paths == ["/api/jobs/"]
     monkeypatch.setenv("ENGINE_NETWORKS", "10.0.0.0/8")
-    with pytest.raises(Away, match="in no network"):
+    with pytest.raises(ClusterUnreachable, match="in no network"):
         LOOP.run(Jobs(RayCluster("west", server.url)).all())
 
 

@@ -23,7 +23,7 @@ from workers.provisioners.ray import LOST_S, ClusterMemory, KnownJob, RayProvisi
 from workers.ray import launches
 from workers.ray.clusters import RayCluster
 from workers.ray.control import LauncherClient
-from workers.ray.jobs import Away
+from workers.ray.jobs import ClusterUnreachable
 
 ENGINE = str(Path(__file__).parents[1] / "ray" / "engine.py")
 TOKEN = "fleet-token-of-the-test"
@@ -322,7 +322,7 @@ def test_the_head_is_away_and_leases_go_on(fake, fleet, monkeypatch):
     with monkeypatch.context() as hurried:
         hurried.setattr("workers.provisioners.ray.ASK_S", 0.5)  # many looks in the time of one lease
         while time.monotonic() < until_s:
-            with pytest.raises(Away, match="has not responded"):
+            with pytest.raises(ClusterUnreachable, match="has not responded"):
                 fleet.ray().observe()
     assert answers(url, made_key(fleet.token, "e1")) == 200
     fake.hangs.set()
@@ -384,7 +384,7 @@ def test_each_failure_is_told(fake, fleet, error_type, message, told):
 )  # fmt: skip
 def test_a_cluster_that_is_none_is_told_and_not_empty(fake, fleet, says, told):
     fake.says = says
-    with pytest.raises(Away, match=told.replace("(", r"\(")):
+    with pytest.raises(ClusterUnreachable, match=told.replace("(", r"\(")):
         fleet.ray().observe()
 
 
@@ -395,7 +395,7 @@ def test_a_token_is_shown(fake, fleet):
 
 def test_nobody_listens_at_the_address():
     gone = RayProvisioner(RayCluster("default", "http://127.0.0.1:9"), TOKEN, {})
-    with pytest.raises(Away, match="cannot be reached"):
+    with pytest.raises(ClusterUnreachable, match="cannot be reached"):
         gone.observe()
 
 
@@ -475,7 +475,7 @@ def test_a_hang_costs_the_limit_of_a_look(fake, fleet):
     fake.hangs.clear()
     threading.Timer(10.0, fake.hangs.set).start()
     began = time.monotonic()
-    with pytest.raises(Away, match=r"has not responded"):
+    with pytest.raises(ClusterUnreachable, match=r"has not responded"):
         fleet.ray().observe()
     assert time.monotonic() - began < 4.0
 

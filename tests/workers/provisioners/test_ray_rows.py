@@ -12,7 +12,7 @@ from controller.services.fleet.lifecycle import instance_start
 from tests import factories
 from tests.workers.ray.fake_cluster import FakeCluster
 from workers.provisioners import RayProvisioner, sources
-from workers.ray.jobs import Away
+from workers.ray.jobs import ClusterUnreachable
 from workers.tasks.reconcile import reconcile_once
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -44,7 +44,7 @@ def test_each_cluster_has_its_own_instances(settings, tmp_path, west):
 def test_a_cluster_that_cannot_be_asked_is_away(settings, tmp_path, west, address, token, told):
     settings.RAY_ADDRESS, settings.FLEET_TOKEN = address, token
     away = sources(tmp_path)["ray/west"]
-    with pytest.raises(Away, match=told):
+    with pytest.raises(ClusterUnreachable, match=told):
         away.observe()
     with pytest.raises(ConfigError, match=told):
         away.start("r1", {})

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from controller.core.errors import ConfigError
-from workers.actions.parallel_calls import LoopAsker
+from workers.actions.parallel_calls import LoopCalls
 from workers.provisioners import Endpoint, StaticProvisioner, Watch, static
 from workers.supervisor.ports import free_port
 
@@ -95,7 +95,7 @@ class Restarted(ThreadingHTTPServer):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def test_looks_keep_their_connections():
+def test_observer_keep_their_connections():
     engine, watch = Restarted(), Watch()
     for _ in range(5):
         [seen] = StaticProvisioner({"a": engine.url}, watch).observe()
@@ -213,7 +213,7 @@ def test_a_hundred_that_hang_do_not_hide_the_others(endpoint, monkeypatch):
 
 
 def test_one_that_has_not_answered_yet_is_starting_and_then_what_it_was(endpoint, monkeypatch):
-    watch = Watch(LoopAsker(patience_s=60.0))
+    watch = Watch(LoopCalls(patience_s=60.0))
     assert [each.state for each in StaticProvisioner({"a": endpoint.url}, watch).observe()] == ["ready"]
     gate = threading.Event()
     monkeypatch.setattr(static, "_look", lambda id, each: asyncio.to_thread(gate.wait))

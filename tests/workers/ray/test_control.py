@@ -10,7 +10,7 @@ import pytest
 from tests.workers.http.test_kept_calls import hangs
 from tests.workers.http.test_wire import Answer, Server, close
 from workers.ray import control
-from workers.ray.control import Gone, LauncherClient, Stranger, Unreachable, control_port
+from workers.ray.control import LauncherClient, LauncherGone, LauncherUnreachable, Stranger, control_port
 from workers.ray.launches import control_token
 
 TOKEN = "fleet-token-of-the-test"
@@ -46,7 +46,7 @@ async def test_a_port_that_does_not_answer_hides_no_launcher(answer: Answer, mon
         monkeypatch.setattr(control, "ports_of", lambda id: [port_of(other) - 1, port_of(ours) - 1])
         monkeypatch.setattr(control, "FIND_S", 0.5 if answer is hangs else 60.0)
         assert await control_port("e1", "1.0", "127.0.0.1", TOKEN) == port_of(ours)
-        with pytest.raises(Unreachable):
+        with pytest.raises(LauncherUnreachable):
             await control_port("e1", "1.0", "127.0.0.1", TOKEN.upper())
 
 
@@ -62,8 +62,8 @@ async def test_a_launcher_that_has_ended_is_told_from_one_that_must_not_be_calle
 ) -> None:
     async with Server() as server:
         client = LauncherClient("e1", "1.0", "127.0.0.1", port_of(server), TOKEN)
-    with pytest.raises(Gone):
+    with pytest.raises(LauncherGone):
         await client.lease()
     monkeypatch.setenv("ENGINE_NETWORKS", "10.0.0.0/8")
-    with pytest.raises(Unreachable, match="ENGINE_NETWORKS"):
+    with pytest.raises(LauncherUnreachable, match="ENGINE_NETWORKS"):
         await client.lease()

@@ -12,7 +12,7 @@ from controller.scale.lifecycle import FoundAwake
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.fleet import lifecycle
 from tests.workers.sleep_orders import answer, put_to_sleep
-from workers.actions.parallel_calls import LoopAsker
+from workers.actions.parallel_calls import LoopCalls
 from workers.http.kept_calls import KeptAnswer
 from workers.provisioners import Watch, static
 from workers.tasks import reconcile
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("pa
 @pytest.fixture
 def look(monkeypatch):
     """One look of the reconciler at registered endpoints, over their sockets."""
-    monkeypatch.setattr(static, "WATCH", Watch(LoopAsker(patience_s=60.0)))
+    monkeypatch.setattr(static, "WATCH", Watch(LoopCalls(patience_s=60.0)))
     monkeypatch.setattr(reconcile, "fleet_or_nothing", list)
     for name in ("ASK_S", "HEALTH_TIMEOUT_S"):
         monkeypatch.setattr(static, name, 60.0)

@@ -15,14 +15,14 @@ from workers.provisioners.base import Observed, Provisioner
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """What one provisioner has; `seen` None: it could not be seen, because of `error`."""
 
     seen: tuple[Observed, ...] | None
     error: str = ""
 
 
-class Looks:
+class Observer:
     """Kept between the rounds of one process. A provisioner that is late is not asked again until its call has ended,
     and nobody waits for it until then. Not thread-safe."""
 
@@ -30,14 +30,14 @@ class Looks:
         self._limit_s = limit_s
         self._late: dict[str, tuple[Future[list[Observed]], float]] = {}
 
-    def at(self, by_name: Mapping[str, Provisioner]) -> dict[str, Look]:
+    def at(self, by_name: Mapping[str, Provisioner]) -> dict[str, Observation]:
         """One look at each. Takes as long as the longest limit of those that are not late already."""
         began = time.monotonic()
         calls = {name: self._begun(name, each) for name, each in by_name.items() if name not in self._running()}
         found = {name: self._outcome(name, future, began) for name, future in calls.items()}
         for name in by_name.keys() - calls.keys():
             late_s = began - self._late[name][1]
-            found[name] = Look(None, f"has not responded for {late_s:.0f} s")
+            found[name] = Observation(None, f"has not responded for {late_s:.0f} s")
         return {name: found[name] for name in by_name}
 
     def _running(self) -> set[str]:
@@ -49,16 +49,16 @@ class Looks:
         threading.Thread(target=_observe, args=(provisioner, future), name=f"observe-{name}", daemon=True).start()
         return future
 
-    def _outcome(self, name: str, future: Future[list[Observed]], began: float) -> Look:
+    def _outcome(self, name: str, future: Future[list[Observed]], began: float) -> Observation:
         limit_s = self._limit_s(name)
         wait([future], max(0.0, began + limit_s - time.monotonic()))
         if not future.done():
             self._late[name] = (future, began)
-            return Look(None, f"has not responded within {limit_s:g} s")
+            return Observation(None, f"has not responded within {limit_s:g} s")
         error = future.exception()
         if error is not None:
-            return Look(None, str(error) if isinstance(error, Unseen) else f"{type(error).__name__}: {error}")
-        return Look(tuple(future.result()))
+            return Observation(None, str(error) if isinstance(error, Unseen) else f"{type(error).__name__}: {error}")
+        return Observation(tuple(future.result()))
 
 
 def _observe(provisioner: Provisioner, future: Future[list[Observed]]) -> None:

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from workers.provisioners import Look, Looks, Observed
-from workers.ray.jobs import Away
+from workers.provisioners import Observation, Observed, Observer
+from workers.ray.jobs import ClusterUnreachable
 
 SEEN = [Observed("a", "ready")]
 
@@ -39,24 +39,27 @@ def hanging():
 
 
 def test_what_is_seen_of_each():
-    looks = Looks()
-    assert looks.at({"one": Answers(), "other": Answers([])}) == {"one": Look(tuple(SEEN)), "other": Look(())}
+    looks = Observer()
+    assert looks.at({"one": Answers(), "other": Answers([])}) == {
+        "one": Observation(tuple(SEEN)),
+        "other": Observation(()),
+    }
 
 
 def test_one_that_raises_is_not_one_without_instances():
-    found = Looks().at({"one": Answers(OSError("disk gone")), "other": Answers()})
-    assert found == {"one": Look(None, "OSError: disk gone"), "other": Look(tuple(SEEN))}
+    found = Observer().at({"one": Answers(OSError("disk gone")), "other": Answers()})
+    assert found == {"one": Observation(None, "OSError: disk gone"), "other": Observation(tuple(SEEN))}
 
 
 def test_what_is_said_for_people_is_said_without_the_name_of_a_class():
     told = "http://10.0.0.1:8265 has not responded within 2 s"
-    assert Looks().at({"ray/default": Answers(Away(told))}) == {"ray/default": Look(None, told)}
+    assert Observer().at({"ray/default": Answers(ClusterUnreachable(told))}) == {"ray/default": Observation(None, told)}
 
 
 def test_one_that_hangs_costs_its_limit_once_and_is_asked_once(hanging):
-    looks, began = Looks(lambda name: 0.3 if name == "slow" else 5.0), time.monotonic()
+    looks, began = Observer(lambda name: 0.3 if name == "slow" else 5.0), time.monotonic()
     found = looks.at({"slow": hanging, "other": Answers()})
-    assert found["slow"] == Look(None, "has not responded within 0.3 s")
+    assert found["slow"] == Observation(None, "has not responded within 0.3 s")
     assert found["other"].seen
     assert 0.3 <= time.monotonic() - began < 3
     began = time.monotonic()
@@ -67,7 +70,7 @@ def test_one_that_hangs_costs_its_limit_once_and_is_asked_once(hanging):
 
 
 def test_one_that_is_back_is_seen_again(hanging):
-    looks = Looks(lambda name: 0.05)
+    looks = Observer(lambda name: 0.05)
     assert looks.at({"slow": hanging})["slow"].seen is None
     hanging.over.set()
     until = time.monotonic() + 5
