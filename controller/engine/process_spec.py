@@ -45,6 +45,7 @@ PROFILES = (  # shipped profiles; a constant time or a file is valid as well
     *("qwen3-32b-a100-tp2", "aic/Qwen3-32B/H100-SXM-80GB/tp2", "qwen3-32b-h100-tp2"),
     *("aic/Llama-3.1-70B/A100-SXM-80GB/tp4", "llama-3.1-70b-a100-tp4", "aic/Llama-3.1-70B/H100-SXM-80GB/tp4"),
     *("llama-3.1-70b-h100-tp4", "vidur/Llama-2-70B/A100-SXM-80GB/tp2", "llama-2-70b-a100-tp2"),
+    *("slackline/llama-8b/nvidia-h100-80gb-hbm3/tp1", "llama-8b-nvidia-h100-80gb-hbm3"),
 )
 # Name of a profile whose steps all take this long.
 CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
