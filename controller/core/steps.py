@@ -68,11 +68,15 @@ class Seq:
     value: float = 1.0  # worth of attaining its targets, relative to other sequences
     estimate: Estimate | None = None  # predicted length and worth, for policies that use them
     keep_kv: bool = False  # after the last token its blocks stay until Release, so that another engine can pull them
+    checkpoint: str = ""  # its blocks stay under this name until Release, for branches; "": they are freed
+    branch_of: str = ""  # the checkpoint that it goes on from, if that is here
 
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
     output_tokens: int = 0
     cached: int = 0  # part of `computed` that came from the prefix cache at the last admission
+    origin: Seq | None = None  # of a branch: the ended sequence whose blocks the checkpoint holds
+    common: int = 0  # tokens that it has in common with its origin, from the start
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
     finish: FinishReason | None = None
@@ -108,12 +112,14 @@ NEARLY_COMPUTED = 0.75  # share of a step that computes a whole prompt, after wh
 
 
 class Step(NamedTuple):
-    """One iteration: chunks of prefill, and one token for each of `decodes`, whose lengths add up to `context_sum`."""
+    """One iteration: chunks of prefill, and one token for each of `decodes`, whose lengths add up to `context_sum`.
+    `copies`: KV blocks, from and to, that are copied before anything is computed."""
 
     id: int
     chunks: tuple[Chunk, ...]
     decodes: tuple[Seq, ...]
     context_sum: int
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -151,7 +157,7 @@ class Landed(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Free the KV kept for an ended sequence (`keep_kv`). No effect if nothing is kept."""
+    """Free the KV kept for an ended sequence (`keep_kv`, `checkpoint`). No effect if nothing is kept."""
 
     seq: Seq
 

@@ -48,8 +48,17 @@ def lead(grants: Sequence[tuple[Seq, int]], blocks: BlockManager) -> Lead:
     return Lead(decodes, context)
 
 
-def assemble(step_id: int, planned: Mapping[Seq, int], now: float, ahead: Lead = NOBODY) -> Step:
-    """`planned`: tokens by sequence, in order, after those of `ahead`. Also records when each sequence first ran."""
+def assemble(
+    step_id: int,
+    planned: Mapping[Seq, int],
+    now: float,
+    ahead: Lead = NOBODY,
+    copies: tuple[tuple[int, int], ...] = (),
+) -> Step:
+    """`planned`: tokens by sequence, in order, after those of `ahead`. `copies`: as in the step.
+
+    Also records when each sequence first ran.
+    """
     chunks: list[Chunk] = []
     decodes, context = list(ahead.decodes), ahead.context
     for seq, tokens in planned.items():
@@ -60,4 +69,4 @@ def assemble(step_id: int, planned: Mapping[Seq, int], now: float, ahead: Lead =
             context += seq.computed + 1
         else:
             chunks.append(Chunk(seq, seq.computed, tokens, tokens == seq.remaining))
-    return Step(step_id, tuple(chunks), tuple(decodes), context)
+    return Step(step_id, tuple(chunks), tuple(decodes), context, copies)

@@ -23,8 +23,13 @@ class BlockError(SlacklineError):
 class BlockManager:
     """Allocates blocks to sequences. `free` includes cached blocks, since they can be evicted at any time."""
 
-    def __init__(self, blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, blocks: int, block_size: int, prefix_caching: bool = True, *, copies_blocks: bool = True
+    ) -> None:
+        """`copies_blocks`: whether a branch may copy a block that its origin has filled in part."""
         self.total = blocks
+        self.copies_blocks = copies_blocks
+        self._copies: list[tuple[int, int]] = []  # that no step has taken yet
         self.block_size = block_size
         self.caching = prefix_caching
         self._refs = [0] * blocks
@@ -46,18 +51,28 @@ class BlockManager:
         return -(-tokens // self.block_size)
 
     def cached_tokens(self, seq: Seq) -> int:
-        """Tokens of a queued sequence whose KV is cached. At least one token is always left to compute."""
-        return len(list(self._prefix(seq))) * self.block_size
+        """Tokens of a queued sequence whose KV is cached or its origin's. At least one token is always left to
+        compute."""
+        whole = len(list(self._prefix(seq))) * self.block_size
+        return max(whole, self._of_origin(seq) if self.copies_blocks else 0)
 
     def _prefix(self, seq: Seq) -> Iterator[int]:
-        if not self.caching:
-            return
-        extend_hashes(seq, self.block_size, seq.tokens)
-        for digest in seq.block_hashes[: (seq.tokens - 1) // self.block_size]:
-            block = self._by_hash.get(digest)
-            if block is None:
-                return
-            yield block
+        """Full blocks that it shares: by their hash, and beyond those the ones of its origin."""
+        found = 0
+        if self.caching:
+            extend_hashes(seq, self.block_size, seq.tokens)
+            for digest in seq.block_hashes[: (seq.tokens - 1) // self.block_size]:
+                block = self._by_hash.get(digest)
+                if block is None:
+                    break
+                found += 1
+                yield block
+        if seq.origin is not None:
+            yield from seq.origin.blocks[found : self._of_origin(seq) // self.block_size]
+
+    def _of_origin(self, seq: Seq) -> int:
+        """Tokens of a branch whose KV its origin still has."""
+        return 0 if seq.origin is None else min(seq.common, seq.origin.computed, seq.tokens - 1)
 
     def fits(self, seq: Seq) -> bool:
         """Whether all current tokens of a queued sequence find blocks, not counting its cached prefix twice."""
@@ -72,7 +87,21 @@ class BlockManager:
             self._refs[block] += 1
             seq.blocks.append(block)
         seq.computed = len(seq.blocks) * self.block_size
+        self._copy_on_write(seq)
         return seq.computed
+
+    def _copy_on_write(self, seq: Seq) -> None:
+        """The block that its origin has filled in part is copied for a branch, which will write the rest of it."""
+        shared, origin = self._of_origin(seq), seq.origin
+        if origin is None or shared <= seq.computed or not self.copies_blocks or not self.extend(seq, 1):
+            return
+        self._copies.append((origin.blocks[len(seq.blocks) - 1], seq.blocks[-1]))
+        seq.computed = shared
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies that the next step has to make, once."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
 
     def extend(self, seq: Seq, tokens: int) -> bool:
         """Take blocks for `tokens` more computed tokens. All or nothing: False if there are too few."""
@@ -113,16 +142,28 @@ class BlockManager:
     def release(self, seq: Seq) -> None:
         """Free its blocks, last one first: of a cached prefix the tail is then evicted before the head, which more
         sequences share."""
+        self._free(seq.blocks)
+        seq.blocks.clear()
+        seq.computed = 0
+
+    def trim(self, seq: Seq) -> None:
+        """Free the blocks that it has beyond its computed tokens."""
+        needed = self.blocks_for(seq.computed)
+        self._free(seq.blocks[needed:])
+        del seq.blocks[needed:]
+
+    def _free(self, blocks: list[int]) -> None:
         refs, named, empty = self._refs, self._hash_of, self._empty
-        for block in reversed(seq.blocks):
+        for block in reversed(blocks):
             refs[block] -= 1
             if not refs[block]:
                 if named[block] is None:
                     empty.append(block)
                 else:
                     self._cached[block] = None
-        seq.blocks.clear()
-        seq.computed = 0
+        if self._copies:  # nothing is copied to a block that may be another sequence's by then
+            freed = {block for block in blocks if not refs[block]}
+            self._copies = [copy for copy in self._copies if copy[1] not in freed]
 
     def forget(self) -> None:
         """Drop every cached prefix. Blocks in use stay, but no further sequence will share them."""

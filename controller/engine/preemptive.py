@@ -194,7 +194,10 @@ class PreemptivePrefill(EngineScheduler):
         return [task for task in tasks if task.unfinished]
 
     def _has_room(self, seq: Seq) -> bool:
-        return len(self._running) < self.config.max_num_seqs and self._blocks_wanted(seq) <= self.blocks.free
+        wanted = self._blocks_wanted(seq)
+        while wanted > self.blocks.free and not self._running and self.checkpoints.drop():
+            continue  # with nothing running, nothing else will free blocks
+        return len(self._running) < self.config.max_num_seqs and wanted <= self.blocks.free
 
     def _lost_room(self) -> bool:
         """Arriving KV took the blocks or the slot of the prompt chosen to run next."""
@@ -286,7 +289,7 @@ class PreemptivePrefill(EngineScheduler):
 
     def _compiled(self, planned: dict[Seq, int], now: float) -> Step:
         self.totals.steps += 1
-        step = assemble(self.totals.steps, planned, now)
+        step = assemble(self.totals.steps, planned, now, copies=self.blocks.take_copies())
         self.totals.step_tokens += step.tokens
         return step
 
@@ -346,4 +349,5 @@ class PreemptivePrefill(EngineScheduler):
         self._after_steps()
         for seq in self._seats.clear():
             self._enqueue(seq, now)
+        self.checkpoints.clear()
         self.blocks.forget()

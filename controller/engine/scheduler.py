@@ -40,6 +40,7 @@ from controller.core.steps import (
 from controller.engine import leaps
 from controller.engine.assembly import assemble, lead
 from controller.engine.blocks import BlockManager
+from controller.engine.checkpoints import Checkpoints
 from controller.engine.config import EngineConfig
 from controller.engine.disaggregation import KvInTransit
 from controller.engine.errors import ProtocolError
@@ -60,12 +61,16 @@ class EngineScheduler:
         self._steady = bool(getattr(batching, "steady", False))
         self._pausing: Pausing | None = batching if isinstance(batching, Pausing) else None
         if former is None:
-            self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
+            copies = config.copies_blocks
+            self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching, copies_blocks=copies)
             self.totals = Totals()
         else:
+            former.checkpoints.clear()
             self.blocks, self.totals = former.blocks, former.totals
+        self.checkpoints: Checkpoints = Checkpoints(self.blocks, int(config.pinned_share * config.kv_blocks))
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
         self._seats = Seats(config, self.blocks, self.totals, key, self._pausing)
+        self._seats.unpin = self.checkpoints.drop
         self._waiting, self._running = self._seats.waiting, self._seats.running
         self._in_transit = KvInTransit(self.blocks, key)
         self._ids: set[str] = set()
@@ -144,12 +149,14 @@ class EngineScheduler:
                 self._in_transit.land(seq)
             case Release(seq):
                 self._in_transit.release(seq)
+                self.checkpoints.release(seq)
             case Paused():
                 self._paused = event
                 self._drop_kv_if_asked()
             case Resumed():
                 self._paused = None
             case CacheReset():
+                self.checkpoints.clear()
                 self.blocks.forget()
 
     def _add(self, seq: Seq, actions: list[EngineAction]) -> None:
@@ -160,13 +167,18 @@ class EngineScheduler:
             actions.append(Reject(seq, code))
             return
         self._ids.add(seq.id)
+        if seq.branch_of:
+            self.checkpoints.join(seq)
         self._waiting.add(seq)
 
     def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
         if seq.id in self._ids:
             raise ProtocolError(f"sequence id {seq.id!r} is in use")
         too_long = seq.tokens >= self.config.max_model_len
-        if too_long or not self._in_transit.reserve(seq):
+        reserved = not too_long and self._in_transit.reserve(seq)
+        while not reserved and not too_long and self.checkpoints.drop():
+            reserved = self._in_transit.reserve(seq)
+        if not reserved:
             actions.append(Reject(seq, "too_long" if too_long else "no_room"))
         else:
             self._ids.add(seq.id)
@@ -208,6 +220,7 @@ class EngineScheduler:
         if self._step is not None or self._paused is None or not self._paused.release_kv:
             return
         self._seats.clear()
+        self.checkpoints.clear()
         self.blocks.forget()
 
     # ---- a step's end -------------------------------------------------------------------------------------------
@@ -300,6 +313,8 @@ class EngineScheduler:
             self._end(seq, reason)
             if seq.keep_kv:
                 self._in_transit.hold(seq)
+            elif seq.checkpoint:
+                self.checkpoints.keep(seq)
             else:
                 self.blocks.release(seq)
         return reason
@@ -334,7 +349,7 @@ class EngineScheduler:
         if not planned and not ahead.decodes:
             return None
         self.totals.steps += 1
-        step = assemble(self.totals.steps, planned, now, ahead)
+        step = assemble(self.totals.steps, planned, now, ahead, self.blocks.take_copies())
         self.totals.step_tokens += step.tokens
         return step
 
@@ -358,7 +373,8 @@ class EngineScheduler:
 
     def check(self) -> None:
         """Raise unless queues, states and blocks agree. Linear in blocks: for tests and idle moments."""
-        self.blocks.check([*self._running, *self._after_step, *self._in_transit.holders()])
+        holders = [*self._in_transit.holders(), *self.checkpoints.holders()]
+        self.blocks.check([*self._running, *self._after_step, *holders])
         for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
             if any(seq.state is not state for seq in queue):
                 raise ProtocolError(f"a sequence in the {state} queue is in another state")

@@ -168,6 +168,7 @@ class Seats:
         self._blocks = blocks
         self._totals = totals
         self._pausing = pausing
+        self.unpin: Callable[[], bool] = lambda: False  # ends the oldest checkpoint, if there is one
 
     def take(self, seq: Seq) -> None:
         """Move a queued sequence that has its blocks to the running ones."""
@@ -188,9 +189,10 @@ class Seats:
     def admit(self, seq: Seq, tokens: int, wanted: set[Seq]) -> bool:
         """Give a queued sequence a slot and blocks, evicting only paused ones. False if that is not enough."""
         while len(self.running) >= self._config.max_num_seqs or not self._blocks.fits(seq):
-            if (paused := self._spare(wanted)) is None:
+            if (paused := self._spare(wanted)) is not None:
+                self._evict(paused)
+            elif len(self.running) or not self.unpin():  # with nothing running, nothing else will free blocks
                 return False
-            self._evict(paused)
         seq.cached = self._blocks.take_prefix(seq)
         if not self._blocks.extend(seq, tokens):
             raise ProtocolError(f"the policy granted {tokens} tokens beyond the {seq.tokens} of {seq.id!r}")
@@ -202,6 +204,8 @@ class Seats:
         evicted that was not paused."""
         evicted = False
         while not self._blocks.extend(seq, tokens):
+            if self.unpin():
+                continue
             victim = self._spare(wanted) or self.running.items()[-1]
             planned.pop(victim, None)
             self._evict(victim)

@@ -18,6 +18,7 @@ import uvicorn
 
 from controller.core.errors import ConfigError, SlacklineError
 from controller.predict.boundaries import ComposedBoundaries, shape
+from workers.engine.checkpoints import CheckpointLeases
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
@@ -75,12 +76,14 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
             engine, store, kv.token, config.host, reached_at=kv.reached_at, flows=flows, **times
         )
         disaggregation.expose(engine.metrics.registry)
-    generator = Generator(engine, config, served, disaggregation)
+    checkpoints = CheckpointLeases(engine)
+    checkpoints.expose(engine.metrics.registry)
+    generator = Generator(engine, config, served, disaggregation, checkpoints)
     weights = WeightManager(_weight_store(config, engine, store, flows))
     guard = FleetGuard(kv.token, (kv.reached_at, config.host), config.urls, config.api_key)
     management = Management(engine, config, served, generator, weights, guard)
     routes = {**guard.routes(), **management.routes()}
-    routes.update(KvEndpoints(disaggregation, guard).routes())
+    routes.update(KvEndpoints(disaggregation, guard, checkpoints).routes())
     routes.update(WeightEndpoints(weights, guard, management.weights_came).routes())
     if not weights.store.present:
         management.begin_warm()
@@ -259,6 +262,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
     same["room"] = load or measures or config.weights.keep_room  # a warm spare releases it after its measurement
     if options.ranks > 1:
         program, group = load_ranks(options, **same, boundary=_stops(config))
+        config = replace(config, engine=replace(engine, copies_blocks=False))  # ranks are told of tokens alone
     else:
         place: dict[str, Any] = {"device": options.device, "dtype": options.dtype, "threads": options.threads}
         program = load_program(options.folder, options.config, **place, **same)

@@ -14,6 +14,7 @@ import orjson
 
 from controller.core.steps import FinishReason, Seq
 from workers.engine import fields
+from workers.engine.checkpoints import CheckpointLeases
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
@@ -121,8 +122,14 @@ class Generator:
     """Serves the generation endpoints. `in_flight`: the number of requests that are being answered (for /load)."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, served: RequestRules, disaggregation: Disaggregation | None = None
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        served: RequestRules,
+        disaggregation: Disaggregation | None = None,
+        checkpoints: CheckpointLeases | None = None,
     ) -> None:
+        self._checkpoints = checkpoints or CheckpointLeases(engine)
         self._engine = engine
         self._served = served
         self._disaggregation = disaggregation
@@ -148,6 +155,7 @@ class Generator:
         finally:
             self.in_flight -= 1
             watch.cancel()
+            self._checkpoints.ended(stream.seq, asked.checkpoint_s)
             self._give_up(stream.seq)  # does nothing unless the response failed before its end
 
     async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
@@ -242,6 +250,8 @@ class Generator:
             tpot_s=asked.tpot_s,
             value=asked.value,
             keep_kv=asked.prefill_only,
+            checkpoint=asked.name.partition("-")[2] if asked.checkpoint_s else "",
+            branch_of=asked.branch_of,
         )
 
     async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:

@@ -4,6 +4,7 @@ pull."""
 from __future__ import annotations
 
 from workers.engine import fields
+from workers.engine.checkpoints import LONGEST_LEASE_S, CheckpointLeases
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.guard import FleetGuard
@@ -18,7 +19,8 @@ LONGEST_WAIT_S = 5.0
 class KvEndpoints:
     """`disaggregation`: None for an engine without the fleet's token, which has no KV transfers."""
 
-    def __init__(self, disaggregation: Disaggregation | None, guard: FleetGuard) -> None:
+    def __init__(self, disaggregation: Disaggregation | None, guard: FleetGuard, checkpoints: CheckpointLeases) -> None:
+        self._checkpoints = checkpoints
         self._disaggregation = disaggregation
         self._guard = guard
 
@@ -26,6 +28,7 @@ class KvEndpoints:
         return {
             "/links": {"GET": self.links, "POST": self._guard(self.announce)},
             "/kv/release": {"POST": self._guard(self.release)},
+            "/kv/renew": {"POST": self._guard(self.renew)},
         }
 
     async def links(self, exchange: Exchange) -> None:
@@ -49,10 +52,18 @@ class KvEndpoints:
         await exchange.reply(self._described())
 
     async def release(self, exchange: Exchange, body: fields.Body) -> None:
-        """Release the KV of these requests, by the ids that clients sent or received. Unknown ids are ignored."""
+        """Release the KV of these requests, kept for another engine or for branches, by the ids that clients sent or
+        received. Unknown ids are ignored."""
         names = fields.strings(body, "request_ids", most=MOST_NAMES)
         released = self._disaggregation.free(names) if self._disaggregation is not None else 0
-        await exchange.reply({"released": released})
+        await exchange.reply({"released": released + self._checkpoints.free(names)})
+
+    async def renew(self, exchange: Exchange, body: fields.Body) -> None:
+        """The lease of a request's checkpoint begins again. 404 if it is not here any more."""
+        lease_s = fields.number(body, "lease_s", 60.0, 0.1, LONGEST_LEASE_S)
+        if not self._checkpoints.renew(fields.string(body, "request_id"), lease_s):
+            raise HttpError("there is no checkpoint of this request", "request_id", status=404)
+        await exchange.reply({"lease_s": lease_s})
 
     def _described(self) -> dict[str, object]:
         if self._disaggregation is None:

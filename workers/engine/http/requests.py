@@ -21,6 +21,7 @@ import orjson
 
 from controller.core.steps import Sampling
 from workers.engine import fields
+from workers.engine.checkpoints import LONGEST_LEASE_S
 from workers.engine.errors import HttpError
 from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_remote_decode
 from workers.engine.kv.transfer import Offer
@@ -73,6 +74,8 @@ class Generation:
     prefill_only: bool = False
     offers_early: bool = False
     offer: Offer | None = None
+    checkpoint_s: float = 0.0  # how long its KV stays for branches; 0: not at all
+    branch_of: str = ""  # the request whose checkpoint it goes on from
 
 
 def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: RequestRules) -> Generation:
@@ -121,6 +124,8 @@ def _generation(
         prefill_only=_prefill_only(body, max_tokens, stream),
         offers_early=wants_early_offer(body),
         offer=offer_in(body),
+        checkpoint_s=fields.number(body, "kv_checkpoint", 0.0, 0.0, LONGEST_LEASE_S),
+        branch_of=fields.string(body, "kv_branch_of"),
     )
 
 

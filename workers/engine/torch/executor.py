@@ -52,7 +52,7 @@ class TorchExecutor:
         segments = segments_of(step, self._eos)
         if self._group is not None:
             self._group.run(step.id, segments)
-        task = self._tasks[step.id] = StepTask(step.id, self._program, segments)
+        task = self._tasks[step.id] = StepTask(step.id, self._program, segments, step.copies)
         self._pool.submit(task)
 
     def suspend(self, step_id: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -55,8 +55,12 @@ class StepTask:
     """A step in progress: `done` of `length` operators. At its end, `sampled` has a token for each segment with a
     draw."""
 
-    def __init__(self, id: int, program: OperatorProgram, segments: list[Segment]) -> None:
+    def __init__(
+        self, id: int, program: OperatorProgram, segments: list[Segment], copies: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`copies`: blocks of the cache, from and to, that are copied first."""
         self.id = id
+        self._copies = copies
         self.length = len(program.stages)
         self.done = 0
         self.seconds = 0.0  # on the device, without suspensions
@@ -85,6 +89,7 @@ class StepTask:
     def advance(self) -> Boundary:
         """Run one operator; returns the boundary after it."""
         if self._pass is None:
+            self._program.cache.copy(self._copies)
             self._pass = self._program.begin(self._segments)
         _, operator, boundary = self._program.stages[self.done]
         operator(self._pass)

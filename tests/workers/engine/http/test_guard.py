@@ -17,7 +17,10 @@ from workers.http.fleet_proof import CHALLENGE, CHALLENGE_PATH, PROOF, TO
 
 GUARDED = {
     *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests", "/role")),
-    *(("POST", path) for path in ("/links", "/kv/release", "/weights/load", "/weights/send", "/reset_prefix_cache")),
+    *(
+        ("POST", path)
+        for path in ("/links", "/kv/release", "/kv/renew", "/weights/load", "/weights/send", "/reset_prefix_cache")
+    ),
 }
 OPEN = {
     *(("POST", path) for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/ping")),

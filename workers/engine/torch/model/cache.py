@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from workers.engine.kv.store import KvMismatch
@@ -77,6 +79,11 @@ class KVCache:
         self.memory = torch.zeros(1, device=self._place, dtype=self._kind).expand(self._shape)  # the shape only
         if self._place.type == "cuda":
             torch.cuda.empty_cache()  # torch would keep the memory, which other engines of this device need
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, from and to, in their order."""
+        for source, target in blocks:
+            self.memory[:, :, target] = self.memory[:, :, source]
 
     def slots(self, blocks: list[int], start: int, end: int) -> torch.Tensor:
         """Slots of tokens `start` to `end` of a sequence, on the CPU."""
