@@ -80,19 +80,19 @@ return act[ARGV[1]](unpack(ARGV, 2))
 """
 
 
-def _name(workflow: str, step: str) -> str:
+def name_of_step(workflow: str, step: str) -> str:
     return f"{sha256(step.encode()).hexdigest()[:32]}:{workflow}"
 
 
 def read_step(tenant: str, workflow: str, step: str) -> Dialogue[bytes | None]:
     """What was kept of the step; None if nothing was, or it has ended."""
-    found: bytes | None = yield ("GET", f"{STEPS_KEY.format(tenant=tenant)}|{_name(workflow, step)}")
+    found: bytes | None = yield ("GET", f"{STEPS_KEY.format(tenant=tenant)}|{name_of_step(workflow, step)}")
     return found
 
 
 def keep_step(tenant: str, workflow: str, step: str, answer: bytes, retention_s: float) -> Dialogue[str]:
     """`kept`, `known` (there is one already, which stays) or `full`."""
-    told = ("keep", _name(workflow, step), answer, retention_s, MOST_STEPS, MOST_BYTES, AT_ONCE)
+    told = ("keep", name_of_step(workflow, step), answer, retention_s, MOST_STEPS, MOST_BYTES, AT_ONCE)
     found: bytes = yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), *told)
     return found.decode()
 

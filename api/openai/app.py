@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 
@@ -166,18 +167,21 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = _parse(path, raw, gateway)
         del raw  # a waiting request keeps only the body for its engine
-        workflow = stored = None
+        workflow = stored = origin = None
         if parsed.workflow:
             gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
             if not gateway.quotas.used_up(caller.tenant, arrival):
                 workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
                 stored = await gateway.steps.find(parsed, caller.tenant)
                 gateway.workflows.check(caller.tenant.name, parsed.workflow)
+        if parsed.branch and stored is None:
+            origin = await gateway.forks.find(caller.tenant.name, parsed.branch)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         chat = path != COMPLETIONS
-        in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, workflow=workflow, stored=stored)
+        known: dict[str, Any] = {"workflow": workflow, "stored": stored, "origin": origin}
+        in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, **known)
         del parsed
         while (await receive())["type"] != "http.disconnect":
             continue

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from api.openai.asgi import Send
+from api.openai.forks import Forks
 from api.openai.in_flight import InFlightRequest
 from api.openai.ledger import Instruments, Ledger
 from api.openai.pacer import paced
@@ -52,6 +53,7 @@ from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, ch
 from controller.slo.workflow import WorkflowTime, within
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
+from workers.forks import KvCheckpoint
 from workers.shared_clock import SharedClock
 from workers.steps import LARGEST_BYTES
 
@@ -128,6 +130,7 @@ class Gateway:
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.workflows = Workflows()
         self.steps = Steps(self.shared.now, self.runtime.spawn)
+        self.forks = Forks(self.fleet.backends, self.scheduler, self.runtime.spawn)
         self.used_keys: set[int] = set()  # since they were last written to the database
         self._salts: dict[str, bytes] = {}
         self.closing = False
@@ -203,11 +206,12 @@ class Gateway:
         chat: bool,
         workflow: WorkflowTime | None = None,
         stored: StoredStep | None = None,
+        origin: KvCheckpoint | None = None,
     ) -> InFlightRequest:
         """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued.
 
         `caller`: as of now, not as of when its body began to come. `workflow`: what its workflow has left.
-        `stored`: the answer of its step, if that was kept.
+        `stored`: the answer of its step, if that was kept. `origin`: of its branch.
         """
         tenant = caller.tenant
         if workflow is not None:
@@ -247,10 +251,12 @@ class Gateway:
         self._charge(in_flight, tenant)
         if in_flight.timed:
             self.workflows.seen(tenant.name, request.workflow)
-        self._arrive(in_flight, parsed, stored)
+        self._arrive(in_flight, parsed, stored, origin)
         return in_flight
 
-    def _arrive(self, in_flight: InFlightRequest, parsed: Parsed, stored: StoredStep | None) -> None:
+    def _arrive(
+        self, in_flight: InFlightRequest, parsed: Parsed, stored: StoredStep | None, origin: KvCheckpoint | None
+    ) -> None:
         """It was let in: its answer is stored, another request's call has it, or an engine will be asked."""
         request = in_flight.request
         if stored is not None:
@@ -259,7 +265,13 @@ class Gateway:
             return
         if parsed.step is not None:
             in_flight.step, in_flight.captured = parsed.step, Captured(LARGEST_BYTES)
-        if not parsed.equal:
+            in_flight.checkpoint_s = parsed.checkpoint_s
+        if parsed.branch:
+            placed = self.forks.place(request, origin, self.clock())
+            self.runtime.note(in_flight, placed.decision)
+            in_flight.branch_of = placed.branch_of
+            self.runtime.arrive(in_flight, placed.avoid)
+        elif not parsed.equal or parsed.checkpoint_s:  # a checkpoint is found by the id of its own request
             self.runtime.arrive(in_flight)
         elif not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + parsed.equal):
             return  # the fleet gets no more to do
@@ -348,6 +360,8 @@ class Gateway:
             self.workflows.ended(record.tenant, record.workflow, answered=answered, output_tokens=tokens)
         if answered and in_flight.step is not None:
             self.steps.keep(in_flight)
+            if in_flight.checkpoint_s:
+                self.forks.ended(in_flight)
 
     def _learn(self, in_flight: InFlightRequest, record: RequestRecord, now: float) -> None:
         """A request ended well: the next ones of its kind are predicted from it."""

@@ -56,10 +56,12 @@ class InFlightRequest:
     __slots__ = (
         "arrived_wall",
         "assumes_first_token",
+        "branch_of",
         "call",
         "captured",
         "charged_tokens",
         "chat",
+        "checkpoint_s",
         "context_tokens",
         "decisions",
         "error",
@@ -122,8 +124,7 @@ class InFlightRequest:
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall
-        self.chat = chat
-        self.streamed = streamed
+        self.chat, self.streamed = chat, streamed
         self.keep_usage = keep_usage
         self.text = text
         self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
@@ -131,10 +132,11 @@ class InFlightRequest:
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
         self.timed = False  # its workflow has a deadline
-        self.follows = False  # it got the answer of another request's call
-        self.stored = False  # it got an answer that was kept
+        self.follows = self.stored = False  # it got the answer of another request's call; or one that was kept
         self.step: NamedStep | None = None  # whose answer is to be kept
         self.captured: Captured | None = None  # that answer
+        self.checkpoint_s = 0.0  # how long its KV is to stay at its engine, for branches
+        self.branch_of = ""  # the request whose checkpoint it goes on from
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.started = False
@@ -165,7 +167,11 @@ class InFlightRequest:
         waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
         targets = CallTargets(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
         return UpstreamCall(
-            *(request.id, path, self.head, rank, self.streamed, self.keep_usage), targets=targets, salt=self.salt
+            *(request.id, path, self.head, rank, self.streamed, self.keep_usage),
+            targets=targets,
+            salt=self.salt,
+            checkpoint_s=self.checkpoint_s,
+            branch_of=self.branch_of,
         )
 
     def later(self, call: UpstreamCall, now: float) -> UpstreamCall:

@@ -108,9 +108,10 @@ class Runtime:
 
     # ---- called by the gateway ------------------------------------------------------------------------------------
 
-    def arrive(self, in_flight: InFlightRequest) -> None:
+    def arrive(self, in_flight: InFlightRequest, avoid: frozenset[str] = frozenset()) -> None:
+        """`avoid`: instances that are used only if there is no other."""
         self.requests[in_flight.request.id] = in_flight
-        self.push(ev.Arrived(in_flight.request))
+        self.push(ev.Arrived(in_flight.request, avoid))
 
     def arrive_again(self, in_flight: InFlightRequest, request: Request) -> None:
         """A request that waits goes on as this one, with its id and targets."""

@@ -59,7 +59,7 @@ class GatewayService:
         )
         self._live = LiveState(self._redis_url, self._options.name) if self._redis_url else None
         gateway = self.gateway = Gateway(self._options, self._session, self._recorder, self._live)
-        gateway.workflows.board = gateway.steps.board = self._live
+        gateway.workflows.board = gateway.steps.board = gateway.forks.board = self._live
         gateway.instruments.watch(lambda: [*status.gauges(gateway), *self._backlog()])
         file = SnapshotFile(self._data_dir / f"{self._options.name}.snapshot.json")
         self._config = SnapshotSource(self._store, file, gateway.configure)

@@ -11,7 +11,7 @@ import orjson
 from api.openai.asgi import Receive, Scope, Send, header, read_body, respond
 from api.openai.gateway import Caller, Gateway
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.workflow_bodies import parse_workflow, workflow_object
+from api.openai.protocol.workflow_bodies import parse_fork, parse_workflow, workflow_object
 from api.openai.tenants import Held
 from controller.slo.classes import NotEntitled, check_fields
 from controller.slo.workflow import least_share_s
@@ -20,6 +20,8 @@ from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
 WORKFLOWS = "/v1/workflows"
 CANCEL = "/cancel"
 STEPS = "/steps"
+FORK = "/fork"
+BRANCHES = "/branches/"
 BODY_BYTES = 16 << 10
 
 
@@ -47,8 +49,8 @@ async def begin(gateway: Gateway, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET reads it, POST to its `/cancel` cancels it, DELETE of its `/steps` forgets the answers of its steps. Ids may
-    have slashes."""
+    """GET reads it, POST to its `/cancel` cancels it, to its `/fork` forks it at a step, DELETE of its `/steps` forgets
+    the answers of its steps, of one of its `/branches/` ends that. Ids may have slashes."""
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
     name, method = scope["path"][len(WORKFLOWS) + 1 :], scope["method"]
@@ -60,13 +62,45 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
         caller = gateway.caller(key)
         found = await gateway.workflows.cancel(caller.tenant.name, name, BY_TENANT)
         gateway.end_workflow(caller.tenant.name, name, found.cancelled_by)
+    elif method == "POST" and name.endswith(FORK):
+        await _fork(gateway, caller, key, name.removesuffix(FORK), scope, receive, send)
+        return
+    elif method == "DELETE" and BRANCHES in name:
+        await gateway.forks.end(caller.tenant.name, name.rpartition(BRANCHES)[2])
+        await respond(send, 200, orjson.dumps({"object": "workflow.branch", "deleted": True}))
+        return
     elif method == "DELETE" and name.endswith(STEPS):
         gone = await gateway.steps.forgotten(caller.tenant.name, name.removesuffix(STEPS))
         await respond(send, 200, orjson.dumps({"object": "workflow.steps", "deleted": gone}))
         return
     else:
-        raise ApiError("method_not_allowed", "Use GET, POST to the workflow's /cancel, or DELETE of its /steps.")
+        raise ApiError(
+            "method_not_allowed", "Use GET, POST to the workflow's /cancel or /fork, or DELETE of its /steps."
+        )
     await _answer(send, caller, name, found, 200)
+
+
+async def _fork(
+    gateway: Gateway, caller: Caller, key: bytes | None, name: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """201. Counts as one request of the tenant's quota."""
+    step, branches = parse_fork(await _body(gateway, caller, scope, receive))
+    tenant = gateway.caller(key).tenant
+    gateway.quotas.admit(tenant, 0, gateway.clock())
+    try:
+        fork = await gateway.forks.open(tenant.name, name, step, branches)
+    finally:
+        gateway.quotas.release(tenant.name, 0, 0)
+    shown = {
+        "id": fork.id,
+        "object": "workflow.fork",
+        "workflow": name,
+        "step": step,
+        "branches": fork.branches,
+        "checkpoint": "held" if fork.held else "lost",
+        "lease": fork.lease_s,
+    }
+    await respond(send, 201, orjson.dumps(shown))
 
 
 async def _body(gateway: Gateway, caller: Caller, scope: Scope, receive: Receive) -> bytes | bytearray:

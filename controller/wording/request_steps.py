@@ -16,6 +16,7 @@ STEPS: dict[str, str] = {
     "workflow": "Deadline of its workflow",
     "share": "Call shared",
     "step": "Answer of its step",
+    "fork": "Branch of a fork",
     "dispatch": "Dispatched",
     "refuse": "Refused",
     "expire": "Timed out",

@@ -48,6 +48,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "steps_left": ("steps left in the workflow", ""),
     "step_s": ("share of this request", "s"),
     "sharing": ("equal requests that got its answer too", "requests"),
+    "fork_s": ("cost from its checkpoint", "s"),
+    "again_s": ("cost without it", "s"),
     "age_s": ("age of the answer", "s"),
     "of_request": ("request whose answer it got", ""),
     "most_waiting": ("most requests that waited", "requests"),
@@ -265,6 +267,9 @@ REASONS: dict[str, str] = {
     "workflow_late": "the workflow is late, so the request is served by its own targets",
     "workflow_alone": "other requests of the workflow are not known, so the deadline counts from this one",
     "shared_call": "an equal request was being served, and this one got its answer",
+    "from_checkpoint": "it went on from the KV of the step that it branches from",
+    "sooner_again": "another instance was expected to compute all of it at less cost",
+    "checkpoint_lost": "the KV of the step that it branches from was not there any more",
     "stored_step": "its step had an answer, which was kept",
     "call_shared": "equal requests got its answer too",
     # where a decode stage goes; whether it was placed, prefilled again or given up says what stands beside it

@@ -42,6 +42,7 @@ class Capabilities:
     paired: bool = False  # both stages are sent at once and find each other (`meeting`)
     offers_early: bool = False  # offers the KV of a prompt when the last step of its prefill begins
     tells_pulling: bool = False  # a stream from another engine's KV says when that KV begins to come
+    checkpoints: bool = False  # keeps the KV of an answer for branches, under a lease
     tells_landing: bool = False  # the headers of a whole answer come when the KV has arrived
 
 
@@ -121,6 +122,8 @@ class UpstreamCall:
     offer: bytes = b""  # of a prefilled prompt: decode from its KV; of a meeting: where both stages find each other
     targets: CallTargets | None = None
     salt: bytes = b""  # of its tenant: prefixes are shared in an engine's cache only within one
+    checkpoint_s: float = 0.0  # how long its KV is to stay for branches
+    branch_of: str = ""  # the request whose checkpoint it goes on from
 
 
 class EngineError(SlacklineError):
@@ -202,6 +205,10 @@ class Backend(Protocol):
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         """Free the KV that it keeps of these requests for another engine. Idempotent."""
+        ...
+
+    async def renew_kv(self, request_id: str, lease_s: float) -> bool:
+        """The lease of the checkpoint that this request left begins again. False if it is not there any more."""
         ...
 
     async def links(self) -> Sequence[LinkReport]:

@@ -50,7 +50,7 @@ class FakeBackend:
     """Keeps every call in `calls`, those closed before their end in `aborted`, and the requests whose KV it was told to
     free in `freed`. `link_reports` is what it reports of its links."""
 
-    capabilities = Capabilities(disaggregates=True, frees_kv=True, links=True)
+    capabilities = Capabilities(disaggregates=True, frees_kv=True, links=True, checkpoints=True)
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class FakeBackend:
         self.calls: list[UpstreamCall] = []
         self.aborted: list[str] = []
         self.freed: list[str] = []
+        self.renewed: list[str] = []
         self.link_reports: list[LinkReport] = []
         self.running = 0
         self.load = Load(observed_at=0.0)
@@ -142,6 +143,10 @@ class FakeBackend:
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         self.freed += request_ids
+
+    async def renew_kv(self, request_id: str, lease_s: float) -> bool:
+        self.renewed.append(request_id)
+        return request_id not in self.freed and not self.dead
 
     async def links(self) -> Sequence[LinkReport]:
         return self.link_reports

@@ -99,6 +99,9 @@ class HttpBackend(ABC):
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         raise NotSupported(f"{self.kind} frees KV by itself: when it was pulled, or when its lease ends.")
 
+    async def renew_kv(self, request_id: str, lease_s: float) -> bool:
+        raise NotSupported(f"{self.kind} keeps no checkpoints.")
+
     async def links(self) -> Sequence[LinkReport]:
         raise NotSupported(f"{self.kind} does not report its links.")
 

@@ -39,11 +39,21 @@ class ReferenceBackend(VllmBackend):
         links=True,
         offers_early=True,
         tells_pulling=True,
+        checkpoints=True,
         tells_landing=True,
     )
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         await self._as_fleet("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)
+
+    async def renew_kv(self, request_id: str, lease_s: float) -> bool:
+        try:
+            await self._as_fleet("/kv/renew", {"request_id": request_id, "lease_s": lease_s}, self._limits.telemetry_s)
+        except EngineError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
 
     async def links(self) -> Sequence[LinkReport]:
         try:
@@ -85,6 +95,10 @@ class ReferenceBackend(VllmBackend):
         head = call.head
         for name, value in _target_fields(call.targets):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
+        if call.checkpoint_s:
+            head += b',"kv_checkpoint":%.3f' % call.checkpoint_s
+        if call.branch_of:
+            head += b',"kv_branch_of":"%s"' % call.branch_of.encode()
         return self._with_ours(head, call)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.protocol.schemas import LONGEST_NAME
-from api.openai.protocol.workflow_bodies import LARGEST_SHARE, MOST_STAGES
+from api.openai.protocol.schemas import LONGEST_CHECKPOINT_S, LONGEST_NAME
+from api.openai.protocol.workflow_bodies import LARGEST_SHARE, MOST_BRANCHES, MOST_STAGES
 from controller.slo.classes import MOST_STEPS
 
 Fragment = dict[str, Any]
@@ -44,6 +44,18 @@ SLO_FIELDS: Fragment = {
         "default": 1,
         "description": "Requests of the workflow that follow one another from here to its end, this one included. The "
         "time that is left is shared evenly among them.",
+    },
+    "checkpoint": {
+        "type": "number",
+        "minimum": 1,
+        "maximum": LONGEST_CHECKPOINT_S,
+        "description": "Seconds for which the KV of this step (`metadata.step_key`) stays at its engine, so that the "
+        "workflow can be forked there.",
+    },
+    "branch": {
+        "type": "string",
+        "maxLength": LONGEST_NAME,
+        "description": "The branch of a fork that the request belongs to: it goes on from the KV of the forked step.",
     },
     "share_call": {
         "type": "boolean",
@@ -375,6 +387,58 @@ def _workflow(operation: str, summary: str, errors: tuple[int, ...], **more: Any
     }
 
 
+def _of_workflow(operation: str, summary: str, found: Fragment, errors: tuple[int, ...], **more: Any) -> Fragment:
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "tags": ["data path"],
+        "security": [{"apiKey": []}],
+        **more,
+        "responses": {**found, **_errors(errors)},
+        "servers": [GATEWAY_SERVER],
+    }
+
+
+def _shown(description: str, schema: Fragment) -> Fragment:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+FORK_BODY: Fragment = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["step", "branches"],
+    "properties": {
+        "step": {**_NAME, "description": "The `metadata.step_key` of a step that had a `checkpoint`."},
+        "branches": {"type": "integer", "minimum": 1, "maximum": MOST_BRANCHES},
+    },
+}
+FORK: Fragment = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string", "enum": ["workflow.fork"]},
+        "workflow": {"type": "string"},
+        "step": {"type": "string"},
+        "branches": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "What its requests name as `branch`.",
+        },
+        "checkpoint": {
+            "type": "string",
+            "enum": ["held", "lost"],
+            "description": "Whether the KV of the step is still at its engine. If not, branches are computed.",
+        },
+        "lease": {"type": "number", "description": "Seconds for which it stays after each request of a branch."},
+    },
+}
+ENDED_BRANCH: Fragment = {
+    "type": "object",
+    "properties": {
+        "object": {"type": "string", "enum": ["workflow.branch"]},
+        "deleted": {"type": "boolean"},
+    },
+}
 FORGOTTEN_STEPS: Fragment = {
     "type": "object",
     "properties": {
@@ -407,21 +471,32 @@ WORKFLOW_PATHS: Fragment = {
         )
     },
     "/v1/workflows/{id}/steps": {
-        "delete": {
-            "operationId": "data_path_workflow_steps_forget",
-            "summary": "Forget the answers that are kept of a workflow's steps",
-            "tags": ["data path"],
-            "security": [{"apiKey": []}],
-            "parameters": [_WORKFLOW_ID],
-            "responses": {
-                "200": {
-                    "description": "How many were deleted.",
-                    "content": {"application/json": {"schema": FORGOTTEN_STEPS}},
-                },
-                **_errors((401, 403, 405, 503)),
-            },
-            "servers": [GATEWAY_SERVER],
-        }
+        "delete": _of_workflow(
+            "data_path_workflow_steps_forget",
+            "Forget the answers that are kept of a workflow's steps",
+            {"200": _shown("How many were deleted.", FORGOTTEN_STEPS)},
+            (401, 403, 405, 503),
+            parameters=[_WORKFLOW_ID],
+        )
+    },
+    "/v1/workflows/{id}/fork": {
+        "post": _of_workflow(
+            "data_path_workflow_fork",
+            "Fork a workflow at a step: branches that go on from its KV",
+            {"201": _shown("The fork.", FORK)},
+            (400, 401, 403, 404, 405, 408, 413, 429, 503),
+            parameters=[_WORKFLOW_ID],
+            requestBody={"required": True, "content": {"application/json": {"schema": FORK_BODY}}},
+        )
+    },
+    "/v1/workflows/{id}/branches/{branch}": {
+        "delete": _of_workflow(
+            "data_path_workflow_branch_end",
+            "End a branch; after the last one of a fork its KV is freed",
+            {"200": _shown("It has ended.", ENDED_BRANCH)},
+            (401, 403, 404, 405, 503),
+            parameters=[_WORKFLOW_ID, {**_WORKFLOW_ID, "name": "branch"}],
+        )
     },
 }
 

@@ -22,7 +22,8 @@ from controller.slo.classes import SloError, SloFields, parse_slo_fields
 
 OUR_FIELDS = (
     "target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "workflow_deadline",
-    "workflow_steps_left", "share_call", "request_id",
+    "workflow_steps_left", "share_call", "checkpoint", "branch",
+    "request_id",
 )  # fmt: skip
 # What engines tell each other through the gateway: a client could send them to any host with it.
 BETWEEN_ENGINES = (
@@ -70,6 +71,7 @@ TEMPLATE_ARGUMENTS = frozenset((
 MOST_OPTIONS = 32
 LONGEST_OPTION = 4_096  # characters
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+LONGEST_CHECKPOINT_S = 3_600
 LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
 
 
@@ -95,6 +97,8 @@ class Parsed(NamedTuple):
     workflow: str
     stage: str
     step: NamedStep | None = None  # whose answer is to be kept
+    checkpoint_s: float = 0.0  # how long the KV of that answer is to stay for branches
+    branch: str = ""  # of a fork
     equal: bytes = b""  # of a request that may share a call: the same for each that asks for the same
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
 
@@ -138,6 +142,7 @@ def parse_body(
     counted = count(model, texts, special=special) if countable else None
     text = PromptText(chars, counted, messages)
     shares = _may_share(body)
+    checkpoint_s, branch = _checkpoint(body, key), _branch(body)
     for field in body.keys() - PASSED_ON:
         del body[field]
     _extras(body)
@@ -147,7 +152,8 @@ def parse_body(
     head = dump(body)[:-1]
     equal = _equal(body, chat=chat, keep_usage=keep_usage) if shares else b""
     step = NamedStep(workflow, key, _asked_for(body, chat)) if key else None
-    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, step, equal)
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, step)
+    parsed = parsed._replace(equal=equal, checkpoint_s=checkpoint_s, branch=branch)
     _fits(parsed, shown)
     return parsed
 
@@ -262,6 +268,27 @@ def _may_share(body: Mapping[str, Any]) -> bool:
     if not seeded and body.get("temperature") != 0 and body.get("top_k") != 1:
         raise wrong("share_call", "needs temperature 0 or a seed: otherwise equal requests get different answers")
     return True
+
+
+def _checkpoint(body: Mapping[str, Any], key: str) -> float:
+    """Seconds."""
+    value = body.get("checkpoint")
+    if value is None:
+        return 0.0
+    if not key:
+        raise wrong("checkpoint", "needs metadata.step_key, the step whose KV is to be kept")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= LONGEST_CHECKPOINT_S:
+        raise wrong("checkpoint", f"must be a number of seconds from 1 to {LONGEST_CHECKPOINT_S}")
+    return float(value)
+
+
+def _branch(body: Mapping[str, Any]) -> str:
+    value = body.get("branch")
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise wrong("branch", f"must be a string of 1 to {LONGEST_NAME} characters, as the fork named it")
+    return value
 
 
 def _equal(body: Mapping[str, Any], *, chat: bool, keep_usage: bool) -> bytes:

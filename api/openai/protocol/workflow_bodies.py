@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.schemas import LONGEST_NAME, Body, load, wrong
+from api.openai.protocol.schemas import LONGEST_NAME, Body, integer, load, wrong
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
 from controller.slo.workflow import WorkflowTime, shares_from
 from workers.workflows import Stage, WorkflowState
 
 FIELDS = ("id", "deadline", "stages")
 STAGE_FIELDS = ("name", "share")
+FORK_FIELDS = ("step", "branches")
 MOST_STAGES = 32
+MOST_BRANCHES = 64
 MOST_STAGE_CHARS = 2_000  # of all names together: a tenant may have thousands of workflows
 LARGEST_SHARE = 1_000.0
 
@@ -75,6 +77,21 @@ def _stage(given: object, where: str) -> Stage:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= LARGEST_SHARE:
         raise wrong(f"{where}.share", f"must be a number above 0 and at most {LARGEST_SHARE:.0f}")
     return Stage(name, float(share))
+
+
+def parse_fork(raw: Body) -> tuple[str, int]:
+    """(step key, number of branches). Raises ApiError naming the field."""
+    body = load(raw)
+    for field in body:
+        if field not in FORK_FIELDS:
+            raise wrong(field[:100], f"is not a field of a fork; it has {', '.join(FORK_FIELDS)}")
+    step = body.get("step")
+    if not isinstance(step, str) or not 0 < len(step) <= LONGEST_NAME:
+        raise wrong("step", f"must be a string of 1 to {LONGEST_NAME} characters, the step_key to go on from")
+    branches = integer(body, "branches", 1, MOST_BRANCHES)
+    if branches is None:
+        raise wrong("branches", "is required: how many there will be")
+    return step, branches
 
 
 def workflow_object(name: str, found: WorkflowState, least_s: float = 0.0) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def config(**entitled: Any) -> GatewaySnapshot:
 async def gateway(name: str = "gw-a", url: str | None = None, **entitled: Any) -> AsyncIterator[TestBed]:
     async with TestBed(config(**entitled)) as bed:
         board = LiveState(url or settings.REDIS_URL, name)
-        bed.gateway.workflows.board = bed.gateway.steps.board = board
+        bed.gateway.workflows.board = bed.gateway.steps.board = bed.gateway.forks.board = board
         watching = asyncio.create_task(bed.gateway.workflows.watch(bed.gateway.end_workflow))
         try:
             yield bed

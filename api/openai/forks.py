@@ -1,0 +1,194 @@
+"""Forks of a workflow at a step: branches that go on from the KV that its answer left at an engine.
+
+A step with `checkpoint` leaves it there under a lease. `POST /v1/workflows/{id}/fork` names the branches; each request
+of a branch is sent where the checkpoint is, or computed elsewhere if that is expected to be sooner. After the last
+branch the engine frees it. Whatever is lost (the engine, the lease, Redis), branches are computed like other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
+
+from api.openai.in_flight import InFlightRequest
+from api.openai.protocol.errors import ApiError
+from controller.core.decisions import Decision, Figure
+from controller.core.types import Request
+from controller.dispatch import Scheduler
+from controller.dispatch.lifecycle import State
+from controller.dispatch.shadow_state import ShadowInstance
+from workers.backends.base import Backend, EngineError, NotSupported
+from workers.forks import KvCheckpoint, end_branch, join_branch, keep_checkpoint, open_fork, read_checkpoint
+from workers.live import LiveUnavailable, Talks
+
+log = logging.getLogger(__name__)
+
+WAITING = (State.QUEUED, State.SENT)
+READ_S = 0.25  # longest that Redis may take for a request of a branch; then it is computed
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class Fork(NamedTuple):
+    """`held`: the KV of the step is at its engine."""
+
+    id: str
+    branches: tuple[str, ...]
+    held: bool
+    lease_s: float
+
+
+class Placed(NamedTuple):
+    """Where a request of a branch goes. `avoid`: all other instances, if its checkpoint is worth it."""
+
+    decision: Decision
+    avoid: frozenset[str] = frozenset()
+    branch_of: str = ""
+
+
+class Forks:
+    """`board` None: a gateway that runs alone has none."""
+
+    def __init__(self, backends: Mapping[str, Backend], scheduler: Scheduler, spawn: Spawn) -> None:
+        self.board: Talks | None = None
+        self._backends = backends
+        self._scheduler = scheduler
+        self._spawn = spawn
+        self._sent: dict[str, dict[str, int]] = {}  # by instance: shared tokens of branches
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def ended(self, in_flight: InFlightRequest) -> None:
+        """A step has been answered: it is told where its checkpoint is, if its engine keeps any."""
+        backend, step = self._backends.get(in_flight.instance), in_flight.step
+        if self.board is None or step is None or backend is None or not backend.capabilities.checkpoints:
+            return
+        prompt = in_flight.usage.prompt_tokens if in_flight.usage else in_flight.request.prompt_tokens
+        tokens = prompt + in_flight.output_tokens
+        found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
+        told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found)
+        self._spawn(self._keep(self.board.run(told)))
+
+    async def _keep(self, telling: Coroutine[Any, Any, None]) -> None:
+        try:
+            await telling
+        except LiveUnavailable as error:
+            log.info("the checkpoint of a step was not told: %s", error)
+
+    # ---- forks ----------------------------------------------------------------------------------------------------
+
+    async def open(self, tenant: str, workflow: str, step: str, branches: int) -> Fork:
+        """Raises ApiError."""
+        board = self._board()
+        try:
+            found = await board.run(read_checkpoint(tenant, workflow, step))
+            if found is None:
+                told = "step: this workflow has no step of this key whose checkpoint is still kept."
+                raise ApiError("not_found", told, param="step")
+            held = await self._renew(found)
+            name = f"fork-{secrets.token_hex(12)}"
+            await board.run(open_fork(tenant, name, branches, found))
+        except LiveUnavailable:
+            raise _away() from None
+        return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held, found.lease_s)
+
+    async def end(self, tenant: str, branch: str) -> None:
+        """A branch is over; after the last one its checkpoint is freed. Raises ApiError."""
+        try:
+            known, last = await self._board().run(end_branch(tenant, branch))
+        except LiveUnavailable:
+            raise _away() from None
+        if not known:
+            raise ApiError("not_found", "This tenant has no open branch of this id.")
+        if last is not None:
+            await self._free(last)
+
+    def _board(self) -> Talks:
+        if self.board is None:
+            raise ApiError("workflows_unavailable", "This gateway runs alone and keeps no workflows.")
+        return self.board
+
+    async def _renew(self, found: KvCheckpoint) -> bool:
+        backend = self._backends.get(found.instance)
+        try:
+            return backend is not None and await backend.renew_kv(found.request_id, found.lease_s)
+        except (EngineError, NotSupported) as error:
+            log.info("the lease of a checkpoint at %s was not renewed: %s", found.instance, error)
+            return False
+
+    async def _free(self, found: KvCheckpoint) -> None:
+        backend = self._backends.get(found.instance)
+        if backend is None:
+            return
+        try:
+            await backend.free_kv([found.request_id])
+        except (EngineError, NotSupported) as error:  # its lease will end it
+            log.info("a checkpoint at %s was not freed: %s", found.instance, error)
+
+    # ---- requests of branches -------------------------------------------------------------------------------------
+
+    async def find(self, tenant: str, branch: str) -> KvCheckpoint | None:
+        """None: there is no checkpoint to go on from, or that cannot be read now."""
+        if self.board is None or not branch:
+            return None
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await self.board.run(join_branch(tenant, branch))
+        except (LiveUnavailable, TimeoutError):
+            return None
+        if found is not None:
+            self._spawn(self._renewed(found))
+        return found
+
+    async def _renewed(self, found: KvCheckpoint) -> None:
+        await self._renew(found)
+
+    def place(self, request: Request, found: KvCheckpoint | None, now: float) -> Placed:
+        """Go on from the checkpoint, or compute all of it where that costs less: seconds until its first token, by
+        each instance's own measured prefills and the prompts that wait there, and the seconds that a device computes
+        for it, which others wait for."""
+        if found is None:
+            return Placed(Decision("fork", "checkpoint_lost", request.id, now, {}))
+        lane = self._scheduler.dispatcher.lanes.get(request.model)
+        instances = {} if lane is None else {name: each for name, each in lane.instances.items() if each.takes}
+        there = instances.pop(found.instance, None)
+        if there is None:
+            return Placed(Decision("fork", "checkpoint_lost", request.id, now, {"instance": found.instance}))
+        shared = min(found.tokens, request.prompt_tokens - 1)
+        fork_s = self._fork_s(there, request.prompt_tokens, shared)
+        prompt = request.prompt_tokens
+        again = [
+            each.latency.prefill_sums(each.waiting_new + prompt, each.waiting_squares + prompt**2)
+            + each.latency.prefill([prompt])
+            for each in instances.values()
+        ]
+        figures: dict[str, Figure] = {"instance": found.instance, "tokens": shared, "fork_s": round(fork_s, 6)}
+        if again:
+            figures["again_s"] = round(min(again), 6)
+        if again and min(again) < fork_s:
+            return Placed(Decision("fork", "sooner_again", request.id, now, figures))
+        self._sent.setdefault(found.instance, {})[request.id] = shared
+        decision = Decision("fork", "from_checkpoint", request.id, now, figures)
+        return Placed(decision, frozenset(instances), found.request_id)
+
+    def _fork_s(self, there: ShadowInstance, prompt: int, shared: int) -> float:
+        """The same for one prefill of what waits there and of what is new of the branch. Other branches that wait there
+        count with what is new of them, since their instance does not compute the rest."""
+        sent = self._sent.get(there.id, {})
+        for request_id in [each for each in sent if self._scheduler.state_of(each) not in WAITING]:
+            del sent[request_id]
+        new, squares = there.waiting_new, there.waiting_squares
+        for request_id, of_them in sent.items():
+            if self._scheduler.state_of(request_id) is State.SENT:
+                new -= of_them
+                squares -= of_them**2
+        own = prompt - shared
+        own_squares = own * (own + 2 * shared)
+        until_s = there.latency.prefill_sums(max(0, new) + own, max(0, squares) + own_squares)
+        return until_s + there.latency.prefill_sums(own, own_squares)
+
+
+def _away() -> ApiError:
+    return ApiError("workflows_unavailable", "Workflows cannot be forked now. Try again shortly.", retry_after_s=1.0)

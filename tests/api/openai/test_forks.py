@@ -1,0 +1,231 @@
+"""Forks of a workflow at a step: through two gateways and a real Redis, from the checkpoint to its last branch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from django.conf import settings
+
+from tests.api.openai.gateways import completion
+from tests.api.openai.test_steps import gateway
+from tests.api.openai.workflow_gateways import OTHER
+from tests.waiting import until_on_loop
+from workers import live
+from workers.backends.fake import Script
+
+pytestmark = pytest.mark.db
+AWAY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture(autouse=True)
+def empty(redis_server):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+def step(**fields):
+    return completion(metadata={"workflow_id": "w1", "step_key": "plan"}, checkpoint=60, **fields)
+
+
+def branch(name, **fields):
+    return completion(prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9], branch=name, **fields)
+
+
+def fork(bed, name="w1", **fields):
+    key = fields.pop("key", None)
+    body = {"step": "plan", "branches": 3, **fields}
+    return bed.ask(body, f"/v1/workflows/{name}/fork", **({"key": key} if key else {}))
+
+
+def end(bed, name, **more):
+    return bed.ask(b"", f"/v1/workflows/w1/branches/{name}", method="DELETE", **more)
+
+
+def shown(answer):
+    return json.loads(answer.body)
+
+
+def decided(record):
+    return next(each for each in record.decisions if each["kind"] == "fork")
+
+
+async def checkpoint(bed):
+    """The instance at which a step has left one, and its request."""
+    answer = await bed.ask(step())
+    assert answer.status == 200
+    await until_on_loop(lambda: live._client(settings.REDIS_URL).keys("answers:acme|at:*"))
+    return answer.headers["x-slackline-instance"], answer.headers["x-slackline-request-id"]
+
+
+# ---- forked ---------------------------------------------------------------------------------------------------------
+
+
+async def test_branches_go_where_the_checkpoint_is_at_any_gateway_and_the_last_one_frees_it():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        where, request_id = await checkpoint(one)
+        assert one.backend(where).calls[0].checkpoint_s == 60
+        forked = await fork(two)
+        told = shown(forked)
+        assert (forked.status, told["object"], told["checkpoint"], told["lease"]) == (201, "workflow.fork", "held", 60)
+        assert len(set(told["branches"])) == 3
+        assert two.backend(where).renewed == [request_id]
+        for _ in range(2):
+            answers = await asyncio.gather(*(two.ask(branch(name)) for name in told["branches"]))
+            assert {answer.headers["x-slackline-instance"] for answer in answers} == {where}
+        assert {call.branch_of for call in two.backend(where).calls} == {request_id}
+        record = two.sink.records[-1]
+        assert decided(record)["reason"] == "from_checkpoint"
+        assert decided(record)["figures"]["tokens"] == 8
+        for name in told["branches"][:2]:
+            assert (await end(one, name)).status == 200
+        assert one.backend(where).freed == []
+        assert (await end(one, told["branches"][2])).status == 200
+        assert one.backend(where).freed == [request_id]
+        assert (await end(one, told["branches"][2])).status == 404
+        await one.ask(branch(told["branches"][0]))
+        assert decided(one.sink.records[-1])["reason"] == "checkpoint_lost"
+        keys = live._client(settings.REDIS_URL).keys("answers:acme|*")
+        assert not [key for key in keys if b"fork:" in key or b"left:" in key]
+
+
+async def test_it_is_computed_elsewhere_where_that_costs_less():
+    async with gateway() as bed:
+        where, _ = await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        there = bed.gateway.scheduler.dispatcher.lanes["demo"].instances[where]
+        there.waiting_new, there.waiting_squares = 90_000, 90_000**2
+        answer = await bed.ask(branch(names[0]))
+        figures = decided(bed.sink.records[-1])["figures"]
+        assert decided(bed.sink.records[-1])["reason"] == "sooner_again"
+        assert figures["again_s"] < figures["fork_s"]
+        assert answer.headers["x-slackline-instance"] != where
+        there.waiting_new = there.waiting_squares = 0
+        await bed.ask(branch(names[0]))
+        assert decided(bed.sink.records[-1])["reason"] == "from_checkpoint"
+
+
+async def test_branches_that_wait_there_count_with_what_is_new_of_them():
+    async with gateway() as bed:
+        where, _ = await checkpoint(bed)
+        names = shown(await fork(bed, branches=8))["branches"]
+        bed.backend(where, Script(hang_after=0))
+        waiting = []
+        for name in names:
+            waiting.append(bed.send(branch(name, stream=True)))
+            await until_on_loop(lambda: bed.backend(where).running == len(waiting))
+        for client in waiting:
+            await client.hang_up()
+        reasons = [decided(record)["reason"] for record in bed.sink.records[1:]]
+        assert reasons == ["from_checkpoint"] * 8
+
+
+async def test_an_engine_that_is_lost_takes_its_checkpoint_along():
+    async with gateway() as bed:
+        where, _ = await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        found = bed.gateway.snapshot
+        left = tuple(each for each in found.instances if each.id != where)
+        bed.gateway.configure(replace(found, instances=left, version=found.version + 1))
+        answer = await bed.ask(branch(names[0]))
+        assert (answer.status, decided(bed.sink.records[-1])["reason"]) == (200, "checkpoint_lost")
+        again = shown(await fork(bed))
+        assert again["checkpoint"] == "lost"
+        assert (await end(bed, names[0])).status == 200
+
+
+async def test_a_branch_is_tried_elsewhere_if_its_engine_fails():
+    async with gateway() as bed:
+        where, _ = await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        bed.backend(where, Script(unreachable=True))
+        answer = await bed.ask(branch(names[0]))
+        assert answer.status == 200
+        assert answer.headers["x-slackline-instance"] != where
+
+
+async def test_a_checkpoint_that_the_engine_has_dropped_is_told_as_lost():
+    async with gateway() as bed:
+        where, request_id = await checkpoint(bed)
+        bed.backend(where).freed.append(request_id)
+        assert shown(await fork(bed))["checkpoint"] == "lost"
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"step": ""}, "step"),
+        ({"step": 5}, "step"),
+        ({"step": "s" * 121}, "step"),
+        ({"branches": 0}, "branches"),
+        ({"branches": 65}, "branches"),
+        ({"branches": None}, "branches"),
+        ({"branches": "3"}, "branches"),
+        ({"depth": 1}, "depth"),
+    ],
+)
+async def test_bad_forks_name_their_field(body, field):
+    async with gateway() as bed:
+        answer = await fork(bed, **body)
+        assert (answer.status, answer.error["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (completion(checkpoint=60), "checkpoint"),
+        (step() | {"checkpoint": 0}, "checkpoint"),
+        (step() | {"checkpoint": 4_000}, "checkpoint"),
+        (step() | {"checkpoint": True}, "checkpoint"),
+        (completion(branch=""), "branch"),
+        (completion(branch=5), "branch"),
+        (completion(branch="b" * 121), "branch"),
+    ],
+)
+async def test_bad_requests_name_their_field(body, field):
+    async with gateway() as bed:
+        answer = await bed.ask(body)
+        assert (answer.status, answer.error["param"]) == (400, field)
+
+
+async def test_a_step_without_a_checkpoint_and_another_tenants_cannot_be_forked():
+    async with gateway() as bed:
+        await bed.ask(completion(metadata={"workflow_id": "w1", "step_key": "plan"}))
+        assert ((await fork(bed)).status, (await fork(bed)).error["param"]) == (404, "step")
+        await bed.ask(completion(metadata={"workflow_id": "w2", "step_key": "plan"}, checkpoint=60))
+        await until_on_loop(lambda: live._client(settings.REDIS_URL).keys("answers:acme|at:*"))
+        assert (await fork(bed, "w2")).status == 201
+        assert (await fork(bed, "w2", key=OTHER)).status == 404
+        assert (await fork(bed, "w2", key="sk-no")).status == 401
+
+
+async def test_another_tenants_branch_is_no_branch():
+    async with gateway() as bed:
+        await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        assert (await bed.ask(branch(names[0]), key=OTHER)).status == 200
+        assert decided(bed.sink.records[-1])["reason"] == "checkpoint_lost"
+        assert (await end(bed, names[0], key=OTHER)).status == 404
+        assert (await end(bed, names[0])).status == 200
+
+
+async def test_a_fork_counts_as_a_request_of_the_quota():
+    async with gateway() as bed:
+        await checkpoint(bed)
+        found = bed.gateway.snapshot
+        acme, other = found.tenants
+        bed.gateway.configure(replace(found, tenants=(replace(acme, rpm=1), other), version=found.version + 1))
+        assert [(await fork(bed)).status for _ in range(2)] == [201, 429]
+        assert bed.gateway.quotas.active("acme") == 0
+
+
+async def test_without_redis_branches_are_computed():
+    async with gateway(url=AWAY) as bed:
+        assert (await bed.ask(step())).status == 200
+        assert (await bed.ask(branch("fork-1-0"))).status == 200
+        for answer in (await fork(bed), await end(bed, "fork-1-0")):
+            assert (answer.status, answer.error["code"]) == (503, "workflows_unavailable")

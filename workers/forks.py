@@ -1,0 +1,78 @@
+"""Checkpoints of steps and forks of workflows, in Redis: where the KV of a step is, and which branches go on from it.
+
+Each entry ends with the lease of its checkpoint. The KV is at an engine; here is only who finds it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from workers.live import Dialogue
+from workers.steps import STEPS_KEY, name_of_step
+
+
+class KvCheckpoint(NamedTuple):
+    """`request_id`: of the request that left it at the instance. `tokens`: of its prompt and its answer."""
+
+    instance: str
+    request_id: str
+    tokens: int
+    lease_s: float
+
+
+def _key(tenant: str, kind: str, name: str) -> str:
+    """After the bar: what is no name of an answer (`workers.steps`)."""
+    return f"{STEPS_KEY.format(tenant=tenant)}|{kind}:{name}"
+
+
+def keep_checkpoint(tenant: str, workflow: str, step: str, found: KvCheckpoint) -> Dialogue[None]:
+    raw, ms = orjson.dumps(list(found)), int(found.lease_s * 1000)
+    yield ("SET", _key(tenant, "at", name_of_step(workflow, step)), raw, "PX", ms)
+
+
+def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpoint | None]:
+    raw = yield ("GET", _key(tenant, "at", name_of_step(workflow, step)))
+    return _checkpoint(raw)
+
+
+def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint) -> Dialogue[None]:
+    ms = int(found.lease_s * 1000)
+    left = _key(tenant, "left", fork)
+    yield ("SADD", left, *range(branches))
+    yield ("PEXPIRE", left, ms)
+    yield ("SET", _key(tenant, "fork", fork), orjson.dumps(list(found)), "PX", ms)
+
+
+def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
+    """Where the checkpoint of a branch is, whose lease begins again. None: the fork has ended, or never was."""
+    fork, _, number = branch.rpartition("-")
+    if not (yield ("SISMEMBER", _key(tenant, "left", fork), number)):
+        return None
+    found = _checkpoint((yield ("GET", _key(tenant, "fork", fork))))
+    if found is not None:
+        for kind in ("fork", "left"):
+            yield ("PEXPIRE", _key(tenant, kind, fork), int(found.lease_s * 1000))
+    return found
+
+
+def end_branch(tenant: str, branch: str) -> Dialogue[tuple[bool, KvCheckpoint | None]]:
+    """Whether the branch was open, and after the last one the checkpoint, which nobody needs any more."""
+    fork, _, number = branch.rpartition("-")
+    left = _key(tenant, "left", fork)
+    if not (yield ("SREM", left, number)):
+        return False, None
+    if (yield ("SCARD", left)):
+        return True, None
+    found = _checkpoint((yield ("GET", _key(tenant, "fork", fork))))
+    yield ("DEL", _key(tenant, "fork", fork))
+    return True, found
+
+
+def _checkpoint(raw: bytes | None) -> KvCheckpoint | None:
+    """None too for one that cannot be read, such as another release's."""
+    try:
+        return KvCheckpoint(*orjson.loads(raw)) if raw else None
+    except (orjson.JSONDecodeError, TypeError):
+        return None
