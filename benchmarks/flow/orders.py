@@ -58,7 +58,7 @@ class _Queue:
         self.push(ev.Arrived(self._request(f"{name}-running", wait_s=3600.0)))
 
     def _request(self, name: str, wait_s: float) -> Request:
-        return Request(name, self.clock(), Targets(2.0, 0.1, None, wait_s), 800, 10, "m")
+        return Request(name, self.clock(), Targets(7.7, 0.1, None, wait_s), 800, 10, "m")
 
     def push(self, event: ev.Event) -> None:
         reply = self.scheduler.handle([event], self.clock())

@@ -103,6 +103,7 @@ def order_batches(
     budget: int,
     now: float,
     within_batch: bool = False,
+    in_vain: bool = True,
 ) -> BatchOrder:
     """Alg. 1: batches by RED, each checked in turn against what goes before it, with at most `budget` requests pruned.
 
@@ -111,8 +112,11 @@ def order_batches(
     largest load on the busiest port is pruned, of any batch so far. `within_batch`: of the batch itself, as the paper's
     text has it. Loads of batches that stay too late still count for those behind them.
 
-    Cost: O(n log n) for n requests, and one pass over the ports for each batch and each pruned request. Raises
-    ConfigError for a port without bandwidth.
+    `in_vain`: as printed, requests stay pruned for a batch that stays too late all the same, or of which nothing is
+    left. Without it they come back, since nobody is in time for it.
+
+    Cost: O(n log n) for n requests, and one pass over the ports for each batch and each pruned request; without
+    `in_vain` also for each request that comes back. Raises ConfigError for a port without bandwidth.
     """
     ranked = sorted(
         ((effective_deadline([r.deadline for r in batch.requests]), batch) for batch in batches),
@@ -132,31 +136,95 @@ def order_batches(
             candidates.add(batch, request)
         computed = computed_until.get(batch.unit, now) + batch.compute_s
         computed_until[batch.unit] = computed
-        port, seconds = _busiest(ahead, own, bandwidth)
-        while computed + seconds > deadline.loose and len(pruned) < budget:
-            heaviest = candidates.take(port)
-            if heaviest is None:
-                break  # nobody who may be pruned loads the bottleneck
-            owner, request = heaviest
-            pruned.append(Pruned(request.id, owner.id, port, batch.id, computed + seconds, deadline.loose))
-            _subtract(own if owner is batch else ahead, request.load)
-            port, seconds = _busiest(ahead, own, bandwidth)
-        finish[batch.id] = computed + seconds
+        check = _Check(batch, computed, deadline.loose, ahead, own, bandwidth)
+        if in_vain or not check.futile(candidates.exempt):
+            taken = check.prune(candidates, budget - len(pruned))
+            if taken and not in_vain and not check.saved(taken):
+                check.give_back(taken)
+                candidates.give_back()
+                taken = []
+            candidates.keep()
+            pruned += [each.why for each in taken]
+        finish[batch.id] = check.finish()[1]
         for loaded, load in own.items():
             ahead[loaded] = ahead.get(loaded, 0.0) + load
     return BatchOrder(tuple(batch.id for _, batch in ranked), tuple(pruned), finish)
 
 
+class _Taken(NamedTuple):
+    """A pruned request, its batch, and why."""
+
+    owner: Batch
+    request: BatchRequest
+    why: Pruned
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Whether a batch is in time behind the loads `ahead` of it. Pruning takes from `ahead` and its `own` load."""
+
+    batch: Batch
+    computed: float
+    loose: float
+    ahead: dict[str, float]
+    own: dict[str, float]
+    bandwidth: Mapping[str, float]
+
+    def finish(self) -> tuple[str, float]:
+        """The busiest port, and when the batch has finished."""
+        port, seconds = _busiest(self.ahead, self.own, self.bandwidth)
+        return port, self.computed + seconds
+
+    def futile(self, exempt: Load) -> bool:
+        """Whether it would be too late without anything that may be pruned."""
+        return self.computed + _busiest(exempt, {}, self.bandwidth)[1] > self.loose
+
+    def prune(self, candidates: _Candidates, most: int) -> list[_Taken]:
+        """Take out the heaviest on the busiest port, at most so many, until the batch is in time."""
+        taken: list[_Taken] = []
+        port, finish = self.finish()
+        while finish > self.loose and len(taken) < most:
+            heaviest = candidates.take(port)
+            if heaviest is None:
+                break  # nobody who may be pruned loads the bottleneck
+            owner, request = heaviest
+            why = Pruned(request.id, owner.id, port, self.batch.id, finish, self.loose)
+            taken.append(_Taken(owner, request, why))
+            _subtract(self._load_of(owner), request.load)
+            port, finish = self.finish()
+        return taken
+
+    def saved(self, taken: Sequence[_Taken]) -> bool:
+        """Whether the batch is in time now, with at least one of its requests."""
+        own = sum(each.owner is self.batch for each in taken)
+        return own < len(self.batch.requests) and self.finish()[1] <= self.loose
+
+    def give_back(self, taken: Sequence[_Taken]) -> None:
+        for each in taken:
+            load = self._load_of(each.owner)
+            for port, part in each.request.load.items():
+                load[port] = load.get(port, 0.0) + part
+
+    def _load_of(self, owner: Batch) -> dict[str, float]:
+        return self.own if owner is self.batch else self.ahead
+
+
 class _Candidates:
     """Requests that may be pruned, the largest load by value on a port first; of equal ones that which was added
-    first."""
+    first. `exempt`: the load by port of those that may not."""
 
     def __init__(self) -> None:
+        self.exempt: dict[str, float] = {}
         self._by_port: dict[str, list[tuple[float, int]]] = {}
-        self._entries: list[tuple[Batch, BatchRequest] | None] = []
+        self._entries: list[tuple[Batch, BatchRequest]] = []
+        self._taken: set[int] = set()
+        self._popped: list[tuple[str, tuple[float, int]]] = []  # since the last `keep` or `give_back`
+        self._lately: list[int] = []  # that were taken since
 
     def add(self, batch: Batch, request: BatchRequest) -> None:
         if request.exempt:
+            for port, load in request.load.items():
+                self.exempt[port] = self.exempt.get(port, 0.0) + load
             return
         for port, load in request.load.items():
             if load > 0:
@@ -168,12 +236,25 @@ class _Candidates:
         """Remove the heaviest on this port; None if there is none."""
         heap = self._by_port.get(port, [])
         while heap:
-            number = heapq.heappop(heap)[1]
-            found = self._entries[number]
-            if found is not None:
-                self._entries[number] = None
-                return found
+            item = heapq.heappop(heap)
+            self._popped.append((port, item))
+            if item[1] not in self._taken:
+                self._taken.add(item[1])
+                self._lately.append(item[1])
+                return self._entries[item[1]]
         return None
+
+    def keep(self) -> None:
+        """What was taken lately stays so."""
+        self._popped.clear()
+        self._lately.clear()
+
+    def give_back(self) -> None:
+        """What was taken lately may be pruned again."""
+        for port, item in self._popped:
+            heapq.heappush(self._by_port[port], item)
+        self._taken.difference_update(self._lately)
+        self.keep()
 
 
 def _total(requests: Sequence[BatchRequest]) -> dict[str, float]:

@@ -110,7 +110,7 @@ class Coordinator:
             return {}
         bandwidth = {PREFILL: self.config.trust * unit.prefill_rate, SLOTS: self.config.trust * unit.token_rate}
         sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
-        order = order_batches([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
+        order = order_batches([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now, in_vain=False)
         return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
 
 

@@ -88,6 +88,31 @@ def test_pruning_ends_where_nobody_loads_the_bottleneck():
     assert found.finish_s["L"] == 100.0
 
 
+def test_what_is_pruned_in_vain_comes_back():
+    """The forced request alone takes until 9, so nothing that is pruned saves "tight"; "loose" needs "big" pruned."""
+    waiting = [
+        Batch(name, "unit", 0.0, [BatchRequest(name, due, {"1": load}, name == "forced")])
+        for name, due, load in (("forced", 1.0, 9.0), ("tight", 2.0, 1.0), ("big", 20.0, 8.0), ("loose", 21.0, 4.0))
+    ]
+    assert order_batches(waiting, EVEN, 9, 0.0).scavengers == {"tight"}
+    found = order_batches(waiting, EVEN, 9, 0.0, in_vain=False)
+    assert found.scavengers == {"big"}
+    assert found.finish_s == {"forced": 9.0, "tight": 10.0, "big": 18.0, "loose": 14.0}
+
+
+def test_a_batch_of_which_nothing_is_left_is_not_in_time():
+    two = Batch("B", "unit", 0.0, [BatchRequest("x", 5.0, {"1": 6.0}), BatchRequest("y", 5.0, {"1": 6.0})])
+    assert order_batches([two], EVEN, 9, 0.0).scavengers == {"x", "y"}
+    assert order_batches([two], EVEN, 9, 0.0, in_vain=False).scavengers == frozenset()
+
+
+def test_too_small_a_budget_prunes_nothing_in_vain():
+    three = Batch("B", "unit", 0.0, [BatchRequest(name, 5.0, {"1": 4.0}) for name in "xyz"])
+    assert len(order_batches([three], EVEN, 1, 0.0).pruned) == 1
+    assert not order_batches([three], EVEN, 1, 0.0, in_vain=False).pruned
+    assert len(order_batches([three], EVEN, 2, 0.0, in_vain=False).pruned) == 2
+
+
 def test_units_compute_at_the_same_time_and_share_ports():
     one = Batch("A", "u1", 2.0, [BatchRequest("a", 5.0, {"1": 1.0})])
     two = Batch("B", "u2", 2.0, [BatchRequest("b", 6.0, {"1": 1.0})])

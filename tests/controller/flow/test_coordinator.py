@@ -30,7 +30,7 @@ def report(gateway, *rows, at=NOW, unit=None):
 
 def elsewhere(model="m", at=NOW):
     """A request that waits at another gateway, needs next to nothing and is exempt: without one nothing is pruned."""
-    row = WaitingPrefill("elsewhere", NOW + 1e3, 1e-6, 1, 0.0, exempt=True)
+    row = WaitingPrefill("elsewhere", NOW + 1e3, 1e-6, 4096, 0.0, exempt=True)
     return QueueReport("other", at, [ModelQueue(model, [row], [])])
 
 
@@ -47,7 +47,7 @@ def test_the_heaviest_is_pruned_so_that_the_others_are_in_time():
     """Moore-Hodgson where every batch is one prompt: 3 s of work until 2.5 s, so the prompt of 2 s goes."""
     rows = waiting("short", 1.0, 0.5), waiting("long", 2.0, 2.0), waiting("late", 2.5, 0.5)
     found = Coordinator(CoordinatorConfig(1.0, trust=1.0)).decide([report("a", *rows), elsewhere()], NOW)
-    assert found.scavengers == {"long": PruneReason("w0", NOW + 2.5, NOW + 2.0)}
+    assert found.scavengers == {"long": PruneReason("w0", NOW + 3.0, NOW + 2.5)}
     assert (found.waiting, found.batches, found.gateways) == (4, 4, ["a", "other"])
 
 
@@ -68,14 +68,26 @@ def test_queues_of_two_gateways_are_one_queue():
 
 def test_what_gateways_have_sent_goes_first():
     busy = PrefillUnit("w0", 1.0, 0.4)
-    one = report("a", waiting("x", 1.0, 0.3), unit=busy)
+    one = report("a", waiting("x", 1.5, 0.6), waiting("y", 1.6, 0.3), unit=busy)
     assert pruned(one) == set()
-    assert pruned(one, report("b", unit=busy), report("c", unit=busy)) == {"x"}
+    assert pruned(one, report("b", unit=busy)) == {"x"}
+
+
+def test_nobody_is_pruned_for_a_batch_that_is_too_late_all_the_same():
+    """What was sent takes half a second, so the short prompts are late whatever is pruned; the longer one is not. All
+    three were pruned, and then waited behind everything: more missed their targets than without pruning."""
+    busy = PrefillUnit("w0", 1.0, 0.5)
+    rows = [
+        waiting(name, due_s, prefill_s)._replace(prompt_tokens=100)
+        for name, due_s, prefill_s in (("short", 0.05, 0.01), ("other", 0.4, 0.01), ("longer", 0.7, 0.1))
+    ]
+    assert pruned(report("a", *rows, unit=busy)) == set()
 
 
 def test_a_request_that_an_operator_forced_is_exempt():
-    rows = waiting("forced", 1.0, 2.0, exempt=True), waiting("x", 1.5, 0.5)
-    assert pruned(report("a", *rows)) == {"x"}
+    rows = waiting("heavy", 3.0, 2.0), waiting("x", 3.1, 1.0), waiting("late", 3.2, 0.5)
+    assert pruned(report("a", *rows)) == {"heavy"}
+    assert pruned(report("a", rows[0]._replace(exempt=True), *rows[1:])) == {"x"}
 
 
 def test_the_budget_bounds_what_is_pruned():
