@@ -30,7 +30,8 @@ LEAST_GATEWAYS = 2  # at which requests for a model wait
 class CoordinatorConfig:
     """`drop_budget`: largest share of an instance's waiting requests that is pruned at a time; 0 prunes nothing.
     `period_s`: how often gateways report at least; older reports than three of them do not count. `trust`: share of the
-    predicted rates that is counted on. `batch_tokens`: prompt tokens that an instance computes in one step."""
+    predicted rates that is counted on; an instance that only prefills is counted on whole. `batch_tokens`: prompt
+    tokens that an instance computes in one step."""
 
     drop_budget: float = 0.0
     period_s: float = 1.0
@@ -108,10 +109,16 @@ class Coordinator:
         budget = math.floor(self.config.drop_budget * waiting)
         if not budget:
             return {}
-        bandwidth = {PREFILL: self.config.trust * unit.prefill_rate, SLOTS: self.config.trust * unit.token_rate}
+        trust = _trust(unit, self.config.trust)
+        bandwidth = {PREFILL: trust * unit.prefill_rate, SLOTS: trust * unit.token_rate}
         sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
         order = order_batches([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now, in_vain=False)
         return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
+
+
+def _trust(unit: PrefillUnit, trust: float) -> float:
+    """Decodes may take more than predicted; where there are none, prefills have all of the time."""
+    return trust if unit.token_rate > 0 else 1.0
 
 
 def _request(row: WaitingPrefill, unit: PrefillUnit) -> BatchRequest:
@@ -156,13 +163,13 @@ def _shared_out(
 ) -> list[tuple[PrefillUnit, list[WaitingPrefill]]]:
     """Each request, the earliest deadline first, to the instance that is free first: as the dispatcher fills them."""
     shares: dict[str, tuple[PrefillUnit, list[WaitingPrefill]]] = {unit.id: (unit, []) for unit in units}
-    free = [(unit.backlog_s / (trust * unit.prefill_rate), unit.id) for unit in units]
+    free = [(unit.backlog_s / (_trust(unit, trust) * unit.prefill_rate), unit.id) for unit in units]
     heapq.heapify(free)
     for row in rows:
         at, name = free[0]
         unit, share = shares[name]
         share.append(row)
-        took = row.prefill_s / (trust * unit.prefill_rate)
+        took = row.prefill_s / (_trust(unit, trust) * unit.prefill_rate)
         if unit.token_rate > 0:
             took = max(took, row.slot_tokens / (trust * unit.token_rate))
         heapq.heapreplace(free, (at + took, name))

@@ -121,6 +121,15 @@ def test_slots_hold_up_too():
     assert len(pruned(report("a", *rows, unit=unit))) == 1
 
 
+def test_an_instance_that_only_prefills_is_trusted_whole():
+    """1 s of work fits into 1.45 s, but not into 0.65 of them."""
+    rows = waiting("x", 1.4, 0.6), waiting("y", 1.45, 0.4)
+    coordinator = Coordinator(CoordinatorConfig(1.0, trust=0.65))
+    beside_decodes = PrefillUnit("w0", 1.0, 0.0, token_rate=1e6)
+    assert not coordinator.decide([report("a", *rows), elsewhere()], NOW).scavengers
+    assert set(coordinator.decide([report("a", *rows, unit=beside_decodes), elsewhere()], NOW).scavengers) == {"x"}
+
+
 def test_a_model_without_an_instance_is_left_alone():
     empty = QueueReport("a", NOW, [ModelQueue("m", [waiting("x", 0.1, 9.0)], [])])
     assert pruned(empty) == set()
