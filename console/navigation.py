@@ -11,7 +11,7 @@ from controller.selectors.roles import UserRole, role_of
 
 # Name of the page, its title, and the pages below it.
 PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("overview", "Overview", ()),
+    ("overview", "Overview", ("goodput",)),
     ("queue", "Queue", ()),
     ("requests", "Requests", ("request", "request-compare", "lengths", "workflows", "workflow")),
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove", "class-history")),

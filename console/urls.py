@@ -14,11 +14,12 @@ from console.views.accounts import service_accounts, sessions, sign_in, tenants
 from console.views.configuration import changes, classes, mappings, previews
 from console.views.fleet import edit, instances, launch_templates, log, new, role
 from console.views.site import health, metrics, patterns
-from console.views.traffic import flows, lengths, queue, requests, traces, workflows
+from console.views.traffic import flows, goodput, lengths, queue, requests, traces, workflows
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
     path("overview/history/", overview.overview_history_json, name="overview-history"),
+    path("goodput/", goodput.goodput_page, name="goodput"),
     path("queue/", queue.queue, name="queue"),
     path("queue/command/", queue.queue_command, name="queue-command"),
     path("queue/command/all/", queue.queue_command_all, name="queue-command-all"),

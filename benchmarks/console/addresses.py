@@ -135,6 +135,7 @@ def traffic_pages(about: Subjects) -> dict[str, str]:
     return {
         "overview": "/",
         "overview history": "/overview/history/",
+        "goodput": "/goodput/",
         "queue": "/queue/",
         "queue, what came of an order": f"/queue/command/all/{32 * '0'}/",
         "requests": "/requests/",

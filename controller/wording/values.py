@@ -4,6 +4,7 @@ from __future__ import annotations
 
 BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
+REQUEST_TYPES = {"latency": "Latency", "deadline": "Deadline", "compound": "Compound", "best_effort": "Best effort"}
 # By key of a figure.
 VALUES: dict[str, dict[str, str]] = {
     "history": {

@@ -30,6 +30,7 @@ ADMIN_EDIT, ADMIN_ACT = Rule(ADMIN, ADMIN), Rule(NONE, ADMIN)
 PAGES: dict[str, Rule] = {
     "": READ,
     "overview/history/": READ,
+    "goodput/": READ,
     "queue/": READ,
     "queue/command/": ACT,
     "queue/command/all/": ACT,

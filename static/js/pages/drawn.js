@@ -3,4 +3,7 @@
 import { draw } from "../charts.js";
 
 const specs = JSON.parse(document.getElementById("charts").textContent);
-for (const [name, spec] of Object.entries(specs)) draw(document.querySelector(`[data-chart="${name}"]`), spec);
+for (const [name, spec] of Object.entries(specs)) {
+  const element = document.querySelector(`[data-chart="${name}"]`);
+  if (element) draw(element, spec); // absent while there is nothing to show
+}

@@ -107,6 +107,7 @@ RULES = {
     ("get", "/requests"): EVERYBODY,
     ("get", "/requests" + NO_SUCH): EVERYBODY,
     ("get", "/attainment"): EVERYBODY,
+    ("get", "/goodput"): EVERYBODY,
     ("get", "/queue"): EVERYBODY,
     ("post", "/queue/cancel"): OPERATORS,
     ("post", "/queue/reprioritise"): OPERATORS,

@@ -30,6 +30,7 @@ class Listed(NamedTuple):
 
 PAGES = (
     Listed("overview", "/"),
+    Listed("goodput", "/goodput/"),
     Listed("queue", "/queue/"),
     Listed("requests", "/requests/"),
     Listed("workflows", "/workflows/"),

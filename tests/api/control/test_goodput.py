@@ -1,0 +1,63 @@
+"""`/api/v1/goodput`: by type, tenant, class and minute, for roles and a tenant's own key."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests import factories
+
+pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
+MISS = {"ttft_met": False, "attained": False, "goodput_tokens": 0}
+
+
+@pytest.fixture
+def traffic(tenant) -> None:
+    step = {"kind": "workflow", "reason": "workflow_inherited", "at": 0.0, "figures": {"left_s": 5}}
+    now = time.time()
+    factories.records_stored(
+        factories.record(tenant=tenant.name, arrived_at=now - 30),
+        factories.record(tenant=tenant.name, arrived_at=now - 30, **MISS),
+        factories.record(tenant="globex", arrived_at=now - 600, target_deadline_s=9.0, goodput_tokens=120),
+        factories.record(tenant="globex", arrived_at=now - 600, workflow="w", decisions=[step]),
+        factories.record(tenant="globex", arrived_at=now - 599, workflow="w"),
+    )
+
+
+def rows(caller, **query):
+    answer = caller.get("/goodput", **query)
+    assert answer.status_code == 200, answer.data
+    return answer.data["items"]
+
+
+def test_by_type_over_the_last_hour(viewer, traffic):
+    found = {row["type"]: row for row in rows(viewer)}
+    assert set(found) == {"latency", "deadline", "compound"}
+    assert (found["latency"]["share"], found["latency"]["token_share"]) == (0.5, 0.5)
+    assert (found["compound"]["finished"], found["compound"]["in_time"]) == (1, 1)
+    assert (found["compound"]["goodput_tokens"], found["deadline"]["goodput_tokens"]) == (240, 120)
+    assert found["latency"]["tenant"] is found["latency"]["minute"] is None
+
+
+def test_fewer_minutes_leave_out_what_is_older(viewer, traffic):
+    assert [row["type"] for row in rows(viewer, minutes=5)] == ["latency"]
+
+
+def test_by_tenant_and_by_minute(viewer, tenant, traffic):
+    by_tenant = [(row["tenant"], row["type"]) for row in rows(viewer, by="tenant")]
+    assert by_tenant == sorted([(tenant.name, "latency"), ("globex", "compound"), ("globex", "deadline")])
+    assert all(row["minute"] for row in rows(viewer, by="minute"))
+    assert {row["slo_class"] for row in rows(viewer, by="slo_class")} == {"interactive"}
+
+
+def test_a_key_sees_its_own_alone(tenant, tenant_key, traffic):
+    assert [(row["tenant"], row["type"]) for row in rows(tenant_key, by="tenant")] == [(tenant.name, "latency")]
+    assert rows(tenant_key, tenant="globex") == []
+
+
+@pytest.mark.parametrize("query", [{"minutes": 0}, {"minutes": 61}, {"by": "id"}, {"tenant": "x" * 65}])
+def test_a_wrong_query_names_its_field(viewer, query):
+    answer = viewer.get("/goodput", **query)
+    assert answer.status_code == 400
+    assert next(iter(query)) in str(answer.data)

@@ -1,0 +1,97 @@
+"""Goodput by type: each request once, each workflow once and all or nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from controller.selectors.records.goodput import goodput
+from tests import factories
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+START = datetime.fromtimestamp(factories.NOON, UTC)
+HOUR = {"since": START, "until": START + timedelta(hours=1)}
+MISS = {"ttft_met": False, "attained": False, "goodput_tokens": 0}
+DEFAULTS = [{"kind": "slo", "reason": "defaults"}, {"kind": "dispatch", "reason": "fits"}]
+
+
+def call(workflow, after_s, took_s=1.0, left_s=None, last=None, **fields):
+    """A request of a workflow with 100 tokens in and 20 out. `left_s`: until the workflow was due, at its arrival."""
+    step = {"kind": "workflow", "reason": "workflow_inherited", "at": 0.0, "figures": {"left_s": left_s}}
+    decisions = ([step] if left_s is not None else []) + ([last] if last else [])
+    at = factories.NOON + after_s
+    return factories.record(workflow=workflow, arrived_at=at, e2e_s=took_s, decisions=decisions, **fields)
+
+
+def counted(*records, **query):
+    factories.records_stored(*records)
+    return {
+        row.type: (row.finished, row.in_time, row.cancelled, row.tokens, row.goodput_tokens)
+        for row in goodput(**{**HOUR, **query})
+    }
+
+
+def test_each_type_counts_its_own_tokens():
+    deadline = {"target_deadline_s": 10.0, "decisions": [{"kind": "slo", "reason": "explicit"}]}
+    assert counted(
+        factories.record(goodput_tokens=18), factories.record(**MISS),
+        factories.record(outcome="cancelled", **MISS),
+        factories.record(**deadline, goodput_tokens=120), factories.record(**deadline, deadline_met=False, **MISS),
+        factories.record(slo_class="", decisions=DEFAULTS),
+    ) == {
+        "latency": (2, 1, 1, 40, 18), "deadline": (2, 1, 0, 240, 120), "best_effort": (1, 1, 0, 20, 20),
+    }  # fmt: skip
+
+
+def test_a_workflow_counts_once_all_or_nothing():
+    late = {"took_s": 7.5, "left_s": 5}
+    assert counted(
+        call("kept", 0, left_s=60, target_deadline_s=30.0), call("kept", 10, left_s=50, **MISS),
+        call("late", 0, left_s=10), call("late", 5, **late),
+        call("broke", 0, left_s=60), call("broke", 1, left_s=59, outcome="failed", **MISS),
+        call("runs", 0, left_s=7200),
+    ) == {"compound": (3, 1, 0, 240 + 240 + 120, 240)}  # fmt: skip
+
+
+def test_who_cancelled_a_workflow_decides_whether_it_counts():
+    def ended(reason):
+        return {"last": {"kind": "cancel", "reason": reason}, "outcome": "cancelled", **MISS}
+
+    assert counted(
+        call("mine", 0, left_s=60), call("mine", 1, left_s=59, **ended("workflow_cancelled")),
+        call("theirs", 0, left_s=60), call("theirs", 1, left_s=59, **ended("workflow_cancelled_by_operator")),
+    ) == {"compound": (1, 0, 1, 120, 0)}  # fmt: skip
+
+
+def test_without_a_deadline_each_request_of_a_workflow_has_to_be_in_time():
+    assert counted(
+        call("kept", 0), call("kept", 5), call("missed", 0), call("missed", 5, **MISS),
+        call("hung-up", 0, outcome="cancelled", **MISS),
+    ) == {"compound": (2, 1, 1, 480, 240)}  # fmt: skip
+
+
+def test_a_workflow_counts_in_the_minute_in_which_it_began_and_not_in_two_windows():
+    factories.records_stored(call("long", 30, left_s=100), call("long", 90, left_s=40))
+    rows = goodput(**HOUR, by=("minute", "type"))
+    assert [(row.minute - START, row.finished) for row in rows] == [(timedelta(0), 1)]
+    assert goodput(since=START + timedelta(minutes=1), until=START + timedelta(hours=1)) == []
+
+
+def test_groups_add_up_and_a_tenant_sees_its_own(django_assert_num_queries):
+    factories.records_stored(
+        factories.record(), factories.record(tenant="globex"), call("a", 0, left_s=9, tenant="globex"),
+        call("a", 0, left_s=9),
+        factories.record(outcome="refused", stands_for=40, tenant="globex", **MISS),
+    )  # fmt: skip
+    with django_assert_num_queries(1):
+        rows = goodput(**HOUR, by=("tenant", "type", "slo_class"))
+    assert [(row.tenant, row.type, row.finished) for row in rows] == [
+        ("acme", "compound", 1), ("acme", "latency", 1), ("globex", "compound", 1), ("globex", "latency", 41),
+    ]  # fmt: skip
+    assert {row.type: row.share for row in goodput(**HOUR, tenant="globex")} == {"compound": 1.0, "latency": 1 / 41}
+
+
+def test_an_unknown_group_is_refused():
+    with pytest.raises(ValueError, match="by: one or more of minute, type, tenant, slo_class"):
+        goodput(**HOUR, by=("id",))
