@@ -118,12 +118,14 @@ def _without_promotion() -> FlowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FlowContender:
-    """A flow policy, with the order between batches (`ordered`, RED) and pruning (`budget`) or without."""
+    """A flow policy, with the order between batches (`ordered`, RED) and pruning (`budget`) or without. `in_vain`: as
+    printed, requests are pruned for batches too that stay too late all the same."""
 
     name: str
     policy: Callable[[], FlowPolicy]
     ordered: bool = False
     budget: float = 0.0
+    in_vain: bool = True
     nic_factor: float = 1.0  # how much faster than the setting's its links are
     kv_share: float = 1.0  # of the KV's bytes that are moved
 
@@ -146,6 +148,7 @@ ABLATIONS = (
 LATE_FIRST = FlowContender(  # as printed
     "MFS, late transfers first", lambda: DeferAndPromote(DeferAndPromote.Config(late="first")), True, BUDGET
 )
+NOT_IN_VAIN = FlowContender("MFS, nobody pruned in vain", DeferAndPromote, ordered=True, budget=BUDGET, in_vain=False)
 MORE = 0.5  # the budget of MORE_PRUNING
 MORE_PRUNING = tuple(
     FlowContender(f"{each.name}, budget {MORE:g}", each.policy, True, MORE) for each in (FAIR, SHORTEST, MFS)
@@ -231,7 +234,7 @@ def serve(setting: FlowSetting, contender: FlowContender, load: float, seed: int
     )
     settings = PrefillSettings(
         shape, setting.size.instances(setting.shape), TARGET, budget=contender.budget,
-        ordered=contender.ordered, copies=False,
+        ordered=contender.ordered, in_vain=contender.in_vain, copies=False,
     )  # fmt: skip
     run = PrefillRun(settings, contender.policy)
     found = run.serve(requests)

@@ -55,7 +55,7 @@ class PrefillSettings:
     """- `instances`: of prefill, and as many of decode. `target`: TTFT target over the request's own at low load.
     - `order_s`: how long the coordinator's order is on its way; `orders_per_s`: how often it makes one at most.
     - `budget`: share of the requests in the system that may be pruned; 0 prunes nothing. `ordered`: batches are
-      ordered at all.
+      ordered at all. `in_vain`: as printed, also for batches that stay too late (`order_batches`).
     - `copies`: KV that was fetched is from then on offered by the fetching instance too; else a prefix stays where it
       was computed first, and all who reuse it fetch it from there.
     """
@@ -67,6 +67,7 @@ class PrefillSettings:
     orders_per_s: float = 20.0
     budget: float = 0.05
     ordered: bool = True
+    in_vain: bool = True
     period_s: float = 0.005
     report_s: float = 0.005
     copies: bool = True
@@ -415,7 +416,7 @@ class PrefillRun:
             return
         bandwidth = {name: self.shape.port_bytes_per_s for batch in batches for r in batch.requests for name in r.load}
         budget = int(self.settings.budget * sum(len(batch.requests) for batch in batches))
-        found = order_batches(batches, bandwidth, budget, self.now)
+        found = order_batches(batches, bandwidth, budget, self.now, in_vain=self.settings.in_vain)
         self._pruned |= found.scavengers
         self._sequence += 1
         order = OrderSent(self._sequence, found.order, found.scavengers, self.now + 1.0)

@@ -103,7 +103,7 @@ def pruning(monkeypatch, *named, since=0.0):
     """Orders from when "heavy" has come prune these requests, one set for each and the last one from then on."""
     left = list(named)
 
-    def order(batches, bandwidth, budget, now):
+    def order(batches, bandwidth, budget, now, in_vain):
         of = {request.id: batch for batch in batches for request in batch.requests if not request.exempt}
         come = now >= since and any(request.id == "heavy" for batch in batches for request in batch.requests)
         pruned = (left.pop(0) if len(left) > 1 else left[0]) if come else ()
@@ -119,6 +119,19 @@ TO_PRUNE = [
     PrefillRequest("heavy", 0.002, 4000, 3900, "x"),  # fetches from the first one's instance, and waits behind "ahead"
     PrefillRequest("light", 0.003, 500, 0, "z"),  # in one batch with it
 ]
+
+
+def test_nobody_is_pruned_for_a_batch_that_stays_too_late_if_so_set():
+    """A target of a tenth of the time that each needs alone: as printed, some are pruned all the same."""
+    requests = [PrefillRequest(f"q{i}", 0.001 * i, 4000, 0, f"x{i}") for i in range(8)]
+    shape = replace(SEQUENCE, nic_bytes_per_s=1e8)
+    pruned = {}
+    for in_vain in (True, False):
+        settings = PrefillSettings(shape, 2, target=0.1, budget=0.5, in_vain=in_vain)
+        served = PrefillRun(settings, FLOW_POLICIES["mfs"]).serve(requests)
+        pruned[in_vain] = sum(each.pruned for each in served.values())
+    assert pruned[True] > 0
+    assert pruned[False] == 0
 
 
 def serving_pruned(monkeypatch, requests, *named, since=0.0):
