@@ -26,7 +26,7 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
     model = served_models.served_model_create(actor=actor, name=fleet["model"], context_tokens=fleet["context_tokens"])
     for slo_class in fleet["classes"]:
         slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
-    tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], **UNBOUNDED)
+    tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], retention_s=fleet["retention_s"], **UNBOUNDED)
     other = tenants.tenant_create(actor=actor, name="other", **{**UNBOUNDED, "queue_share": 0.5})
     limited = tenants.tenant_create(actor=actor, name="limited", **{**UNBOUNDED, "rpm": 1})
     spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"]}

@@ -59,6 +59,7 @@ class StackFleet:
     roles: Sequence[str] = ()  # one per URL; empty: all collocated
     devices: Sequence[str] = ()
     by_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    retention_s: int = 0  # of answers that requests ask to be kept
 
 
 class Stack:
