@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from api.openai.protocol.errors import ApiError
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Request
 from controller.dispatch import Scheduler
-from controller.dispatch.lifecycle import State
 from controller.dispatch.shadow_state import ShadowInstance
 from workers.backends.base import Backend, EngineError, NotSupported
 from workers.forks import KvCheckpoint, end_branch, join_branch, keep_checkpoint, open_fork, read_checkpoint
@@ -26,7 +26,6 @@ from workers.live import LiveUnavailable, Talks
 
 log = logging.getLogger(__name__)
 
-WAITING = (State.QUEUED, State.SENT)
 READ_S = 0.25  # longest that Redis may take for a request of a branch; then it is computed
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -41,11 +40,13 @@ class Fork(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a request of a branch goes. `avoid`: all other instances, if its checkpoint is worth it."""
+    """Where a request of a branch goes. `avoid`: all other instances, if its checkpoint is worth it. `shared`: tokens
+    of its prompt that need not be computed there."""
 
     decision: Decision
     avoid: frozenset[str] = frozenset()
     branch_of: str = ""
+    shared: int = 0
 
 
 class Forks:
@@ -56,7 +57,6 @@ class Forks:
         self._backends = backends
         self._scheduler = scheduler
         self._spawn = spawn
-        self._sent: dict[str, dict[str, int]] = {}  # by instance: shared tokens of branches
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -65,8 +65,7 @@ class Forks:
         backend, step = self._backends.get(in_flight.instance), in_flight.step
         if self.board is None or step is None or backend is None or not backend.capabilities.checkpoints:
             return
-        prompt = in_flight.usage.prompt_tokens if in_flight.usage else in_flight.request.prompt_tokens
-        tokens = prompt + in_flight.output_tokens
+        tokens = in_flight.prompt_tokens + in_flight.output_tokens
         found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
         told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found)
         self._spawn(self._keep(self.board.run(told)))
@@ -156,38 +155,24 @@ class Forks:
         there = instances.pop(found.instance, None)
         if there is None:
             return Placed(Decision("fork", "checkpoint_lost", request.id, now, {"instance": found.instance}))
-        shared = min(found.tokens, request.prompt_tokens - 1)
-        fork_s = self._fork_s(there, request.prompt_tokens, shared)
         prompt = request.prompt_tokens
-        again = [
-            each.latency.prefill_sums(each.waiting_new + prompt, each.waiting_squares + prompt**2)
-            + each.latency.prefill([prompt])
-            for each in instances.values()
-        ]
+        shared = min(found.tokens, prompt - 1)
+        new = prompt - shared
+        fork_s = _cost_s(there, new, new * (new + 2 * shared))
+        again_s = min((_cost_s(each, prompt, prompt**2) for each in instances.values()), default=math.inf)
         figures: dict[str, Figure] = {"instance": found.instance, "tokens": shared, "fork_s": round(fork_s, 6)}
-        if again:
-            figures["again_s"] = round(min(again), 6)
-        if again and min(again) < fork_s:
+        if instances:
+            figures["again_s"] = round(again_s, 6)
+        if again_s < fork_s:
             return Placed(Decision("fork", "sooner_again", request.id, now, figures))
-        self._sent.setdefault(found.instance, {})[request.id] = shared
         decision = Decision("fork", "from_checkpoint", request.id, now, figures)
-        return Placed(decision, frozenset(instances), found.request_id)
+        return Placed(decision, frozenset(instances), found.request_id, shared)
 
-    def _fork_s(self, there: ShadowInstance, prompt: int, shared: int) -> float:
-        """The same for one prefill of what waits there and of what is new of the branch. Other branches that wait there
-        count with what is new of them, since their instance does not compute the rest."""
-        sent = self._sent.get(there.id, {})
-        for request_id in [each for each in sent if self._scheduler.state_of(each) not in WAITING]:
-            del sent[request_id]
-        new, squares = there.waiting_new, there.waiting_squares
-        for request_id, of_them in sent.items():
-            if self._scheduler.state_of(request_id) is State.SENT:
-                new -= of_them
-                squares -= of_them**2
-        own = prompt - shared
-        own_squares = own * (own + 2 * shared)
-        until_s = there.latency.prefill_sums(max(0, new) + own, max(0, squares) + own_squares)
-        return until_s + there.latency.prefill_sums(own, own_squares)
+
+def _cost_s(there: ShadowInstance, tokens: int, squares: int) -> float:
+    """Until the first token, with all that waits there, and of the device."""
+    until_s = there.latency.prefill_sums(there.waiting_new + tokens, there.waiting_squares + squares)
+    return until_s + there.latency.prefill_sums(tokens, squares)
 
 
 def _away() -> ApiError:

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,7 +269,9 @@ class Gateway:
         if parsed.branch:
             placed = self.forks.place(request, origin, self.clock())
             self.runtime.note(in_flight, placed.decision)
-            in_flight.branch_of = placed.branch_of
+            in_flight.branch_of, in_flight.shared_tokens = placed.branch_of, placed.shared
+            # The scheduler counts what the branch adds, or it would hold back what costs next to nothing.
+            in_flight.request = replace(request, prompt_tokens=request.prompt_tokens - placed.shared)
             self.runtime.arrive(in_flight, placed.avoid)
         elif not parsed.equal or parsed.checkpoint_s:  # a checkpoint is found by the id of its own request
             self.runtime.arrive(in_flight)
@@ -374,7 +376,8 @@ class Gateway:
             lengths.observe(kind, request.workflow, in_flight.foretold, record.output_tokens, ended=ended)
         model = self.named_models.get(request.model)
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
-            self.prompt_lengths.observe(model, in_flight.text, request.prompt_tokens, in_flight.usage.prompt_tokens)
+            expected = request.prompt_tokens + in_flight.shared_tokens
+            self.prompt_lengths.observe(model, in_flight.text, expected, in_flight.usage.prompt_tokens)
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)

@@ -86,6 +86,7 @@ class InFlightRequest:
         "send",
         "sends",
         "sent_at",
+        "shared_tokens",
         "source",
         "started",
         "step",
@@ -136,7 +137,7 @@ class InFlightRequest:
         self.step: NamedStep | None = None  # whose answer is to be kept
         self.captured: Captured | None = None  # that answer
         self.checkpoint_s = 0.0  # how long its KV is to stay at its engine, for branches
-        self.branch_of = ""  # the request whose checkpoint it goes on from
+        self.branch_of, self.shared_tokens = "", 0  # whose checkpoint it goes on from, and what it shares of that
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
         self.started = False
@@ -160,6 +161,11 @@ class InFlightRequest:
         self.assumes_first_token: asyncio.TimerHandle | None = None  # not streamed: when it is expected
         self.decisions: list[dict[str, Any]] | None = None
         self.error: EngineError | None = None  # of its last failed call, until the scheduler says what follows
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As its engine counts them, or as expected."""
+        return self.usage.prompt_tokens if self.usage else self.request.prompt_tokens + self.shared_tokens
 
     def upstream_call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS

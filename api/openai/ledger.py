@@ -85,7 +85,7 @@ class Ledger:
 
 def _tokens(in_flight: InFlightRequest) -> int:
     """What the tokens-a-minute quota is charged in the end: nothing if it never reached an engine."""
-    prompt = in_flight.usage.prompt_tokens if in_flight.usage else in_flight.request.prompt_tokens
+    prompt = in_flight.prompt_tokens
     return prompt + in_flight.output_tokens if in_flight.sends else 0
 
 
@@ -94,7 +94,7 @@ def _record(
 ) -> tuple[RequestRecord, str]:
     request = in_flight.request
     e2e_s = now - request.arrival
-    prompt_tokens = in_flight.usage.prompt_tokens if in_flight.usage else request.prompt_tokens
+    prompt_tokens = in_flight.prompt_tokens
     times = [at - request.arrival for at in in_flight.times] if in_flight.times is not None else None
     ttft_s = times[0] if times else None
     n = in_flight.output_tokens
