@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,6 +15,9 @@ from api.control.framework.documented import FOUND, operation, page_of
 from controller.core.types import Outcome
 from controller.models import RequestRecord
 from controller.selectors.records import requests
+from controller.slo.request_types import RequestType, request_type
+
+TYPES = [each.value for each in RequestType]
 
 
 class RequestQuery(PageQuery):
@@ -29,6 +33,9 @@ class RequestQuery(PageQuery):
         max_length=64, required=False, help_text="Id of an instance that prefilled or decoded the request."
     )
     outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome], required=False)
+    type = serializers.ChoiceField(
+        choices=TYPES, required=False, help_text="What it asked for; `compound`: it belongs to a workflow."
+    )
     attained = serializers.BooleanField(required=False, allow_null=True, default=None)
     since = serializers.DateTimeField(required=False, help_text="Arrived at or after; ISO 8601.")
     until = serializers.DateTimeField(required=False, help_text="Arrived before; ISO 8601.")
@@ -60,6 +67,7 @@ class RequestSummary(serializers.ModelSerializer):
 class RequestOutput(serializers.ModelSerializer):
     """One request with the decisions taken for it and the times of its tokens, in seconds after arrival."""
 
+    type = serializers.SerializerMethodField()
     decisions = serializers.ListField(child=serializers.DictField())
     token_times = serializers.ListField(child=serializers.FloatField())
     length_bounds = serializers.ListField(
@@ -69,8 +77,13 @@ class RequestOutput(serializers.ModelSerializer):
 
     class Meta:
         model = RequestRecord
-        fields = (*SUMMARY, "decisions", "token_times", "length_bounds", "length_version")
+        fields = (*SUMMARY, "type", "decisions", "token_times", "length_bounds", "length_version")
         read_only_fields = fields
+
+    @extend_schema_field(serializers.ChoiceField(choices=TYPES))
+    def get_type(self, row: RequestRecord) -> str:
+        """What the request asked for."""
+        return request_type(row.workflow, row.target_deadline_s, row.decisions).value
 
 
 class _RequestsView(ControlView):

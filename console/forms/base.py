@@ -19,6 +19,7 @@ from controller.models.base import NAME, Versioned
 from controller.services.slo.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.services.slo.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
+from controller.wording.values import REQUEST_TYPES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001
@@ -239,6 +240,7 @@ class RequestSearch(forms.Form):
     model = forms.CharField(max_length=120, required=False)
     instance = forms.CharField(max_length=64, required=False)
     workflow = forms.CharField(max_length=120, required=False)
+    type = forms.ChoiceField(required=False, choices=[("", "any"), *REQUEST_TYPES.items()])
     outcome = forms.ChoiceField(
         required=False,
         choices=[("", "any"), *((name, name) for name in ("ok", "refused", "expired", "failed", "cut", "cancelled"))],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Any
 
 
 class RequestType(Enum):
@@ -14,3 +16,14 @@ class RequestType(Enum):
     DEADLINE = "deadline"
     COMPOUND = "compound"
     BEST_EFFORT = "best_effort"
+
+
+def request_type(workflow: str, deadline_s: float | None, decisions: Iterable[Mapping[str, Any]]) -> RequestType:
+    """Of a record: its workflow, its deadline in seconds, and what was decided for it, which tells where its targets
+    came from. A share of a workflow's deadline makes no deadline request."""
+    if workflow:
+        return RequestType.COMPOUND
+    if deadline_s is not None:
+        return RequestType.DEADLINE
+    by_default = any(step.get("kind") == "slo" and step.get("reason") == "defaults" for step in decisions)
+    return RequestType.BEST_EFFORT if by_default else RequestType.LATENCY

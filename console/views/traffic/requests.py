@@ -24,15 +24,17 @@ from controller.models import Decision, RequestRecord
 from controller.selectors.records import decisions
 from controller.selectors.records import requests as records
 from controller.selectors.roles import UserRole
+from controller.slo.request_types import request_type
 from controller.wording.misses import why_missed
 from controller.wording.request_steps import outcome_in_words, step
 from controller.wording.sentences import sentence
+from controller.wording.values import REQUEST_TYPES
 
 PAGE_ROWS = 50
 AUDITED_MAX = 20
 COMMANDS = ("queue_cancel", "queue_pause", "queue_resume", "queue_reprioritise")
 RECORDED_WITHIN = timedelta(minutes=2)  # a command on thousands of requests is recorded when it has finished
-EXACT = ("id", "tenant", "model", "instance", "workflow", "outcome")
+EXACT = ("id", "tenant", "model", "instance", "workflow", "type", "outcome")
 ATTAINED = {"yes": True, "no": False}
 # Label, field and unit ("s": seconds, "n": a count, "": shown as stored) of the rows of a comparison.
 COMPARED = (
@@ -110,6 +112,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
         "missed": why_missed(row),
         "rejected": rejected,
         "outcome": outcome_in_words(row),
+        "type": REQUEST_TYPES[request_type(row.workflow, row.target_deadline_s, row.decisions).value],
         "ended_at": None if row.e2e_s is None else row.arrived_at + timedelta(seconds=row.e2e_s),
     }
     return render(request, "console/traffic/request.html", {"whole": whole})

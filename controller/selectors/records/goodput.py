@@ -21,7 +21,8 @@ LOOK_BACK = timedelta(hours=1)
 # What the engine refused counts as cancelled, as in the roll-up by minute.
 _CANCELLED = "(outcome = 'cancelled' OR error_code = 'engine_rejected')"
 _TYPE = f"""CASE WHEN target_deadline_s IS NOT NULL THEN '{RequestType.DEADLINE.value}'
-    WHEN decisions @> '[{{"kind": "slo", "reason": "defaults"}}]' THEN '{RequestType.BEST_EFFORT.value}'
+    WHEN slo_class = '' AND decisions @> '[{{"kind": "slo", "reason": "defaults"}}]'
+    THEN '{RequestType.BEST_EFFORT.value}'
     ELSE '{RequestType.LATENCY.value}' END"""
 _ALONE = f"""
 SELECT date_trunc('minute', arrived_at) AS minute, {_TYPE} AS type, tenant, slo_class,

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q, QuerySet
 
 from controller.models import AttainmentMinute, RequestRecord
+from controller.slo.request_types import RequestType
 
 MINUTE = timedelta(minutes=1)
 ORDER = ("-arrived_at", "-id")
@@ -22,12 +23,13 @@ def search(
     outcome: str | None = None,
     attained: bool | None = None,
     workflow: str | None = None,
+    type: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
 ) -> QuerySet[RequestRecord]:
-    """A query set to slice, newest first. `instance`: it decoded or prefilled them. `after`: (arrived_at, id) of the
-    last row of the previous page. None: no filter."""
+    """A query set to slice, newest first. `instance`: it decoded or prefilled them. `type`: a `RequestType`'s value.
+    `after`: (arrived_at, id) of the last row of the previous page. None: no filter."""
     exact = {
         "id": id,
         "tenant": tenant,
@@ -40,6 +42,8 @@ def search(
         "arrived_at__lt": until,
     }
     rows = RequestRecord.objects.filter(**{name: value for name, value in exact.items() if value is not None})
+    if type is not None:
+        rows = rows.filter(of_type(RequestType(type)))
     if instance is not None:
         rows = rows.filter(served_by(instance) if _prefilled_any(instance) else Q(instance=instance))
     if after is not None:
@@ -49,6 +53,18 @@ def search(
         )
         rows = rows.filter(arrived_at__lte=at) & older
     return rows.order_by(*ORDER)
+
+
+def of_type(wanted: RequestType) -> Q:
+    """The same as `request_type`, for the database. What asks for nothing has no class, and classes have an index."""
+    alone, timed = Q(workflow=""), Q(target_deadline_s__isnull=False)
+    by_default = Q(slo_class="", decisions__contains=[{"kind": "slo", "reason": "defaults"}])
+    return {
+        RequestType.COMPOUND: ~alone,
+        RequestType.DEADLINE: alone & timed,
+        RequestType.BEST_EFFORT: alone & ~timed & by_default,
+        RequestType.LATENCY: alone & ~timed & ~by_default,
+    }[wanted]
 
 
 def served_by(instance: str) -> Q:

@@ -61,3 +61,14 @@ def test_a_wrong_query_names_its_field(viewer, query):
     answer = viewer.get("/goodput", **query)
     assert answer.status_code == 400
     assert next(iter(query)) in str(answer.data)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("latency", 2), ("deadline", 1), ("compound", 2), ("best_effort", 0)])
+def test_requests_are_listed_by_type(viewer, traffic, kind, number):
+    answer = viewer.get("/requests", type=kind)
+    assert len(answer.data["items"]) == number
+    assert {viewer.get(f"/requests/{row['id']}").data["type"] for row in answer.data["items"]} <= {kind}
+
+
+def test_an_unknown_type_is_refused(viewer):
+    assert viewer.get("/requests", type="slow").status_code == 400

@@ -53,6 +53,22 @@ def test_search(viewer, records, query, found):
     assert [part.split("/")[0] for part in html.split('href="/requests/')[1:] if part.startswith("req-")] == found
 
 
+@pytest.mark.parametrize("kind", ["latency", "deadline", "compound", "best_effort"])
+def test_a_search_by_type_finds_what_asked_for_it(viewer, db, kind):
+    by_default = [{"kind": "slo", "reason": "defaults"}]
+    stored([
+        factories.record(id="req-latency"),
+        factories.record(id="req-deadline", target_deadline_s=5.0),
+        factories.record(id="req-compound", target_deadline_s=5.0, workflow="w", slo_class="", decisions=by_default),
+        factories.record(id="req-best_effort", slo_class="", decisions=by_default),
+    ])  # fmt: skip
+    html = viewer.get(f"/requests/?type={kind}").content.decode()
+    ids = [part.split("/")[0] for part in html.split('href="/requests/')[1:] if part.startswith("req-")]
+    assert ids == [f"req-{kind}"]
+    name = kind.replace("_", " ").capitalize()
+    assert f"<dt>Type</dt><dd>{name}</dd>" in viewer.get(f"/requests/req-{kind}/").content.decode()
+
+
 def test_pages_follow_by_key_and_lose_no_request(viewer, db):
     stored([factories.record(id=f"req-{n:03}", arrived_at=factories.NOON + n // 2) for n in range(120)])
     seen, path = [], "/requests/"
