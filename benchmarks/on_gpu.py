@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     tasks = list((on_cuda if args.device == "cuda" else on_cpu)(folder))
-    chosen = args.only.split(",") if args.only else [task.name for task in tasks]
+    chosen = [name.strip() for name in args.only.split(",")] if args.only else [task.name for task in tasks]
     if unknown := set(chosen) - {task.name for task in tasks}:
         parser.error(f"--only: no step is called {', '.join(sorted(unknown))}")
     try:

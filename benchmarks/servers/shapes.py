@@ -95,7 +95,7 @@ def random_model(args: argparse.Namespace, folder: Path, context: int) -> tuple[
     """A random model for prompts of up to `context` tokens. Returns its folder and the bytes of its weight files.
 
     It is written to `folder`; with `--model-folder` to that one, unless one of the same shape and number format is
-    there.
+    there. Raises ConfigError for a folder with another model that is not of a benchmark.
     """
     from workers.engine.torch.model.random import main as make
     from workers.engine.torch.model.random import write_config
@@ -108,6 +108,10 @@ def random_model(args: argparse.Namespace, folder: Path, context: int) -> tuple[
         config = json.loads(written.read_text())
         write_config(folder, config | {"max_position_embeddings": max(context, config["max_position_embeddings"])})
     else:
+        if written.exists() and not marked.exists():
+            raise ConfigError(f"{folder} has a model that no benchmark wrote", field="model_folder")
+        for old in (marked, *folder.glob("*.safetensors*")):
+            old.unlink(missing_ok=True)
         make([str(folder), *parameters, "--device", args.device])
         marked.write_text(kind)
     return folder, sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -33,6 +33,7 @@ from benchmarks.bench_preempt import BLOCK_SIZE, TimedExecutor
 from benchmarks.load.trials import note
 from benchmarks.machine.names import machine_name, slug
 from benchmarks.servers.shapes import SHAPES, add_shape_options, checked, device_words, random_model
+from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Step
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import DecodeSample, PrefillSample
@@ -133,7 +134,7 @@ def entry(found: ProfilePoints, least_tokens: int = 0) -> dict[str, Any]:
     used = [sample for sample in profile.prefill if sample.tokens >= least_tokens]
     fitted = replace(profile, prefill=used).fit()
     k = fitted.coefficients
-    lengths = [sample.squares // sample.tokens for sample in profile.prefill]
+    lengths = [sample.squares // sample.tokens for sample in used]
     batches = [sample.batch for sample in profile.decode]
     sizes = [sample.tokens for sample in used]
     domain = f"batch {min(batches)}..{max(batches)}, length {min(lengths)}..{max(lengths)}, no cached prefix"
@@ -232,6 +233,8 @@ def measure(args: argparse.Namespace) -> ProfilePoints:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     points = ProfilePoints.from_json(json.loads(args.from_points.read_text())) if args.from_points else measure(args)
+    if max(sample.tokens for sample in points.samples.prefill) < args.least_tokens:
+        raise ConfigError("all prefill steps have fewer tokens", field="least_tokens")
     found = entry(points, args.least_tokens)
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")

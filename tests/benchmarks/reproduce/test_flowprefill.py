@@ -7,7 +7,7 @@ import pytest
 from benchmarks.machine.names import MEASUREMENTS
 from benchmarks.reproduce.claims import Section
 from benchmarks.reproduce.flowprefill.compatibility import cut_reason, longest_wait_s, past_knee
-from benchmarks.reproduce.flowprefill.device import MACHINE, _blocking, h100
+from benchmarks.reproduce.flowprefill.device import MACHINE, PROFILE, _blocking, attention_square_s, h100
 from benchmarks.reproduce.flowprefill.section import PAPER, reproduce
 from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
@@ -24,6 +24,8 @@ from benchmarks.reproduce.flowprefill.setting import (
     instance,
     run,
 )
+from controller.predict.latency import LatencyModel
+from workers.engine.profiles import load_profile
 
 LLAMA = MODELS["Llama3-8B"]
 LOAD = OfferedLoad(LLAMA, 200, (1, 2, 3))
@@ -117,6 +119,14 @@ def test_what_was_measured_on_a_device_is_judged_by_the_stored_measurement():
     slow = {**raw["blocking_ms"], "operator": {**raw["blocking_ms"]["operator"], "mean": 4.6}}
     mean, _, cost = _blocking({**raw, "blocking_ms": slow, "throughput_cost_pct": 2.1})
     assert (mean.reached, cost.reached) == (False, False)
+
+
+def test_long_prompts_of_the_measured_model_take_their_attention():
+    rows = [{"tokens": 100, "past": past, "attn": 1e-3 + 3e-9 * 2 * 100 * past} for past in (0, 200, 400)]
+    assert attention_square_s(rows) == pytest.approx(3e-9)
+    model, profile = LatencyModel(h100().latency), LatencyModel(load_profile(PROFILE).coefficients)
+    assert model.prefill_sums(2020, 2020**2) == pytest.approx(profile.prefill_sums(2020, 2020**2))
+    assert model.prefill_sums(8192, 8192**2) == pytest.approx(0.27, rel=0.1)  # the sum of its operators
 
 
 def test_the_measured_model_stops_where_its_operators_end():

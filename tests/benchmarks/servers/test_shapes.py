@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.machine.names import keep, machine_name
 from benchmarks.servers.shapes import SHAPES, add_shape_options, random_model
+from controller.core.errors import ConfigError
 from workers.engine.model_config import read_config
 
 
@@ -50,3 +51,23 @@ def test_a_kept_random_model_is_written_once_and_fits_the_longest_prompts(tmp_pa
     other, larger, context = asked("--dtype", "float32", context=200)
     assert (other > first, larger > size, context) == (True, True, 200)
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.torch
+def test_a_model_folder_has_one_model_and_never_somebody_elses(tmp_path):
+    def asked(folder, shape):
+        args = parser.parse_args(["--model-folder", str(folder), "--shape", shape, "--dtype", "bfloat16"])
+        return random_model(args, folder, 100)[1]
+
+    parser = ArgumentParser()
+    add_shape_options(parser, "tiny")
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    small = asked(ours, "tiny")
+    (ours / "model-00001-of-00002.safetensors").write_bytes(b"of a larger one")
+    (ours / "shape.txt").write_text("llama-8b bfloat16")
+    assert asked(ours, "tiny") == small
+    theirs.mkdir()
+    (theirs / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no benchmark wrote"):
+        asked(theirs, "tiny")
+    assert list(theirs.iterdir()) == [theirs / "config.json"]

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import bench_preempt, bench_scaleout
 from benchmarks.scaleout.medium import device_copy
 from benchmarks.torch import profile as torch_profile
+from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import DecodeSample, PrefillSample
@@ -82,6 +83,8 @@ def test_a_tiny_model_is_measured_and_an_engine_can_read_it(tmp_path, capsys):
     assert said["weights"] == "float32"
     torch_profile.main(["--from-points", str(points)])
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
+    with pytest.raises(ConfigError, match="fewer tokens"):
+        torch_profile.main(["--from-points", str(points), "--least-tokens", "1000000"])
 
 
 @pytest.mark.parametrize("program", [torch_profile, bench_preempt, bench_scaleout])

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.streams import beside, mark
 from workers.engine.torch.task import Boundary, StepTask
 from workers.engine.torch.weights.files import WeightsError
+from workers.engine.torch.weights.host_group import _HostWork
 from workers.engine.torch.weights.meeting import DEVICE, RECEIVER, SENDER
 from workers.engine.torch.weights.pieces import longest_operation
 
@@ -53,6 +55,23 @@ async def test_a_peer_that_dies_ends_the_transfer_and_not_the_process(monkeypatc
         assert await asyncio.to_thread(receiver._made, RECEIVER, CUDA) == "group"
         assert made == [(receiver, RECEIVER, 2, longest_operation(), "2")]
         assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
+
+
+async def test_an_engine_that_does_not_say_its_device_is_named(monkeypatch):
+    """As one of an earlier version: it joined, so that it did not is no answer."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="one"))
+    async with met(timeout_s=0.3) as (source, receiver):
+        source.set("another", b"key")
+        with pytest.raises(RuntimeError, match="does not say its CUDA device"):
+            await asyncio.to_thread(receiver._made, RECEIVER, CUDA)
+
+
+def test_a_transfer_that_was_aborted_leaves_the_device_as_it_was():
+    aborted = SimpleNamespace(wait=lambda timeout: False)
+    device = torch.ones(3)
+    with pytest.raises(RuntimeError, match="aborted"):
+        _HostWork(aborted, torch.zeros(3), device).wait(timedelta(seconds=1))
+    assert device.tolist() == [1.0, 1.0, 1.0]
 
 
 class Group:

@@ -17,8 +17,9 @@ import torch.distributed as dist
 class HostGroup:
     """Sends and receives contiguous tensors on a CUDA device like `ProcessGroupNCCL`, through host memory.
 
-    `group`: of gloo. Calls raise RuntimeError, as its calls do. The copies run in the caller's current stream, and each
-    call returns, or its work ends, after the copy: nothing of the device waits for the host.
+    `group`: of gloo. Calls raise RuntimeError, as its calls do. A tensor is copied in the caller's current stream, by
+    `send` before it returns and by the work of `recv` when it ends. Pinned memory for what is in flight (`pieces`, some
+    256 MiB) stays with the process.
     """
 
     def __init__(self, group: dist.ProcessGroupGloo) -> None:
@@ -46,7 +47,8 @@ class _HostWork:
         self._work, self._host, self._to = work, host, to
 
     def wait(self, timeout: timedelta) -> None:
-        self._work.wait(timeout)
+        if not self._work.wait(timeout):
+            raise RuntimeError("the transfer was aborted")
         if self._to is not None:
             self._to.copy_(self._host)
 

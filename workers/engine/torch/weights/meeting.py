@@ -237,7 +237,13 @@ class Meeting(dist.Store):
         """Whether both engines use the same CUDA device. Raises RuntimeError if the other one does not say."""
         own = device_identity(device).encode()
         self.set(f"{DEVICE}/{rank}", own)
-        return self.get(f"{DEVICE}/{SENDER if rank == RECEIVER else RECEIVER}") == own
+        theirs = f"{DEVICE}/{SENDER if rank == RECEIVER else RECEIVER}"
+        try:
+            return self.get(theirs) == own
+        except RuntimeError as error:
+            if self._alone or not self._heard:
+                raise
+            raise RuntimeError("the other engine does not say its CUDA device: is it of an earlier version?") from error
 
     def _proof(self, side: Side) -> bytes:
         return hmac.new(self._secret, side.encode(), hashlib.sha256).digest()
