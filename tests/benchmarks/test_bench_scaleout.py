@@ -16,6 +16,7 @@ from benchmarks.bench_scaleout import (
     main,
     measured,
     parse,
+    tpot_alone,
     tpot_ms,
     two_devices,
 )
@@ -179,6 +180,20 @@ def test_the_words_that_are_looked_for_are_the_engines(monkeypatch, caplog):
         assert NO_COPY in caplog.text
 
 
+def stand_in(monkeypatch, **others):
+    """For what takes a model, engines and a medium: a model of 1 GB, for whose copy there is no room."""
+    instead = {
+        "random_model": lambda args, folder, context: (folder, 10**9),
+        "room": lambda base: 10**8,
+        "tpot_alone": lambda fleet: 100.0,
+        "one_round": lambda fleet, kind, folder: one(1.0, 1.2),
+        "raw_stream": lambda size: 2.0,
+        "while_answering": lambda fleet, measure: measure(),
+    }
+    for name, what in {**instead, **others}.items():
+        monkeypatch.setattr(bench_scaleout, name, what)
+
+
 @pytest.mark.torch
 def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("FLEET_TOKEN", "")  # which it sets
@@ -189,18 +204,7 @@ def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(
         started.append(copies)
         yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
 
-    for name, stands_in in {
-        "random_model": lambda args, folder, context: (folder, 10**9),
-        "room": lambda base: 10**8,
-        "engines": pair,
-        "tpot_alone": lambda fleet: 100.0,
-        "one_round": lambda fleet, kind, folder: one(1.0, 1.2),
-        "raw_stream": lambda size: 2.0,
-        "memory_stream": lambda size: 1.5,
-        "while_answering": lambda fleet, measure: measure(),
-        "stop_on_sigterm": lambda: None,
-    }.items():
-        monkeypatch.setattr(bench_scaleout, name, stands_in)
+    stand_in(monkeypatch, engines=pair, memory_stream=lambda size: 1.5, stop_on_sigterm=lambda: None)
     monkeypatch.setattr(sys, "argv", ["bench", "--host-copy", str(tmp_path), "--rounds", "2"])
     main()
     said = capsys.readouterr().out.splitlines()
@@ -229,18 +233,8 @@ def test_with_one_device_the_engines_share_it_and_the_medium_is_tcp(monkeypatch,
         placed.append(apart)
         yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
 
-    for name, stands_in in {
-        "random_model": lambda args, folder, context: (folder, 10**9),
-        "room": lambda base: 10**8,
-        "devices": lambda device: count,
-        "engines": pair,
-        "tpot_alone": lambda fleet: 100.0,
-        "one_round": lambda fleet, kind, folder: one(1.0, 1.2),
-        "raw_stream": lambda size: 2.0,
-        "device_copy": lambda size, *way: copied.append(way) or 40.0,
-        "while_answering": lambda fleet, measure: measure(),
-    }.items():
-        monkeypatch.setattr(bench_scaleout, name, stands_in)
+    copy = lambda size, *way: copied.append(way) or 40.0  # noqa: E731
+    stand_in(monkeypatch, engines=pair, devices=lambda device: count, device_copy=copy)
     args = SimpleNamespace(device="cuda", shape="tiny", dtype="bfloat16", host_copy=tmp_path, rounds=1)
     result = measured(args, tmp_path, None, "token")
     assert (result["medium"], placed) == (bench_scaleout.MEDIA[medium], [apart])
@@ -248,3 +242,9 @@ def test_with_one_device_the_engines_share_it_and_the_medium_is_tcp(monkeypatch,
     assert result["raw_gb_per_s"]["idle"] == (40.0 if apart else 2.0)
     assert result["device_gb_per_s"] == {"to_host": 40.0, "to_device": 40.0}
     assert (("cuda:0", "cuda:1") in copied) == apart
+
+
+def test_the_first_answer_of_an_engine_is_not_its_tpot_alone():
+    answers = iter([[0.0, 5.0], [10.0, 10.1, 10.2]])
+    fleet = SimpleNamespace(source=None, first_token_at=lambda engine, tokens, times: times.extend(next(answers)))
+    assert tpot_alone(fleet) == pytest.approx(100.0)
