@@ -23,6 +23,9 @@ from tests.second_gateway import second_gateway
 pytestmark = pytest.mark.browser
 MODEL = "crowded"
 EVERY_S = 0.4  # between two requests at each gateway: the engine takes about a second for one
+# Percent of what waits. Five requests come while one ends, so that more than half has to go before a batch is in time,
+# and nobody is pruned for less.
+DROP_BUDGET = "90"
 BODY: dict[str, Any] = {
     "model": MODEL, "prompt": "Sum up. " * 20, "max_tokens": 60, "ignore_eos": True, "slo_class": "summaries",
     "stream": True,
@@ -63,7 +66,7 @@ def followed(row: str) -> tuple[str, str]:
 def test_a_pruned_request_is_followed_to_its_outcome(stack, caller, visit):
     engine_of_its_own(caller, MODEL)
     page = visit("operator", "/flows/settings/")
-    page.get_by_label("Drop budget").fill("50")
+    page.get_by_label("Drop budget").fill(DROP_BUDGET)
     page.get_by_role("button", name="Save").click()
     part = page.locator("[data-part=flows]")
     expect(part).to_contain_text("No request is pruned now.")
