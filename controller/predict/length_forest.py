@@ -16,10 +16,6 @@ interpolation. Cost: O(trees x depth + m log m) with m samples in the leaves.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.core.errors import ConfigError
+from controller.predict.array_files import from_file, to_file
 
 MAGIC = b"slackline length forest 1\n"
-MOST_BYTES = 64 << 20
 MOST_FEATURES = 64
-_DIGEST = hashlib.sha256().digest_size
 _ARRAYS = ("feature", "threshold", "left", "right", "roots", "begin", "end", "members", "lengths", "ended")
 
 Floats = npt.NDArray[np.float64]
@@ -118,28 +113,16 @@ class LengthForest:
 
     def to_bytes(self) -> bytes:
         """A digest and plain arrays; no code."""
-        raw = io.BytesIO()
-        named = {name: getattr(self, name) for name in _ARRAYS}
-        told = json.dumps({"names": self.names, "about": dict(self.about)}, sort_keys=True)
-        np.savez_compressed(raw, allow_pickle=False, told=np.frombuffer(told.encode(), dtype=np.uint8), **named)
-        body = raw.getvalue()
-        return MAGIC + hashlib.sha256(body).digest() + body
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        return to_file(MAGIC, {"names": self.names, "about": dict(self.about)}, arrays)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> LengthForest:
         """Raises ConfigError for what is no forest of this version, damaged, too large or inconsistent."""
-        if not content.startswith(MAGIC):
-            raise ConfigError("this is no length forest of this version")
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"a length forest may have at most {MOST_BYTES} bytes")
-        digest, body = content[len(MAGIC) : len(MAGIC) + _DIGEST], content[len(MAGIC) + _DIGEST :]
-        if hashlib.sha256(body).digest() != digest:
-            raise ConfigError("the length forest is damaged: its digest is another one")
+        told, arrays = from_file(MAGIC, "length forest", _ARRAYS, content)
         try:
-            with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-                told = json.loads(arrays["told"].tobytes())
-                forest = cls(tuple(told["names"]), **{name: arrays[name] for name in _ARRAYS}, about=told["about"])
-        except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
+            forest = cls(tuple(told["names"]), **arrays, about=told["about"])
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"the length forest cannot be read: {error}") from error
         forest._check()
         return forest
