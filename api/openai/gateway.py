@@ -244,7 +244,7 @@ class Gateway:
         in_flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         if workflow is not None:
             in_flight.note(_joined(request, workflow))
-            in_flight.timed = True
+            in_flight.timed, in_flight.workflow_due = True, arrival + workflow.left_s
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         in_flight.stored = stored is not None

@@ -37,6 +37,7 @@ from workers.backends.base import (
     UpstreamCall,
     Usage,
 )
+from workers.backends.hints import hints_of
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -99,6 +100,7 @@ class InFlightRequest:
         "translation",
         "two_stages",
         "usage",
+        "workflow_due",
     )
 
     def __init__(
@@ -132,7 +134,7 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
-        self.timed = False  # its workflow has a deadline
+        self.timed, self.workflow_due = False, math.inf  # whether its workflow has a deadline, and when that is
         self.follows = self.stored = False  # it got the answer of another request's call; or one that was kept
         self.step: NamedStep | None = None  # whose answer is to be kept
         self.captured: Captured | None = None  # that answer
@@ -170,21 +172,23 @@ class InFlightRequest:
     def upstream_call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS
         request = self.request
-        waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
-        targets = CallTargets(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
+        now = request.arrival if self.sent_at is None else self.sent_at
+        targets = CallTargets(request.targets.ttft_s, request.targets.tpot_s, now - request.arrival, request.value)
         return UpstreamCall(
             *(request.id, path, self.head, rank, self.streamed, self.keep_usage),
             targets=targets,
             salt=self.salt,
             checkpoint_s=self.checkpoint_s,
             branch_of=self.branch_of,
+            hints=hints_of(request, now, self.workflow_due),
         )
 
     def later(self, call: UpstreamCall, now: float) -> UpstreamCall:
-        """The call as it is made `now`: more of its TTFT has passed."""
+        """The call as it is made `now`: less of its time is left."""
         if call.targets is None:
             return call
-        return replace(call, targets=call.targets._replace(waited_s=now - self.request.arrival))
+        targets = call.targets._replace(waited_s=now - self.request.arrival)
+        return replace(call, targets=targets, hints=hints_of(self.request, now, self.workflow_due))
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

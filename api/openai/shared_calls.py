@@ -182,6 +182,7 @@ class SharedCalls:
         # Requests of other workflows may share it, and keys of other requests may be revoked.
         call.request = replace(in_flight.request, workflow="", stage="")
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
+        call.workflow_due = math.inf
         call.send, call.decisions, call.captured = found.send, None, None
         in_flight.head = b""  # of the call alone
         return found

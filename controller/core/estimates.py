@@ -40,3 +40,20 @@ class Estimate:
     program: str = ""
     later_output: float = 0.0
     later_prompt: float = 0.0
+
+
+@dataclass(slots=True)
+class ToldBounds:
+    """Bounds as the gateway told them last, in tokens of the whole answer. Tokens that are out move them up."""
+
+    least: int
+    most: int
+
+    def upper(self, produced: int) -> int:
+        return max(produced + 1, self.most)
+
+    def lower(self, produced: int) -> int:
+        return max(produced + 1, self.least)
+
+    def tell(self, least: int, most: int) -> None:
+        self.least, self.most = least, most

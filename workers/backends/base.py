@@ -16,6 +16,7 @@ from controller.core.errors import SlacklineError
 from controller.core.kv_links import KvMoved, LinkReport
 from controller.core.registry import Registry
 from controller.core.types import LONGEST_ANSWER_S, InstanceSpec, Load, Role
+from workers.backends.hints import Hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class UpstreamCall:
     salt: bytes = b""  # of its tenant: prefixes are shared in an engine's cache only within one
     checkpoint_s: float = 0.0  # how long its KV is to stay for branches
     branch_of: str = ""  # the request whose checkpoint it goes on from
+    hints: Hints | None = None  # what else its engine's scheduler may read, as of now
 
 
 class EngineError(SlacklineError):

@@ -30,7 +30,7 @@ LONGEST_S = 86_400.0  # a day: the engine's bound on each of these
 class ReferenceBackend(VllmBackend):
     """The same requests and metric names as vLLM, and more capabilities. Requests carry their targets for the batching
     policies that read deadlines: `target_ttft`, `target_tbt`, `waited` (seconds of the TTFT that had passed) and
-    `value`. No other engine knows these fields."""
+    `value`; and its hints (`Hints.fields`). No other engine knows these fields."""
 
     kind = "The reference engine"
     capabilities = Capabilities(
@@ -95,6 +95,8 @@ class ReferenceBackend(VllmBackend):
         head = call.head
         for name, value in _target_fields(call.targets):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
+        if call.hints is not None and (told := call.hints.fields()):
+            head += (b"" if head.endswith(b"{") else b",") + orjson.dumps(told)[1:-1]
         if call.checkpoint_s:
             head += b',"kv_checkpoint":%.3f' % call.checkpoint_s
         if call.branch_of:

@@ -108,3 +108,67 @@ async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv("FLEET_TOKEN_FILE", str(tmp_path / "token"))
             monkeypatch.delenv("FLEET_TOKEN")
             await backend.free_kv(["r"])
+
+
+def dated(deadline_s: float | None = None, workflow_due: float = math.inf, **changes: Any) -> InFlightRequest:
+    request = Request("r1", 100.0, Targets(2.0, 0.05, deadline_s), 3, 4, tenant="acme", workflow="w1", **changes)
+    made = InFlightRequest(request, CALL.head, NOBODY, 0.0, chat=False, streamed=True, keep_usage=False)
+    made.sent_at, made.workflow_due = 101.0, workflow_due
+    return made
+
+
+def test_time_left_and_bounds_become_the_engines_estimate():
+    """Sent 1 s after it arrived: of its stage's 5 s 4 are left, of its workflow's 20 s 19."""
+    call = dated(5.0, 120.0, least_tokens=2, most_tokens=9).upstream_call(7)
+    sent = body(call)
+    assert (sent["due_in"], sent["workflow_due_in"], sent["length_lower"], sent["length_upper"]) == (4.0, 19.0, 2, 9)
+    estimate = sequence(call, 5_000.0).estimate
+    assert (estimate.due, estimate.likely_latest, estimate.latest) == pytest.approx((5_004.0, 5_004.0, 5_019.0))
+    assert (estimate.length.lower(0), estimate.length.upper(0)) == (2, 4), "no more than max_tokens"
+    assert not estimate.each_token
+    assert estimate.program == sent["workflow"] != "w1"
+
+
+def test_a_decode_stage_hears_what_is_left_when_it_begins():
+    made = dated(5.0, 120.0)
+    there = body(made.later(made.upstream_call(7), 103.5))
+    assert (there["due_in"], there["workflow_due_in"], there["waited"]) == (1.5, 16.5, 3.5)
+    assert body(made.later(made.upstream_call(7), 106.0))["due_in"] == -1.0
+
+
+def test_two_tenants_may_call_their_workflows_the_same():
+    ours, theirs = dated(5.0, 120.0), dated(5.0, 120.0)
+    theirs.request.tenant = "other"
+    assert body(ours.upstream_call(7))["workflow"] != body(theirs.upstream_call(7))["workflow"]
+
+
+def test_bounds_alone_earn_each_token_on_time():
+    estimate = sequence(dated(least_tokens=1, most_tokens=3).upstream_call(7), 50.0).estimate
+    assert estimate.each_token
+    assert estimate.latest == pytest.approx(51.0 + 2 * 0.05)
+
+
+def test_nothing_known_changes_nothing():
+    call = in_flight(100.75).upstream_call(7)
+    assert not {"due_in", "workflow_due_in", "length_lower", "length_upper", "workflow"} & body(call).keys()
+    assert sequence(call, 50.0).estimate is None
+    assert "due_in" not in body(dated(5.0).upstream_call(7), VllmBackend)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"due_in": "soon"}, "due_in"),
+        ({"due_in": 1e9}, "due_in"),
+        ({"workflow_due_in": math.nan}, "workflow_due_in"),
+        ({"length_lower": 3}, "length_upper"),
+        ({"length_upper": 3}, "length_lower"),
+        ({"length_lower": 4, "length_upper": 3}, "length_lower"),
+        ({"length_lower": -1, "length_upper": 3}, "length_lower"),
+        ({"workflow": "w" * 129}, "workflow"),
+    ],
+)
+def test_bad_hints_are_refused_by_name(fields, name):
+    with pytest.raises(HttpError) as caught:
+        parse_completion({"prompt": [1], **fields}, {}, SERVED)
+    assert caught.value.param == name

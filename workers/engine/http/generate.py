@@ -18,6 +18,7 @@ from workers.engine.checkpoints import CheckpointLeases
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
+from workers.engine.hints import estimate_of
 from workers.engine.http.asgi import JSON_TYPE, Exchange
 from workers.engine.http.requests import Generation, RequestRules, parse_chat, parse_completion
 from workers.engine.kv.disaggregation import FIELD, Disaggregation
@@ -232,7 +233,7 @@ class Generator:
         engine = self._engine
         seed = self._config.seed if asked.seed is None else asked.seed
         now = engine.now()
-        return Seq(
+        seq = Seq(
             id=engine.next_id(asked.name),
             arrival=now,
             prompt_tokens=len(asked.tokens),
@@ -253,6 +254,8 @@ class Generator:
             checkpoint=asked.name.partition("-")[2] if asked.checkpoint_s else "",
             branch_of=asked.branch_of,
         )
+        seq.estimate = estimate_of(asked.hints, seq, now)
+        return seq
 
     async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
         """Send the events that follow the headers."""

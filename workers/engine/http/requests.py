@@ -23,6 +23,7 @@ from controller.core.steps import Sampling
 from workers.engine import fields
 from workers.engine.checkpoints import LONGEST_LEASE_S
 from workers.engine.errors import HttpError
+from workers.engine.hints import NO_HINTS, ToldHints, parse_hints
 from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_remote_decode
 from workers.engine.kv.transfer import Offer
 from workers.engine.text.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ class Generation:
     offer: Offer | None = None
     checkpoint_s: float = 0.0  # how long its KV stays for branches; 0: not at all
     branch_of: str = ""  # the request whose checkpoint it goes on from
+    hints: ToldHints = NO_HINTS
 
 
 def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: RequestRules) -> Generation:
@@ -126,6 +128,7 @@ def _generation(
         offer=offer_in(body),
         checkpoint_s=fields.number(body, "kv_checkpoint", 0.0, 0.0, LONGEST_LEASE_S),
         branch_of=fields.string(body, "kv_branch_of"),
+        hints=parse_hints(body),
     )
 
 

@@ -1,0 +1,61 @@
+"""What a gateway knows of a request beyond its targets, for engines whose own scheduler reads it.
+
+An engine has a clock of its own, so times are sent as seconds left at the moment of the call. The same numbers go to
+every kind of engine (`fields`); how they travel is the adapter's business. A client cannot send them: the gateway
+builds the body of a call from the fields that it knows (`api.openai.protocol.schemas`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import NamedTuple
+
+from controller.core.types import Request
+
+LONGEST_S = 86_400.0  # a day: engines refuse longer times
+NAME_HEX = 16  # of a workflow's name at engines
+
+
+class Hints(NamedTuple):
+    """Seconds are left as of the call, negative once they have passed; infinite: not limited. `due_s`: until the whole
+    answer is due, which for a workflow's request is the end of its stage. `workflow_s`: until its workflow is due.
+    `lower`, `upper`: bounds of the answer in tokens; None: not known. `workflow`: the same for the requests of one
+    workflow of one tenant; "": none with a deadline."""
+
+    due_s: float = math.inf
+    workflow_s: float = math.inf
+    lower: int | None = None
+    upper: int | None = None
+    workflow: str = ""
+
+    def fields(self) -> Mapping[str, float | int | str]:
+        """What there is to tell, by field of a request."""
+        found: dict[str, float | int | str] = {}
+        for name, value in (("due_in", self.due_s), ("workflow_due_in", self.workflow_s)):
+            if math.isfinite(value):
+                found[name] = round(max(-LONGEST_S, min(value, LONGEST_S)), 6)
+        if self.lower is not None and self.upper is not None:
+            found["length_lower"], found["length_upper"] = self.lower, self.upper
+        if self.workflow:
+            found["workflow"] = self.workflow
+        return found
+
+
+def hints_of(request: Request, now: float, workflow_due: float = math.inf) -> Hints:
+    """Of a call that is made `now`. `workflow_due`: on the same clock; infinite: its workflow has no deadline."""
+    deadline_s = request.targets.deadline_s
+    bounded = request.least_tokens is not None and request.most_tokens is not None
+    return Hints(
+        due_s=math.inf if deadline_s is None else request.arrival + deadline_s - now,
+        workflow_s=workflow_due - now,
+        lower=request.least_tokens if bounded else None,
+        upper=request.most_tokens if bounded else None,
+        workflow=_name(request) if math.isfinite(workflow_due) else "",
+    )
+
+
+def _name(request: Request) -> str:
+    """Two tenants may call their workflows the same, and engines need not know what they are called."""
+    return sha256(request.tenant.encode() + b"\0" + request.workflow.encode()).hexdigest()[:NAME_HEX]

@@ -1,0 +1,79 @@
+"""What a gateway tells the engine's scheduler of a request beyond its targets: time left, bounds of its answer, and its
+workflow (`workers.backends.hints` sends it). All of it is optional, and a request without any has no Estimate."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from controller.core.estimates import Estimate, ToldBounds
+from controller.core.steps import Seq
+from workers.engine import fields
+from workers.engine.errors import HttpError
+
+LONGEST_S = 86_400.0
+MOST_TOKENS = 1 << 31
+LONGEST_NAME = 128
+
+
+class ToldHints(NamedTuple):
+    """Seconds from when the request came, negative if they have passed; infinite: not limited. `bounds`: lower and
+    upper, in tokens."""
+
+    due_s: float = math.inf
+    workflow_s: float = math.inf
+    bounds: tuple[int, int] | None = None
+    workflow: str = ""
+
+    @property
+    def dated(self) -> bool:
+        return math.isfinite(min(self.due_s, self.workflow_s))
+
+
+NO_HINTS = ToldHints()
+
+
+def parse_hints(body: fields.Body) -> ToldHints:
+    """Raises HttpError naming the field."""
+    workflow = fields.string(body, "workflow")
+    if len(workflow) > LONGEST_NAME:
+        raise HttpError(f"workflow may have at most {LONGEST_NAME} characters", "workflow")
+    return ToldHints(
+        fields.number(body, "due_in", math.inf, -LONGEST_S, LONGEST_S),
+        fields.number(body, "workflow_due_in", math.inf, -LONGEST_S, LONGEST_S),
+        _bounds(body),
+        workflow,
+    )
+
+
+def _bounds(body: fields.Body) -> tuple[int, int] | None:
+    lower = fields.integer(body, "length_lower", low=0, high=MOST_TOKENS)
+    upper = fields.integer(body, "length_upper", low=1, high=MOST_TOKENS)
+    if lower is None and upper is None:
+        return None
+    if lower is None or upper is None:
+        missing = "length_lower" if lower is None else "length_upper"
+        raise HttpError("length_lower and length_upper must be given together", missing)
+    if lower > upper:
+        raise HttpError(f"length_lower must be at most length_upper={upper}, got {lower}", "length_lower")
+    return lower, upper
+
+
+def estimate_of(told: ToldHints, seq: Seq, now: float) -> Estimate | None:
+    """For the policies that read one; None if nothing was told. `now`: when the request came, on the engine's clock.
+
+    A request with a deadline earns all of its tokens or none; one of a workflow is lost only when its workflow is. One
+    without a deadline earns each token that is on time. Bounds that are not known are 1 and `max_tokens`.
+    """
+    if told.bounds is None and not told.dated:
+        return None
+    lower, upper = told.bounds or (1, seq.max_tokens)
+    length = ToldBounds(min(lower, seq.max_tokens), min(upper, seq.max_tokens))
+    if not told.dated:
+        end = seq.due if length.most < 2 else seq.due + (length.most - 1) * seq.tpot_s
+        return Estimate(length, seq.value, each_token=True, due=seq.due, latest=end, likely_latest=end)
+    latest = told.workflow_s if math.isfinite(told.workflow_s) else told.due_s
+    due = min(told.due_s, latest)
+    expected = math.sqrt(max(1, length.least) * length.most)
+    worth = seq.value * (seq.prompt_tokens + expected)
+    return Estimate(length, worth, due=now + due, latest=now + latest, likely_latest=now + due, program=told.workflow)
