@@ -1,4 +1,4 @@
-"""Goodput by type of request over the last minutes, from records: a workflow counts once, all or nothing."""
+"""Goodput by type of request over the last minutes: a workflow counts once, all or nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GoodputRow(serializers.Serializer):
     slo_class = serializers.CharField(
         allow_null=True, help_text="Empty: without a class. Of a workflow that of its first request."
     )
-    minute = serializers.DateTimeField(allow_null=True, help_text="Of arrival; of a workflow when it began.")
+    minute = serializers.DateTimeField(allow_null=True, help_text="Of arrival; of a workflow when it ended.")
     finished = serializers.IntegerField(
         help_text="Requests or workflows. Includes misses, excludes cancellations and workflows that are not due yet."
     )

@@ -84,6 +84,11 @@ SELECT date_trunc('minute', arrived_at), tenant, slo_class, model, count(*), cou
   array_fill(count(*)::int, ARRAY[34]), array_fill(count(*)::int, ARRAY[34])
 FROM request_record GROUP BY 1, 2, 3, 4;
 
+INSERT INTO goodput_minute (minute, tenant, slo_class, type, finished, in_time, cancelled, tokens, goodput_tokens)
+SELECT date_trunc('minute', arrived_at), tenant, slo_class, CASE WHEN target_deadline_s IS NULL THEN 'latency' ELSE 'deadline' END,
+  count(*), count(*) FILTER (WHERE attained), 0, sum(output_tokens), sum(goodput_tokens)
+FROM request_record WHERE workflow = '' GROUP BY 1, 2, 3, 4;
+
 -- Decisions of the last thirty days: the scaler's, and one in ten a change by a person.
 INSERT INTO decision (at, actor_type, actor, kind, subject_type, subject, reason, inputs, outcome, rejected, request_id)
 SELECT now() - (n::float8 / %(decisions)s) * interval '30 days',

@@ -19,7 +19,7 @@ from controller.models.fleet import (
 from controller.models.flows import FlowSettings
 from controller.models.length_versions import LengthVersion
 from controller.models.links import InstanceLink, KvTransfer
-from controller.models.records import AttainmentMinute, RequestRecord
+from controller.models.records import AttainmentMinute, GoodputMinute, RequestRecord, WorkflowResult
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
 from controller.models.service_accounts import ServiceAccount, ServiceToken
 from controller.models.sessions import PersonSession
@@ -36,6 +36,7 @@ __all__ = [
     "Experiment",
     "ExperimentRun",
     "FlowSettings",
+    "GoodputMinute",
     "Host",
     "Instance",
     "InstanceDevice",
@@ -60,4 +61,5 @@ __all__ = [
     "Tenant",
     "Trace",
     "Transfer",
+    "WorkflowResult",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import Q
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce, Least
 
 from controller.core.types import Outcome
 
@@ -124,3 +125,106 @@ class AttainmentMinute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute} {self.tenant} {self.slo_class}"
+
+
+GOODPUT_COUNTED = ("finished", "in_time", "cancelled", "tokens", "goodput_tokens")
+
+
+class GoodputMinute(models.Model):
+    """Goodput of the requests that arrived in one minute, by type; those of workflows are in `WorkflowResult`.
+
+    `finished` includes misses and excludes cancelled requests. `tokens`: of answers; of deadline requests those of
+    their prompts as well. `goodput_tokens`: those of them that were in time.
+    """
+
+    minute = models.DateTimeField()
+    tenant = models.CharField(max_length=64)
+    slo_class = models.CharField(max_length=64, blank=True)
+    type = models.CharField(max_length=16)
+    finished = models.PositiveIntegerField()
+    in_time = models.PositiveIntegerField()
+    cancelled = models.PositiveIntegerField()
+    tokens = models.BigIntegerField()
+    goodput_tokens = models.BigIntegerField()
+
+    class Meta:
+        db_table = "goodput_minute"
+        ordering = ["-minute", "tenant", "slo_class", "type"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["minute", "tenant", "slo_class", "type"],
+                include=GOODPUT_COUNTED,
+                name="goodput_minute_unique",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.minute} {self.tenant} {self.slo_class} {self.type}"
+
+
+_BY_NOBODY = Q(cancelled_by="")
+_IN_TIME = _BY_NOBODY & (
+    Q(due_at__isnull=True, missed=0, cancelled__lt=F("requests")) | Q(failed=0, ended_at__lte=F("due_at"))
+)
+_CANCELLED = Q(cancelled_by="tenant") | _BY_NOBODY & Q(due_at__isnull=True, cancelled=F("requests"))
+
+
+class WorkflowResult(models.Model):
+    """What the requests of one workflow add up to. Written with their records, so it is exact at any time.
+
+    `due_at`: null without a deadline. `failed`: requests that were not answered, for whatever reason; `missed`: that
+    did not attain their own targets, without cancelled ones. `tokens`: of prompts and answers. `cancelled_by`: tenant,
+    operator or empty. `ends_at`: when it is due or was cancelled; without a deadline the end of its last request so
+    far; it counts as goodput from then on. `in_time`: each request was answered, and the last by `due_at`; without a
+    deadline each attained its own targets. `excluded`: cancelled by its client, so no miss. `latest`: false if the name
+    was used again later.
+    """
+
+    tenant = models.CharField(max_length=64)
+    workflow = models.CharField(max_length=120)
+    slo_class = models.CharField(max_length=64, blank=True)
+    began_at = models.DateTimeField()
+    ended_at = models.DateTimeField()
+    due_at = models.DateTimeField(null=True)
+    requests = models.PositiveIntegerField()
+    failed = models.PositiveIntegerField()
+    missed = models.PositiveIntegerField()
+    cancelled = models.PositiveIntegerField()
+    tokens = models.BigIntegerField()
+    cancelled_by = models.CharField(max_length=16, blank=True)
+    latest = models.BooleanField(default=True, db_default=True)
+    ends_at = models.GeneratedField(
+        expression=Case(When(_BY_NOBODY, then=Coalesce("due_at", "ended_at")), default=Least("due_at", "ended_at")),
+        output_field=models.DateTimeField(),
+        db_persist=True,
+    )
+    in_time = models.GeneratedField(
+        expression=Case(When(_IN_TIME, then=Value(True)), default=Value(False)),
+        output_field=models.BooleanField(),
+        db_persist=True,
+    )
+    excluded = models.GeneratedField(
+        expression=Case(When(_CANCELLED, then=Value(True)), default=Value(False)),
+        output_field=models.BooleanField(),
+        db_persist=True,
+    )
+
+    class Meta:
+        db_table = "workflow_result"
+        ordering = ["-ends_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "workflow"], condition=Q(latest=True), name="workflow_result_latest"
+            )
+        ]
+        indexes = [
+            # It covers what goodput sums, so that a day of workflows is read without their rows.
+            models.Index(
+                fields=["ends_at"],
+                include=["tenant", "slo_class", "in_time", "excluded", "tokens"],
+                name="workflow_result_ends",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.workflow}"

@@ -75,6 +75,8 @@ GRANTS: dict[str, dict[str, str]] = {
     "request_record": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},
     "kv_transfer": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},
     "attainment_minute": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
+    "goodput_minute": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
+    "workflow_result": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
 }
 _PARTITIONED = ("request_record", "kv_transfer")
 DROP = "record_partition_drop(text, date)"

@@ -34,7 +34,7 @@ def goodput_page(request: HttpRequest) -> HttpResponse:
 
 
 def goodput_context(now: datetime) -> dict[str, Any]:
-    """One query, since it reads each record of the hour: minutes are added up here."""
+    """One query: minutes are added up here."""
     cells = goodput(since=now - WINDOW, until=now, by=("minute", "tenant", "slo_class", "type"))
     types = _sums(cells, lambda row: (ORDER.index(row.type or ""),))
     minutes = _sums(cells, lambda row: (row.minute, row.type))

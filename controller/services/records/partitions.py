@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 
-from controller.models import AttainmentMinute
+from controller.models import AttainmentMinute, GoodputMinute, WorkflowResult
 from controller.postgres.grants import DROP
 from controller.selectors.partitions import TABLES, partitions
 
@@ -55,15 +57,24 @@ def records_retain(*, days: int, today: date | None = None) -> list[date]:
 
 
 def rollup_retain(*, days: int, today: date | None = None) -> int:
-    """Delete minutes that are more than `days` days old, one day in a transaction; returns the number of rows."""
+    """Delete minutes of both roll-ups and results of workflows that are more than `days` days old, one day in a
+    transaction; returns the number of rows."""
     if days < 1:
         raise ValueError("days: at least 1")
     first = (today or datetime.now(UTC).date()) - timedelta(days=days)
     limit = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    return (
+        _trimmed(AttainmentMinute.objects.all(), "minute", limit)
+        + _trimmed(GoodputMinute.objects.all(), "minute", limit)
+        + _trimmed(WorkflowResult.objects.all(), "ends_at", limit)
+    )
+
+
+def _trimmed(rows: QuerySet[Any], column: str, limit: datetime) -> int:
     gone = 0
-    while (oldest := AttainmentMinute.objects.order_by("minute").values_list("minute", flat=True).first()) is not None:
+    while (oldest := rows.order_by(column).values_list(column, flat=True).first()) is not None:
         if oldest >= limit:
             break
         until = min(limit, oldest + ROLLUP_CHUNK)
-        gone += AttainmentMinute.objects.filter(minute__lt=until).delete()[0]
+        gone += rows.filter(**{f"{column}__lt": until}).delete()[0]
     return gone

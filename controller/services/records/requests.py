@@ -1,4 +1,5 @@
-"""Request records: written in batches, exactly once, with their roll-up by minute and their KV transfers.
+"""Request records: written in batches, exactly once, with their roll-ups by minute, the results of their workflows and
+their KV transfers.
 
 A batch is copied into a temporary table and inserted from there with ON CONFLICT DO NOTHING, so that a batch whose
 acknowledgement was lost can be sent again. Only rows that were inserted count in the roll-up, in the same transaction.
@@ -21,6 +22,7 @@ from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
 from controller.postgres.params import server_params
+from controller.services.records.goodput import goodput_write
 from controller.services.records.kv_transfers import kv_transfers_write
 
 _INT_MAX = 2**31 - 1
@@ -82,6 +84,7 @@ def records_write(*, connection: psycopg.Connection[Any], records: Sequence[Requ
         inserted = set(cursor.fetchall())
         new = list(_inserted(records, inserted))
         cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(new)])
+        goodput_write(cursor, new)
         kv_transfers_write(cursor, new)
     return len(inserted)
 

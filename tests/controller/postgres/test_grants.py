@@ -142,6 +142,8 @@ def test_not_even_the_worker_deletes_what_people_decided(granted):
         "SELECT * FROM experiment",
         "SELECT * FROM trace",
         "DELETE FROM attainment_minute",
+        "DELETE FROM goodput_minute",
+        "DELETE FROM workflow_result",
     ],
 )
 def test_a_gateway_changes_no_configuration(granted, statement):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 
 import pytest
+from django.db import connection
 
-from controller.selectors.records.goodput import goodput
+from controller.selectors.records.goodput import GROUPS, goodput
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -71,11 +74,46 @@ def test_without_a_deadline_each_request_of_a_workflow_has_to_be_in_time():
     ) == {"compound": (2, 1, 1, 480, 240)}  # fmt: skip
 
 
-def test_a_workflow_counts_in_the_minute_in_which_it_began_and_not_in_two_windows():
+def test_a_workflow_counts_in_the_minute_in_which_it_ends_and_not_in_two_windows():
     factories.records_stored(call("long", 30, left_s=100), call("long", 90, left_s=40))
     rows = goodput(**HOUR, by=("minute", "type"))
-    assert [(row.minute - START, row.finished) for row in rows] == [(timedelta(0), 1)]
-    assert goodput(since=START + timedelta(minutes=1), until=START + timedelta(hours=1)) == []
+    assert [(row.minute - START, row.finished) for row in rows] == [(timedelta(minutes=2), 1)]
+    assert goodput(since=START, until=START + timedelta(minutes=2)) == []
+
+
+def test_a_workflow_of_many_hours_is_one():
+    """Read from its records it was two: the hours before the window were not looked at."""
+    factories.records_stored(call("long", -10_000, left_s=10_010, outcome="failed", **MISS))
+    assert counted(call("long", 5, left_s=5)) == {"compound": (1, 0, 0, 120, 0)}
+
+
+def test_a_late_record_turns_what_was_counted():
+    assert counted(call("w", 0, left_s=60)) == {"compound": (1, 1, 0, 120, 120)}
+    late = call("w", 30, left_s=30, took_s=45.0)
+    assert counted(late, late) == {"compound": (1, 0, 0, 240, 0)}
+    assert counted(late) == {"compound": (1, 0, 0, 240, 0)}
+
+
+def test_a_record_of_a_minute_long_over_still_counts_once():
+    first, late = factories.record(), factories.record()
+    assert counted(first) == {"latency": (1, 1, 0, 20, 20)}
+    assert counted(first, late) == counted(late) == {"latency": (2, 2, 0, 40, 40)}
+
+
+def test_a_name_used_again_later_is_another_workflow():
+    factories.records_stored(call("nightly", 0, left_s=60, outcome="failed", **MISS))
+    factories.records_stored(call("nightly", 86_400, left_s=60))
+    assert counted(until=START + timedelta(days=2)) == {"compound": (2, 1, 0, 120, 120)}
+
+
+def test_minutes_are_gathered_into_buckets():
+    factories.records_stored(
+        factories.record(), factories.record(arrived_at=factories.NOON + 250), call("w", 0, 1, 500)
+    )
+    rows = goodput(**HOUR, by=("minute",), bucket=timedelta(minutes=5))
+    assert [((row.minute - START).seconds, row.finished) for row in rows] == [(0, 2), (300, 1)]
+    with pytest.raises(ValueError, match="bucket"):
+        goodput(**HOUR, bucket=timedelta(seconds=90))
 
 
 def test_groups_add_up_and_a_tenant_sees_its_own(django_assert_num_queries):
@@ -95,3 +133,30 @@ def test_groups_add_up_and_a_tenant_sees_its_own(django_assert_num_queries):
 def test_an_unknown_group_is_refused():
     with pytest.raises(ValueError, match="by: one or more of minute, type, tenant, slo_class"):
         goodput(**HOUR, by=("id",))
+
+
+def test_the_migration_counts_the_last_hour_as_gateways_do():
+    now = time.time()
+    ended = {"last": {"kind": "cancel", "reason": "workflow_cancelled"}, "outcome": "cancelled", **MISS}
+    factories.records_stored(
+        factories.record(arrived_at=now - 60, goodput_tokens=18),
+        factories.record(arrived_at=now - 60, slo_class="", decisions=DEFAULTS),
+        factories.record(arrived_at=now - 90, target_deadline_s=9.0, goodput_tokens=120),
+        factories.record(arrived_at=now - 90, outcome="refused", stands_for=40, output_tokens=0, **MISS),
+        factories.record(arrived_at=now - 90, outcome="cancelled", **MISS),
+        *(call(name, now - factories.NOON - 50, left_s=9) for name in ("kept", "broke", "mine")),
+        call("broke", now - factories.NOON - 45, left_s=4, outcome="failed", **MISS),
+        call("mine", now - factories.NOON - 45, left_s=4, **ended),
+        call("free", now - factories.NOON - 45),
+    )  # fmt: skip
+    seen = {"since": datetime.fromtimestamp(now - 600, UTC), "until": datetime.fromtimestamp(now, UTC), "by": GROUPS}
+    by_gateways = goodput(**seen)
+    migration = import_module("controller.migrations.0040_goodput_by_minute")
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM goodput_minute; DELETE FROM workflow_result")
+        cursor.execute(migration.MINUTES)
+        cursor.execute(migration.WORKFLOWS)
+    assert goodput(**seen) == by_gateways
+    assert {row.type: row.finished for row in goodput(**{**seen, "by": ("type",)})} == {
+        "best_effort": 1, "compound": 3, "deadline": 1, "latency": 41,
+    }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from controller.core.types import RECORD_FIELDS
-from controller.models import AttainmentMinute, RequestRecord, histogram
+from controller.models import AttainmentMinute, GoodputMinute, RequestRecord, WorkflowResult, histogram
 from controller.selectors.partitions import partitions
 from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain
 from controller.services.records.requests import records_connection, records_write
@@ -153,12 +153,17 @@ def test_a_writer_with_its_own_connection_stores_all_or_nothing():
 def test_the_roll_up_is_trimmed_by_days_and_keeps_the_rest():
     for day in (1, 2, 5, 9):
         at = datetime(2026, 10, day, 12, tzinfo=UTC).timestamp()
-        factories.records_stored(factories.record(arrived_at=at), factories.record(arrived_at=at + 60))
+        factories.records_stored(
+            factories.record(arrived_at=at), factories.record(arrived_at=at + 60),
+            factories.record(arrived_at=at, workflow=f"of-{day}"),
+        )  # fmt: skip
 
-    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 4
+    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 10
     assert rollup_retain(days=5, today=date(2026, 10, 10)) == 0
     left = sorted(AttainmentMinute.objects.values_list("minute__day", flat=True))
     assert left == [5, 5, 9, 9]
+    assert sorted(GoodputMinute.objects.values_list("minute__day", flat=True)) == left
+    assert sorted(WorkflowResult.objects.values_list("workflow", flat=True)) == ["of-5", "of-9"]
     with pytest.raises(ValueError, match="days"):
         rollup_retain(days=0)
 

@@ -1,0 +1,168 @@
+"""Goodput by minute and type, and the result of each workflow: added to with the records, in their transaction.
+
+A record counts when it is stored, however late that is. A workflow's requests come from several gateways in any order,
+so its row holds sums from which PostgreSQL tells whether it was in time (`models.WorkflowResult`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from controller.core.types import Outcome, RequestRecord
+from controller.slo.request_types import RequestType, request_type
+
+# A name that was silent for this long, and is past its deadline, is that of another workflow when it is used again.
+REUSED_AFTER = timedelta(hours=1)
+CANCELLED_BY = {"workflow_cancelled": "tenant", "workflow_cancelled_by_operator": "operator"}
+
+_MINUTE_KEY = ("minute", "tenant", "slo_class", "type")
+_MINUTE_COUNTS = ("finished", "in_time", "cancelled", "tokens", "goodput_tokens")
+_WORKFLOW_KEY = ("tenant", "workflow")
+_WORKFLOW_COUNTS = ("requests", "failed", "missed", "cancelled", "tokens")
+_WORKFLOW_COLUMNS = (*_WORKFLOW_KEY, "slo_class", "began_at", "ended_at", "due_at", "cancelled_by", *_WORKFLOW_COUNTS)
+
+
+def _names(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _sums(table: str, names: Iterable[str]) -> sql.Composed:
+    each = "{1} = {0}.{1} + EXCLUDED.{1}"
+    return sql.SQL(", ").join(sql.SQL(each).format(sql.Identifier(table), sql.Identifier(name)) for name in names)
+
+
+def _places(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join([sql.Placeholder()] * len(names))
+
+
+_ADD_MINUTE = sql.SQL("INSERT INTO goodput_minute ({}) VALUES ({}) ON CONFLICT ({}) DO UPDATE SET {}").format(
+    _names((*_MINUTE_KEY, *_MINUTE_COUNTS)),
+    _places((*_MINUTE_KEY, *_MINUTE_COUNTS)),
+    _names(_MINUTE_KEY),
+    _sums("goodput_minute", _MINUTE_COUNTS),
+)
+_LEAVE_OLD = (
+    "UPDATE workflow_result SET latest = false"
+    " WHERE tenant = %s AND workflow = %s AND latest AND greatest(ended_at, due_at) < %s"
+)
+# Of who cancelled it the tenant wins: "tenant" > "operator" > "".
+_ADD_WORKFLOW = sql.SQL(
+    "INSERT INTO workflow_result ({}) VALUES ({}) ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {},"
+    " slo_class = CASE WHEN EXCLUDED.began_at < workflow_result.began_at THEN EXCLUDED.slo_class"
+    " ELSE workflow_result.slo_class END,"
+    " began_at = least(workflow_result.began_at, EXCLUDED.began_at),"
+    " ended_at = greatest(workflow_result.ended_at, EXCLUDED.ended_at),"
+    " due_at = least(workflow_result.due_at, EXCLUDED.due_at),"
+    ' cancelled_by = greatest(workflow_result.cancelled_by COLLATE "C", EXCLUDED.cancelled_by)'
+).format(_names(_WORKFLOW_COLUMNS), _places(_WORKFLOW_COLUMNS), _sums("workflow_result", _WORKFLOW_COUNTS))
+
+
+def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord]) -> None:
+    """Count records that are new. Raises psycopg.Error."""
+    minutes = _minutes([record for record in records if not record.workflow])
+    workflows = _workflows([record for record in records if record.workflow])
+    # In the order of their keys, so that two writers cannot deadlock.
+    if minutes:
+        cursor.executemany(_ADD_MINUTE, [(*key, *minutes[key]) for key in sorted(minutes)])
+    if workflows:
+        found = [workflows[key] for key in sorted(workflows)]
+        cursor.executemany(_LEAVE_OLD, [(each.tenant, each.name, each.began_at - REUSED_AFTER) for each in found])
+        cursor.executemany(_ADD_WORKFLOW, [each.row() for each in found])
+
+
+def _minutes(records: Iterable[RequestRecord]) -> dict[tuple[datetime, str, str, str], list[int]]:
+    sums: dict[tuple[datetime, str, str, str], list[int]] = {}
+    for record in records:
+        kind = request_type("", record.target_deadline_s, [] if record.slo_class else record.decisions)
+        minute = _at(record.arrived_at).replace(second=0, microsecond=0)
+        key = (minute, _text(record.tenant), _text(record.slo_class), kind.value)
+        own = sums.setdefault(key, [0] * len(_MINUTE_COUNTS))
+        for place, amount in enumerate(_counts(record, kind)):
+            own[place] += amount
+    return sums
+
+
+def _counts(record: RequestRecord, kind: RequestType) -> tuple[int, int, int, int, int]:
+    """As `_MINUTE_COUNTS`."""
+    if record.counted_as == Outcome.CANCELLED:
+        return 0, 0, record.stands_for, 0, 0
+    prompt = record.prompt_tokens if kind is RequestType.DEADLINE else 0
+    tokens = prompt + record.output_tokens if record.outcome == Outcome.OK else 0
+    return record.stands_for, int(record.attained), 0, tokens, record.goodput_tokens
+
+
+@dataclass(slots=True)
+class _Workflow:
+    """Sums over those requests of one workflow that are in a batch."""
+
+    tenant: str
+    name: str
+    slo_class: str
+    began_at: datetime
+    ended_at: datetime
+    due_at: datetime | None = None
+    cancelled_by: str = ""
+    requests: int = 0
+    failed: int = 0
+    missed: int = 0
+    cancelled: int = 0
+    tokens: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        arrived, ended = _at(record.arrived_at), _at(record.arrived_at + (record.e2e_s or 0.0))
+        if arrived < self.began_at:
+            self.began_at, self.slo_class = arrived, _text(record.slo_class)
+        self.ended_at = max(self.ended_at, ended)
+        due = _due_at(record)
+        self.due_at = min(filter(None, (self.due_at, due)), default=None)
+        self.cancelled_by = max(self.cancelled_by, _cancelled_by(record))
+        cancelled, answered = record.counted_as == Outcome.CANCELLED, record.outcome == Outcome.OK
+        self.requests += record.stands_for
+        self.failed += 0 if answered else record.stands_for
+        self.cancelled += record.stands_for if cancelled else 0
+        self.missed += 0 if cancelled or record.attained else record.stands_for
+        self.tokens += record.prompt_tokens + record.output_tokens if answered else 0
+
+    def row(self) -> tuple[Any, ...]:
+        """As `_WORKFLOW_COLUMNS`."""
+        times = (self.began_at, self.ended_at, self.due_at)
+        counts = (self.requests, self.failed, self.missed, self.cancelled, self.tokens)
+        return (self.tenant, self.name, self.slo_class, *times, self.cancelled_by, *counts)
+
+
+def _workflows(records: Iterable[RequestRecord]) -> dict[tuple[str, str], _Workflow]:
+    found: dict[tuple[str, str], _Workflow] = {}
+    for record in records:
+        key, at = (_text(record.tenant), _text(record.workflow, 120)), _at(record.arrived_at)
+        if key not in found:
+            found[key] = _Workflow(*key, _text(record.slo_class), at, at)
+        found[key].add(record)
+    return found
+
+
+def _due_at(record: RequestRecord) -> datetime | None:
+    """When its workflow is due, as its gateway found: `left_s` after the step `workflow`. None without a deadline."""
+    step = next((step for step in record.decisions if step.get("kind") == "workflow"), None)
+    left_s = None if step is None else step.get("figures", {}).get("left_s")
+    return None if step is None or left_s is None else _at(record.arrived_at + (step.get("at") or 0.0) + left_s)
+
+
+def _cancelled_by(record: RequestRecord) -> str:
+    """tenant, operator, or "" if nobody cancelled the workflow while this request ran."""
+    last = record.decisions[-1] if record.decisions else {}
+    return CANCELLED_BY.get(last.get("reason", ""), "") if last.get("kind") == "cancel" else ""
+
+
+def _at(epoch_s: float) -> datetime:
+    return datetime.fromtimestamp(epoch_s, UTC)
+
+
+def _text(raw: str, length: int = 64) -> str:
+    """As the record itself stores it: without NUL and lone surrogates, cut."""
+    return raw.replace("\x00", "").encode("utf-8", "replace").decode()[:length]
