@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -57,12 +58,18 @@ def curves(
 def best_ratio(
     found: Mapping[str, Curves], ours: str, theirs: str, value: Callable[[Point], float]
 ) -> tuple[float, str, float]:
-    """The largest ours / theirs over models and loads ("up to"), and where: model, multiple of the 90 % point."""
+    """The largest ours / theirs over models and loads ("up to"), and where: model, multiple of the 90 % point.
+
+    Loads at which theirs is 0, or one of both infinite, have no ratio. Raises ValueError if no load has one.
+    """
     ratios = [
-        (value(mine) / max(value(other), 1e-9), model, factor)
+        (value(mine) / value(other), model, factor)
         for model, each in found.items()
         for (factor, mine), (_, other) in zip(each[ours], each[theirs], strict=True)
+        if value(other) > 0 and math.isfinite(value(mine)) and math.isfinite(value(other))
     ]
+    if not ratios:
+        raise ValueError(f"no load at which {ours} and {theirs} can be compared")
     return max(ratios)
 
 

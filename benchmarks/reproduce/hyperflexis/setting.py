@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,9 @@ def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests; `answered`: their share."""
+    """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests, infinite if a run answers
+    none; `answered`: their share.
+    """
 
     attainment: float
     spread: float  # standard deviation over seeds
@@ -182,7 +185,7 @@ def measure(
     return Point(
         attainment=statistics.fmean(met),
         spread=statistics.pstdev(met),
-        e2e_s=statistics.fmean(statistics.fmean(times or [0.0]) for times in ended),
+        e2e_s=statistics.fmean(statistics.fmean(times) if times else math.inf for times in ended),
         cost=statistics.fmean(result.cost / UNIT_S for result in results),
         answered=statistics.fmean(len(times) / len(r.records) for times, r in zip(ended, results, strict=True)),
         results=tuple(results) if keep else (),

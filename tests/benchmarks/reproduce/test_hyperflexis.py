@@ -1,5 +1,6 @@
 """The parts of HyperFlexis' reproduction: what is compared, how a point is measured, how headlines are read off."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ from benchmarks.reproduce.hyperflexis.stages import SCALING as SCALING_PD
 from benchmarks.reproduce.hyperflexis.stages import Run, stages
 from benchmarks.reproduce.hyperflexis.stages import claims as stage_claims
 from benchmarks.reproduce.hyperflexis.stronger import Compared, attains, costs
+from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
 FOUR = MIXES["4-task"]
@@ -52,6 +54,38 @@ def test_up_to_is_the_largest_ratio_over_models_and_loads():
     }
     ratio, model, factor = best_ratio(found, "ours", "theirs", lambda point: point.attainment)
     assert (round(ratio, 6), model, factor) == (3.0, "small", 2.0)
+
+
+def test_loads_without_a_finite_latency_on_both_sides_have_no_ratio():
+    """A run that answers nobody has no latency: it is neither the shortest nor, against another such run, equal."""
+
+    def point(e2e_s, attained=0.5):
+        return Point(attained, 0.0, e2e_s, 10.0, 1.0)
+
+    def seconds(found):
+        return best_ratio({"model": found}, "theirs", "ours", lambda each: each.e2e_s)
+
+    never = math.inf
+    ours = [(1.0, point(2.0)), (2.0, point(never)), (3.0, point(4.0)), (4.0, point(never))]
+    theirs = [(1.0, point(3.0)), (2.0, point(9.0)), (3.0, point(never)), (4.0, point(never))]
+    assert seconds({"ours": ours, "theirs": theirs}) == (1.5, "model", 1.0)
+    with pytest.raises(ValueError, match="no load at which theirs and ours can be compared"):
+        seconds({"ours": ours[3:], "theirs": theirs[3:]})
+
+
+def test_nothing_attained_is_no_base_of_a_ratio():
+    found = {"model": {"ours": curve(0.9, 0.8), "theirs": curve(0.45, 0.5)}}
+    found["model"]["theirs"][1] = (2.0, replace(found["model"]["theirs"][1][1], attainment=0.0))
+    assert best_ratio(found, "ours", "theirs", lambda point: point.attainment) == (2.0, "model", 1.0)
+
+
+def test_a_run_that_answers_nobody_is_infinitely_late():
+    def in_vain(seed):
+        requests = of_mix(FOUR, 2.0, 3)(seed)
+        return [replace(each, targets=each.targets._replace(ttft_s=1e-6)) for each in requests]
+
+    point = measure(fleet(MODELS["Qwen7B"]), Contender("scorpio", "scorpio"), in_vain, [1])
+    assert (point.answered, point.e2e_s) == (0.0, math.inf)
 
 
 def test_every_headline_of_figure_3_becomes_a_claim_for_each_of_ours():
