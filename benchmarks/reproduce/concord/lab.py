@@ -104,6 +104,7 @@ class LabFigures:
     """The figures of a run.
 
     Goodput per second of arrivals; throughput: generated tokens per second of the run; processed: with prompt tokens.
+    `never`: for each latency the share (0 to 1) of requests or programs for which it never came before the run's end.
     """
 
     tokens_per_s: float
@@ -117,6 +118,7 @@ class LabFigures:
     tbt: tuple[float, float]
     deadline_e2e: tuple[float, float]
     compound_e2e: tuple[float, float]
+    never: Mapping[str, float]
     evictions: int
     per_minute: tuple[float, ...]
 
@@ -212,6 +214,12 @@ def _figures(result: RunResult, span: float) -> LabFigures:
     for program in programs:
         by_kind.setdefault(program.kind, []).append(program)
     latency = [record for record in result.records if record.slo_class == "latency"]
+    seconds: dict[str, list[float | None]] = {
+        "ttft": [record.ttft_s for record in latency],
+        "tbt": [record.tpot_s for record in latency],
+        "deadline_e2e": [program.e2e_s for program in by_kind.get("deadline", [])],
+        "compound_e2e": [program.e2e_s for program in by_kind.get("compound", [])],
+    }
     minutes = [0.0] * (int(span // 60) + 1)
     for program in programs:
         minutes[min(int(program.at // 60), len(minutes) - 1)] += program.earned / 60.0
@@ -223,10 +231,11 @@ def _figures(result: RunResult, span: float) -> LabFigures:
         processed=sum(use.generated_tokens + use.prompt_tokens for use in result.instances) / result.ended_at,
         calls=len(result.records),
         by_kind={kind: sum(p.attained for p in found) / len(found) for kind, found in sorted(by_kind.items())},
-        ttft=_shares([record.ttft_s for record in latency]),
-        tbt=_shares([record.tpot_s for record in latency]),
-        deadline_e2e=_shares([program.e2e_s for program in by_kind.get("deadline", [])]),
-        compound_e2e=_shares([program.e2e_s for program in by_kind.get("compound", [])]),
+        ttft=_shares(seconds["ttft"]),
+        tbt=_shares(seconds["tbt"]),
+        deadline_e2e=_shares(seconds["deadline_e2e"]),
+        compound_e2e=_shares(seconds["compound_e2e"]),
+        never={key: found.count(None) / max(1, len(found)) for key, found in seconds.items()},
         evictions=sum(use.preemptions for use in result.instances),
         per_minute=tuple(minutes[:-1]),
     )

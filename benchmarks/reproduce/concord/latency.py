@@ -20,8 +20,8 @@ SHOWN = (
     "longer). Autellix's is in the table"
 )
 NEVER = (
-    "more than half of Concord's (p95: more than one in twenty) never come: above the capacity of the engine "
-    "it leaves late requests until no other needs the time, and they are cut 120 s after the last arrival"
+    "above the capacity of the engine Concord leaves late requests until no other needs the time, and what has not "
+    "ended 120 s after the last arrival is cut"
 )
 
 
@@ -32,7 +32,8 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
         for key, (what, least) in WHAT.items():
             for place, quantile in enumerate(("median", "p95")):
                 theirs, ours = (getattr(runs[each][0], key)[place] for each in (name, CONCORD.name))
-                ratio, reached, reason = over(theirs, ours, least)
+                lost = runs[name][0].never[key], runs[CONCORD.name][0].never[key]
+                ratio, reached, reason = over(theirs, ours, lost, least)
                 text = f"{what}, {quantile}: {name}'s over Concord's (factor)"
                 made.append(
                     Claim("concord", "Fig. 6.6", text, None, ratio, reached, setting, list(seeds), reason, bar=least)
@@ -40,15 +41,20 @@ def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], se
     return made
 
 
-def over(theirs: float, ours: float, least: float = 1.0) -> tuple[float | None, bool | None, str]:
+def over(
+    theirs: float, ours: float, never: tuple[float, float], least: float = 1.0
+) -> tuple[float | None, bool | None, str]:
     """Ratio of the rounded seconds, whether it is at least `least`, and the reason.
 
-    Two latencies that both never end are not compared: None instead of a verdict.
+    `never`: the shares (0 to 1) of the baseline's and of Concord's that never came. Two latencies that both never end
+    are not compared: None instead of a verdict, and the reason gives both shares.
     """
+    lost = f"{100 * never[1]:.0f} % of Concord's and {100 * never[0]:.0f} % of the baseline's never come"
     if math.isinf(ours):
-        both = math.isinf(theirs)
-        return None, None if both else False, NEVER + (". The baseline's never come either" if both else "")
+        if math.isinf(theirs):
+            return None, None, f"not judged, since neither has this figure: {lost}; {NEVER}"
+        return None, False, f"{lost}; {NEVER}"
     if math.isinf(theirs):
-        return None, True, f"{SHOWN}. The baseline's never come, Concord's take {finite(ours)} s"
+        return None, True, f"{SHOWN}. {lost}, and Concord's take {finite(ours)} s"
     ratio = (finite(theirs) or 0.0) / max(1e-9, finite(ours) or 0.0)
     return round(ratio, 3), ratio >= least, SHOWN

@@ -18,6 +18,7 @@ from benchmarks.reproduce.concord.lab import (
     LabFigures,
     arrivals,
     instance,
+    run,
 )
 from benchmarks.reproduce.concord.latency import over
 from benchmarks.reproduce.concord.oracle import BORROWED, candidates
@@ -68,13 +69,28 @@ def test_what_never_came_has_no_figure():
 
 
 def test_latency_is_judged_by_what_came():
+    never, none = float("inf"), (0.0, 0.0)
+    assert over(10.0, 4.0, none)[:2] == (2.5, True)
+    assert over(4.0, 10.0, none)[:2] == (0.4, False)
+    assert over(9.0, 10.0, none, 0.9)[:2] == (0.9, True)
+    assert over(never, 4.0, (0.1, 0.0))[:2] == (None, True)
+    assert over(4.0, never, (0.0, 0.1))[:2] == (None, False)
+    assert over(never, never, (0.9, 0.6))[:2] == (None, None)  # two that never come are not compared
+
+
+def test_why_latencies_are_not_compared_is_counted_in_the_run():
     never = float("inf")
-    assert over(10.0, 4.0)[:2] == (2.5, True)
-    assert over(4.0, 10.0)[:2] == (0.4, False)
-    assert over(9.0, 10.0, 0.9)[:2] == (0.9, True)
-    assert over(never, 4.0)[:2] == (None, True)
-    assert over(4.0, never)[:2] == (None, False)
-    assert over(never, never)[:2] == (None, None)  # two that never come are not compared
+    assert "60 % of Concord's and 90 % of the baseline's never come" in over(never, never, (0.9, 0.6))[2]
+    assert "6 % of Concord's and 2 % of the baseline's never come" in over(4.0, never, (0.02, 0.06))[2]
+    assert "0 % of Concord's and 55 % of the baseline's never come" in over(never, 4.0, (0.55, 0.0))[2]
+
+
+def test_a_run_counts_what_never_came():
+    found = run(SARATHI, Case(60.0, 600, 1))
+    for key, share in found.never.items():
+        median, p95 = getattr(found, key)
+        assert (share > 0.5, share > 0.05) == (median == float("inf"), p95 == float("inf")), key
+    assert max(found.never.values()) > 0.05
 
 
 def test_no_conclusion_over_what_was_built_from_a_description():
