@@ -156,6 +156,23 @@ class Landed(NamedTuple):
     seq: Seq
 
 
+class PrefixEnded(NamedTuple):
+    """What another engine holds of a prefix has arrived: the first `tokens` tokens of a reserved sequence.
+
+    Its full blocks stay in the prefix cache, its other blocks are free. This ends the reservation too.
+    """
+
+    seq: Seq
+    tokens: int
+
+
+class Lend(NamedTuple):
+    """Give the sequence, which is never computed here, the blocks of its cached prefix until Release, so that another
+    engine can copy them. `seq.computed` says how many tokens they have."""
+
+    seq: Seq
+
+
 class Release(NamedTuple):
     """Free the KV kept for an ended sequence (`keep_kv`, `checkpoint`). No effect if nothing is kept."""
 
@@ -231,6 +248,8 @@ EngineEvent = (
     Added
     | Reserve
     | Landed
+    | PrefixEnded
+    | Lend
     | Release
     | Aborted
     | StepDone

@@ -27,6 +27,7 @@ class KvInTransit:
         self.incoming: dict[str, Seq] = {}
         self.arrived = SeqQueue(key)
         self.held: dict[str, Seq] = {}
+        self._stale: set[str] = set()  # incoming when cached prefixes were dropped: theirs must not be cached either
 
     @property
     def coming(self) -> int:
@@ -46,14 +47,36 @@ class KvInTransit:
     def land(self, seq: Seq) -> None:
         if self.incoming.pop(seq.id, None) is not seq:
             raise ProtocolError(f"KV of {seq.id!r} landed without a reservation")
+        self._stale.discard(seq.id)
         seq.computed = seq.tokens - 1  # the newest token was sampled, not yet computed
         self._blocks.seal(seq, seq.cached)
         self.arrived.add(seq)
+
+    def keep_prefix(self, seq: Seq, tokens: int) -> None:
+        """End a reservation: the first `tokens` tokens stay in the prefix cache, as far as they fill blocks."""
+        if self.incoming.pop(seq.id, None) is not seq:
+            raise ProtocolError(f"a prefix of {seq.id!r} ended without a reservation")
+        if seq.id not in self._stale:
+            seq.computed = max(seq.cached, min(tokens, seq.tokens))
+            self._blocks.seal(seq, seq.cached)
+        self._stale.discard(seq.id)
+        self._blocks.release(seq)
+
+    def lend(self, seq: Seq) -> None:
+        """Keep the cached prefix of a sequence of another engine until `release`."""
+        self._blocks.take_prefix(seq)
+        seq.state = SeqState.FINISHED
+        self.hold(seq)
+
+    def forget_prefixes(self) -> None:
+        """Cached prefixes are dropped, most likely because the model changes."""
+        self._stale.update(self.incoming)
 
     def drop(self, seq: Seq) -> None:
         """Give up an incoming or arrived sequence."""
         if self.incoming.pop(seq.id, None) is None:
             self.arrived.remove(seq)
+        self._stale.discard(seq.id)
         self._blocks.release(seq)
 
     def hold(self, seq: Seq) -> None:

@@ -31,6 +31,7 @@ from controller.core.steps import (
     EngineEvent,
     EngineReply,
     FinishReason,
+    PrefixEnded,
     Reject,
     Release,
     Resume,
@@ -110,7 +111,7 @@ class PreemptivePrefill(EngineScheduler):
                 super()._apply(event, now, actions)
                 if seq.state is SeqState.WAITING:
                     self._enqueue(seq, now)
-            case Release():
+            case Release() | PrefixEnded():
                 super()._apply(event, now, actions)
                 self._look_for_room()
             case Resumed():

@@ -22,7 +22,9 @@ from controller.core.steps import (
     Finish,
     FinishReason,
     Landed,
+    Lend,
     Paused,
+    PrefixEnded,
     Reject,
     Release,
     Reserve,
@@ -147,6 +149,11 @@ class EngineScheduler:
                 self._reserve_for(seq, actions)
             case Landed(seq):
                 self._in_transit.land(seq)
+            case PrefixEnded(seq, tokens):
+                self._in_transit.keep_prefix(seq, tokens)
+                self._end(seq, FinishReason.STOP)
+            case Lend(seq):
+                self._in_transit.lend(seq)
             case Release(seq):
                 self._in_transit.release(seq)
                 self.checkpoints.release(seq)
@@ -156,8 +163,7 @@ class EngineScheduler:
             case Resumed():
                 self._paused = None
             case CacheReset():
-                self.checkpoints.clear()
-                self.blocks.forget()
+                self._forget_prefixes()
 
     def _add(self, seq: Seq, actions: list[EngineAction]) -> None:
         if seq.id in self._ids:
@@ -220,8 +226,12 @@ class EngineScheduler:
         if self._step is not None or self._paused is None or not self._paused.release_kv:
             return
         self._seats.clear()
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
         self.checkpoints.clear()
         self.blocks.forget()
+        self._in_transit.forget_prefixes()
 
     # ---- a step's end -------------------------------------------------------------------------------------------
 

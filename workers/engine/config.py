@@ -38,7 +38,8 @@ PORT_MAX = 65_535
 class KvConfig:
     """Settings of KV transfers. `port`: 0 takes a free one; `token`: the fleet's secret (FLEET_TOKEN); `reached_at`:
     the host name or address under which other engines reach this one; `token_bytes`: of one token in one layer;
-    `flow_socket`: of the transfer daemon (FLOW_SOCKET), "" without flow scheduling."""
+    `flow_socket`: of the transfer daemon (FLOW_SOCKET), "" without flow scheduling; `borrow_tokens`: uncached tokens
+    from which on other engines are asked for a prompt's prefix, 0: never."""
 
     token: str
     reached_at: str
@@ -48,6 +49,7 @@ class KvConfig:
     lease_s: float
     timeout_s: float
     flow_socket: str = ""
+    borrow_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,14 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
         raise ConfigError(f"role {args.role} needs KV transfers: set FLEET_TOKEN, the same in the whole fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
+    if args.borrow_tokens < 0:
+        raise ConfigError("must be at least 0", "borrow_tokens")
+    if args.borrow_tokens and not token:
+        raise ConfigError("needs KV transfers: set FLEET_TOKEN, the same in the whole fleet", "borrow_tokens")
     return KvConfig(
         *(token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout),
         flow_socket=read_variable(os.environ, "FLOW_SOCKET"),
+        borrow_tokens=args.borrow_tokens,
     )
 
 
@@ -314,6 +321,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV: bytes of a token in a layer (%(default)s)")
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
+    add("--borrow-tokens", type=int, default=0, help="copy prefixes of this many tokens from other engines (0: none)")
     add("--weights", default="present", choices=["present", "absent"], help="absent: a warm spare without weights")
     add("--host-copy", default="", help="torch: folder in which engines of this host share weights (/dev/shm; none)")
     add(

@@ -127,6 +127,13 @@ class Engine:
         if stream.seq.id not in self._streams:
             raise HttpError("no free KV blocks for this request", "kv_transfer_params", status=503)
 
+    def borrow(self, seq: Seq) -> bool:
+        """Reserve blocks for a prefix that another engine holds; PrefixEnded must follow. False without room."""
+        if self.failed or self.closing or self.refusing:
+            return False
+        self.handle(Reserve(seq))
+        return seq.state is SeqState.ARRIVING
+
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort a sequence. Does nothing if it was not queued or has ended."""
         if seq.id in self._streams:
@@ -274,7 +281,7 @@ class Engine:
             case Reserved():
                 pass  # `reserve` checks that the stream still exists
             case Reject(seq, code):
-                del self._streams[seq.id]
+                self._streams.pop(seq.id, None)  # a prefix that is only borrowed has no stream
                 if code == "queue_full":
                     self.metrics.rejected()
             case _:

@@ -73,7 +73,14 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
         flows = FlowClient(kv.flow_socket) if kv.flow_socket else None
         disaggregation = Disaggregation(
-            engine, store, kv.token, config.host, reached_at=kv.reached_at, flows=flows, **times
+            engine,
+            store,
+            kv.token,
+            config.host,
+            reached_at=kv.reached_at,
+            flows=flows,
+            borrow_tokens=kv.borrow_tokens,
+            **times,
         )
         disaggregation.expose(engine.metrics.registry)
     checkpoints = CheckpointLeases(engine)

@@ -180,11 +180,12 @@ class FlowClient:
         request: str = "",
         batch: str = "",
         over: str = LINK,
+        unit: str = "",
     ) -> Flow:
         """Announce a transfer of `size` bytes to the host `to`. `due_in_s`: until its last byte is due, None without a
-        deadline, as weight loads always are. `batch`: that this client computes now and that makes the bytes, "" if
-        they are computed. `over`: LINK or MEMORY. It is scheduled at once or not at all; `end` must
-        follow in any case."""
+        deadline, as weight loads always are. `batch`: that is computed now and makes or needs the bytes, "" if there
+        is none; `unit`: who computes it, "" for this client. `over`: LINK or MEMORY. It is scheduled at once or not at
+        all; `end` must follow in any case."""
         weights = stage == FlowStage.WEIGHTS
         flow = Flow(self, f"{self._name}:{next(self._numbers)}", size, held_in_total=not weights)
         if self._writer is None:
@@ -194,7 +195,7 @@ class FlowClient:
         due = NO_TARGET_S if due_in_s is None else max(due_in_s, LATE_S)
         about: dict[str, Any] = {"stage": stage, "size_bytes": size, "to": to, "over": over}
         if batch:
-            about |= {"unit": self._name, "batch": batch}
+            about |= {"unit": unit or self._name, "batch": batch}
         if not weights:
             about |= {"due_in_s": due, "target_in_s": due_in_s}
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})

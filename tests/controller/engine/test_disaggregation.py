@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from controller.core.steps import (
     Aborted,
     Added,
+    CacheReset,
     FinishReason,
     Landed,
+    Lend,
+    PrefixEnded,
     Reject,
     Release,
     Reserve,
@@ -185,3 +188,63 @@ def test_every_arrival_ends_whatever_the_room(script, blocks, slots):
     assert set(driver.ended) == {seq.id for seq, _, _ in todo}
     assert driver.scheduler.blocks.free == blocks
     assert driver.scheduler.idle
+
+
+# ---- prefixes of other engines --------------------------------------------------------------------------------------
+
+
+def borrowed(driver, prompt, tokens):
+    """A prefix that another engine lent, of which `tokens` tokens have come."""
+    seq = make_seq("borrowed", prompt, max_tokens=1)
+    assert answers(driver, Reserve(seq)) == [Reserved(seq)]
+    assert answers(driver, PrefixEnded(seq, tokens)) == []
+    return seq
+
+
+@pytest.mark.parametrize(("came", "cached"), [(12, 12), (9, 8), (0, 0)])
+def test_a_borrowed_prefix_is_cached_as_far_as_it_came(came, cached):
+    driver = Driver()
+    borrowed(driver, list(range(12)), came)
+    assert driver.scheduler.idle
+    assert driver.scheduler.blocks.free == 64
+    driver.add(make_seq("mine", [*range(12), 99], max_tokens=2))
+    assert (driver.step.chunks[0].start, driver.step.chunks[0].length) == (cached, 13 - cached)
+    driver.run()
+    assert len(driver.outputs["mine"]) == 2
+
+
+def test_a_borrowed_prefix_is_not_cached_if_the_cache_was_reset_meanwhile():
+    driver = Driver()
+    seq = make_seq("borrowed", list(range(12)), max_tokens=1)
+    answers(driver, Reserve(seq))
+    answers(driver, CacheReset())
+    answers(driver, PrefixEnded(seq, 12))
+    assert driver.scheduler.uncached(make_seq("mine", list(range(13)), max_tokens=2)) == 13
+
+
+def test_a_prefix_that_was_not_reserved_cannot_end():
+    with pytest.raises(ProtocolError, match="without a reservation"):
+        Driver().scheduler.handle([PrefixEnded(make_seq("a", 8), 8)], 0.0)
+
+
+def test_lent_blocks_stay_until_they_are_released():
+    driver = Driver(kv_blocks=16, max_model_len=64)
+    driver.add(make_seq("first", list(range(12)), max_tokens=1))
+    driver.run()
+    lent = make_seq("lent", list(range(13)), max_tokens=1)
+    answers(driver, Lend(lent))
+    assert (lent.computed, len(lent.blocks)) == (12, 3)
+    answers(driver, CacheReset())
+    assert driver.scheduler.blocks.free == 13
+    answers(driver, Release(lent))
+    assert driver.scheduler.blocks.free == 16
+
+
+def test_nothing_is_lent_to_another_tenant():
+    driver = Driver()
+    driver.add(make_seq("first", list(range(12)), max_tokens=1, salt=b"one"))
+    driver.run()
+    lent = make_seq("lent", list(range(13)), max_tokens=1, salt=b"two")
+    answers(driver, Lend(lent))
+    assert lent.computed == 0
+    answers(driver, Release(lent))

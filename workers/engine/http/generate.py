@@ -152,12 +152,27 @@ class Generator:
         watch.add_done_callback(lambda _: self._engine.abort(stream.seq))
         self.in_flight += 1
         try:
-            await self._answer(exchange, stream, form, asked)
+            if await self._borrowed(stream.seq, asked, watch):
+                await self._answer(exchange, stream, form, asked)
         finally:
             self.in_flight -= 1
             watch.cancel()
             self._checkpoints.ended(stream.seq, asked.checkpoint_s)
             self._give_up(stream.seq)  # does nothing unless the response failed before its end
+
+    async def _borrowed(self, seq: Seq, asked: Generation, gone: asyncio.Future[None]) -> bool:
+        """Return once a prefix that other engines hold is here, or cannot be had. False: the client went away."""
+        if self._disaggregation is None or asked.offer is not None:
+            return True
+        fetching = asyncio.ensure_future(self._disaggregation.prefixes.fetch(seq))
+        try:
+            await asyncio.wait((fetching, gone), return_when=asyncio.FIRST_COMPLETED)
+            if fetching.done():
+                fetching.result()
+            return not gone.done()
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
 
     async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
         """Answer the request. Raises HttpError if nothing was queued."""

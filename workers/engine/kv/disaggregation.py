@@ -24,7 +24,9 @@ from controller.core.steps import NEARLY_COMPUTED, FinishReason, Landed, Release
 from workers.engine import fields
 from workers.engine.engine import Engine, names_of
 from workers.engine.errors import HttpError
+from workers.engine.kv.lender import PrefixLender
 from workers.engine.kv.links import Links
+from workers.engine.kv.prefixes import PrefixBorrower
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvStore
@@ -43,7 +45,8 @@ log = logging.getLogger(__name__)
 
 class Disaggregation:
     """KV transfers of one engine. It listens on `host` and offers the address `reached_at`. `lease_s`: how long KV is
-    kept for another engine to pull it; `timeout_s`: of one pull; `flows`: whom to ask before sending (None: nobody)."""
+    kept for another engine to pull it; `timeout_s`: of one pull; `flows`: whom to ask before sending (None: nobody);
+    `borrow_tokens`: `PrefixBorrower.least_tokens`."""
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Disaggregation:
         lease_s: float = 30.0,
         timeout_s: float = 30.0,
         flows: FlowClient | None = None,
+        borrow_tokens: int = 0,
     ) -> None:
         self._engine = engine
         self._host = host
@@ -71,8 +75,10 @@ class Disaggregation:
         self._flows = flows
         layers = None if flows is None else LayerStarts(flows, self._progress, store.layers)
         turns = TurnsConfig(flows, self._short_of_memory, self._renew, layers=layers)
-        self.server = KvServer(store, token, self._find, self.release, self._progress, turns)
+        self.lender = PrefixLender(engine, store, turns)
+        self.server = KvServer(store, token, self._find, self.release, self._progress, turns, self.lender)
         self.links = Links(store, token, self.traffic, timeout_s, self._about)
+        self.prefixes = PrefixBorrower(engine, store, self.links, borrow_tokens, timeout_s, self._about)
 
     def expose(self, registry: CollectorRegistry) -> None:
         """Add the metrics of KV transfers, under Slackline's names, since vLLM has none."""
@@ -94,6 +100,13 @@ class Disaggregation:
             ("kv_unscheduled", "Transfers from here that the daemon did not schedule.", lambda: held.unscheduled),
             ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
             ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
+            ("kv_borrowed", "Prefixes that other engines lent.", lambda: self.prefixes.traffic.borrowed),
+            ("kv_borrowed_tokens", "Tokens of them.", lambda: self.prefixes.traffic.tokens),
+            ("kv_borrowed_bytes", "KV bytes received of prefixes.", lambda: self.prefixes.received_bytes),
+            ("kv_borrowed_seconds", "Time to copy them.", lambda: self.prefixes.traffic.seconds),
+            ("kv_borrows_lost", "Prefixes whose copy ended early.", lambda: self.prefixes.traffic.lost),
+            ("kv_lent", "Prefixes lent to other engines.", lambda: self.lender.traffic.lent),
+            ("kv_lent_bytes", "KV bytes sent of prefixes.", lambda: self.lender.traffic.bytes),
             ("kv_freed", "Prompts whose KV was given up because somebody said so.", lambda: self.freed),
         ):
             Gauge(f"slackline_{name}", text, registry=registry).set_function(read)

@@ -195,6 +195,11 @@ class Links:
         for at in list(self._links):
             self._forget(at)
 
+    def up(self) -> list[KvLink]:
+        """The links to announced peers that answer and are as fast as usual."""
+        now = time.monotonic()
+        return [each for each in self._links.values() if each.announced and each.health.state(now) is LinkState.UP]
+
     async def pull(self, offer: Offer, seq: Seq, listener: Listener = NOBODY) -> tuple[KvMoved, int]:
         """Pull the KV of the prompt into the blocks of `seq`. Returns the figures of the transfer and the token that
         the prefill sampled.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from controller.core.steps import FinishReason, Seq, SeqState
+from workers.engine.kv.lender import PrefixLender
 from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.store import KvMismatch, KvStore
 from workers.engine.kv.transfer import KvTraffic
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 class KvServer:
     """Sends KV. `held` finds a sequence by id; `taken` is called once the other engine has its KV. `names`: addresses
-    under which other engines know this one, besides that of the socket."""
+    under which other engines know this one, besides that of the socket. `lender`: None lends no prefixes."""
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class KvServer:
         taken: Callable[[Seq], None],
         progress: KvProgress | None = None,
         turns: TurnsConfig | None = None,
+        lender: PrefixLender | None = None,
     ) -> None:
+        self._lender = lender
         self.traffic = KvTraffic()
         self.port = 0
         self.names: set[str] = set()
@@ -124,6 +127,8 @@ class KvServer:
                 await self._probe(asked.get("bytes"), writer)
             case "take":
                 await self._give(asked, reader, writer)
+            case "holds" | "lend" if self._lender is not None:
+                await self._lender.answer(asked, reader, writer)
             case other:
                 write_frame(writer, {"error": f"unknown op {other!r}"})
         await drained(writer)

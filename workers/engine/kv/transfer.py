@@ -199,6 +199,39 @@ class KvConnection:
         held = _held_in(frame)
         return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, held)
 
+    async def holds(self, prompt: bytes, salt: bytes, within_s: float) -> int:
+        """Tokens of the prompt that the other engine has in its prefix cache. `prompt`: `lender.tokens_as_bytes`.
+        Raises KvTransferError."""
+        held = (await self._ask(_of_prompt("holds", prompt, salt), within_s, prompt)).get("holds")
+        if not isinstance(held, int) or held < 0:
+            raise KvTransferError(f"{held!r} is not a number of tokens", "corrupt")
+        return held
+
+    async def borrow(
+        self, seq: Seq, prompt: bytes, store: KvStore, traffic: KvTraffic, about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Copy the KV of `seq`, a prefix of the prompt, into its blocks, from the first token that is not cached here.
+        `about`: what the source is told for its turn on the link. Returns what it says of its turns.
+
+        Raises KvTransferError; then the content of the blocks is invalid.
+        """
+        self.received = 0
+        asked = {**_of_prompt("lend", prompt, seq.salt), "start": seq.cached, "layout": ASKED_FOR, **about}
+        _check_header(await self._ask(asked, STALL_S, prompt), store.layout, seq.tokens)
+        layer = 0
+        with as_transfer_errors(f"KV of {seq.id}", "cut"):
+            while layer < store.layers:
+                frame = await self._frame()
+                if "computing" in frame:
+                    continue  # held
+                if (frame.get("layer"), frame.get("start"), frame.get("stop")) != (layer, seq.cached, seq.tokens):
+                    raise KvTransferError(f"expected layer {layer} from token {seq.cached}, got {frame}", "corrupt")
+                if (wire_class := frame.get("class")) in range(CLASSES):
+                    as_class(self._writer, wire_class)
+                await self._layer(seq, layer, seq.cached, seq.tokens, store, traffic)
+                layer += 1
+            return _held_in(await self._frame())
+
     async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: KvTraffic) -> None:
         step = max(1, PIECE_BYTES // store.token_bytes)
         check = 0
@@ -214,9 +247,11 @@ class KvConnection:
         if await self._read(4) != check.to_bytes(4, "big"):
             raise KvTransferError(f"the checksum of layer {layer} is wrong", "corrupt")
 
-    async def _ask(self, question: dict[str, Any], within_s: float = STALL_S) -> dict[str, Any]:
+    async def _ask(self, question: dict[str, Any], within_s: float = STALL_S, data: bytes = b"") -> dict[str, Any]:
+        """`data`: follows the question."""
         with as_transfer_errors(str(question["op"]), "cut"):
             write_frame(self._writer, question)
+            write(self._writer, data)
             await self._writer.drain()
             return await self._frame(within_s)
 
@@ -235,6 +270,10 @@ class KvConnection:
         except asyncio.IncompleteReadError as error:
             self.received += len(error.partial)
             raise
+
+
+def _of_prompt(op: str, prompt: bytes, salt: bytes) -> dict[str, Any]:
+    return {"op": op, "tokens": len(prompt) // 8, "salt": salt.hex()}
 
 
 def _held_in(frame: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,12 +78,27 @@ class TurnsConfig:
         """`asked`: what the receiver said: `due_in_s` and `pressed`, which engines of older versions do not say."""
         if self.client is None or self.client.off or size <= 0:
             return Turns(self, seq, None, writer)
-        due = asked.get("due_in_s")
-        due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
+        due_in_s = _due(asked)
         to = str(writer.get_extra_info("peername")[0])
         batch = self.layers.follow(seq) if self.layers is not None else ""
         flow = self.client.submit(FlowStage.KV_TRANSFER, size, to, due_in_s, names_of(seq)[1], batch)
         return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
+
+    def begin_reuse(self, seq: Seq, size: int, asked: dict[str, Any], writer: asyncio.StreamWriter) -> Turns:
+        """The same for a prefix that another engine reuses, whose prefill waits for its first layer. `asked`: also
+        `unit` and `batch`, by which that engine calls itself and the request."""
+        unit, batch = str(asked.get("unit", ""))[:200], str(asked.get("batch", ""))[:200]
+        if self.client is None or self.client.off or size <= 0 or not unit or not batch:
+            return Turns(self, seq, None, writer)
+        to = str(writer.get_extra_info("peername")[0])
+        flow = self.client.submit(FlowStage.REUSE, size, to, _due(asked), batch, batch, unit=unit)
+        return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
+
+
+def _due(asked: dict[str, Any]) -> float | None:
+    """Seconds until the receiver needs it; None if it did not say so."""
+    due = asked.get("due_in_s")
+    return float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
 
 
 class Turns:

@@ -1,0 +1,111 @@
+"""Cached prefixes that other engines copy, the side that has them. `prefixes` is the other side.
+
+An engine that is about to compute a prompt sends its tokens and its tenant's salt. They are hashed here, so that a
+prefix is found only by who has its tokens, and never across tenants. `holds` asks how many tokens are cached; `lend`
+copies them, layer by layer, from token `start` on, in the frames of a KV transfer (`transfer`). The blocks are in use
+until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.steps import Lend, Release, Seq
+from workers.engine.engine import Engine
+from workers.engine.kv.store import KvStore
+from workers.engine.kv.turns import TurnsConfig
+from workers.engine.kv.wire import PIECE_BYTES, TAKEN_S, KvTransferError, drained, write, write_frame
+
+MOST_TOKENS = 1 << 20
+MOST_SALT = 4096  # hexadecimal digits
+TOKEN_BYTES = 8
+
+
+def tokens_as_bytes(tokens: array[int]) -> bytes:
+    """As they are sent: eight bytes each, the lowest first."""
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+@dataclass(slots=True)
+class LentTraffic:
+    """Since the start: prefixes that were copied from here to their end, and bytes of all copies."""
+
+    lent: int = 0
+    bytes: int = 0
+
+
+class PrefixLender:
+    """Answers what other engines ask of the prefix cache of this one."""
+
+    def __init__(self, engine: Engine, store: KvStore, turns: TurnsConfig) -> None:
+        self.traffic = LentTraffic()
+        self._engine, self._store, self._turns = engine, store, turns
+
+    async def answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Raises KvTransferError, OSError, TimeoutError."""
+        seq = await self._named(asked, reader)
+        if asked.get("op") == "holds":
+            write_frame(writer, {"holds": self._engine.scheduler.blocks.cached_tokens(seq)})
+            return
+        self._engine.handle(Lend(seq))
+        try:
+            await self._lend(seq, asked, reader.at_eof, writer)
+        finally:
+            self._engine.handle(Release(seq))
+
+    async def _named(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> Seq:
+        """A sequence of the tokens and the salt that follow the question."""
+        count, salt = asked.get("tokens"), asked.get("salt")
+        if not isinstance(count, int) or not 0 < count <= MOST_TOKENS:
+            raise KvTransferError(f"tokens must be between 1 and {MOST_TOKENS}", "refused")
+        try:
+            salted = bytes.fromhex(salt) if isinstance(salt, str) and len(salt) <= MOST_SALT else None
+        except ValueError:
+            salted = None
+        if salted is None:
+            raise KvTransferError(f"salt must be at most {MOST_SALT} hexadecimal digits", "refused")
+        tokens = array("q")
+        async with asyncio.timeout(TAKEN_S):
+            tokens.frombytes(await reader.readexactly(count * TOKEN_BYTES))
+        if sys.byteorder == "big":
+            tokens.byteswap()
+        engine = self._engine
+        return Seq(engine.next_id("lent"), engine.now(), count, 1, token_ids=tokens, salt=salted)
+
+    async def _lend(
+        self, seq: Seq, asked: dict[str, Any], gone: Callable[[], bool], writer: asyncio.StreamWriter
+    ) -> None:
+        start, stop = asked.get("start"), seq.computed
+        if not isinstance(start, int) or not 0 <= start < stop:
+            write_frame(writer, {"error": f"{stop} tokens are cached here", "lost": True})
+            return
+        write_frame(writer, {**self._store.layout.as_json(asked.get("layout")), "tokens": stop})
+        size = (stop - start) * self._store.layers * self._store.token_bytes
+        turns = self._turns.begin_reuse(seq, size, asked, writer)
+        try:
+            for layer in range(self._store.layers):
+                about = await turns.next(gone)
+                write_frame(writer, {"layer": layer, "start": start, "stop": stop, **about})
+                check, step = 0, max(1, PIECE_BYTES // self._store.token_bytes)
+                for at in range(start, stop, step):
+                    piece = self._store.read(seq, layer, at, min(at + step, stop))
+                    check = zlib.crc32(piece, check)
+                    write(writer, piece)
+                    self.traffic.bytes += len(piece)
+                    await drained(writer)
+                    turns.sent(len(piece))
+                write(writer, check.to_bytes(4, "big"))
+            write_frame(writer, {"lent": stop, **turns.figures()})
+            await drained(writer)
+            self.traffic.lent += 1
+        finally:
+            turns.end()

@@ -1,0 +1,136 @@
+"""Prefixes that other engines have cached, the side that reuses them (MFS' stage 1). `lender` is the other side.
+
+Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one with the
+most lends it: the KV is copied into reserved blocks, which then belong to the prefix cache like those of prompts that
+were computed here. So nothing else in the engine knows of it, and what is lost on the way, or evicted before the prompt
+runs, is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.steps import PrefixEnded, Seq
+from workers.engine.engine import Engine, names_of
+from workers.engine.kv.lender import tokens_as_bytes
+from workers.engine.kv.links import NOT_THE_LINKS_FAULT, KvLink, Links
+from workers.engine.kv.store import KvStore
+from workers.engine.kv.transfer import KvConnection, KvTraffic
+from workers.engine.kv.wire import KvTransferError
+
+ASK_S = 0.2  # an engine that does not answer within this is not asked to lend
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BorrowedTraffic:
+    """Since the start. `tokens`: that came from other engines; `lost`: copies that ended early."""
+
+    borrowed: int = 0
+    tokens: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+
+
+class PrefixBorrower:
+    """`least_tokens`: prompts with fewer uncached ones than this are computed without asking anybody; 0: all are.
+    `limit_s`: of one copy. `about`: what a source is told of a sequence (`KvConnection.pull`)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: KvStore,
+        links: Links,
+        least_tokens: int,
+        limit_s: float,
+        about: Callable[[Seq], Mapping[str, Any]] = lambda seq: {},
+    ) -> None:
+        self.traffic = BorrowedTraffic()
+        self._kv = KvTraffic()
+        self._engine, self._store, self._links = engine, store, links
+        self._least, self._limit_s, self._about = least_tokens, limit_s, about
+
+    @property
+    def received_bytes(self) -> int:
+        return self._kv.received_bytes
+
+    async def fetch(self, seq: Seq) -> None:
+        """Return when as much of its prompt as possible is cached here. Raises nothing: what fails is computed."""
+        scheduler, size = self._engine.scheduler, self._engine.config.block_size
+        if not self._least or not scheduler.blocks.caching or seq.token_ids is None or seq.branch_of:
+            return
+        here = scheduler.blocks.cached_tokens(seq)
+        if seq.tokens - here < self._least:
+            return
+        asked = array("q", seq.token_ids)
+        prompt = tokens_as_bytes(asked)
+        answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
+        best = max(answers, key=lambda each: each[0], default=None)
+        if best is None:
+            return
+        there = min(best[0], seq.tokens - 1) // size * size  # at least one token is left to compute
+        if there - here < self._least:
+            return
+        coming = Seq(self._engine.next_id(names_of(seq)[0]), seq.arrival, there, 1, token_ids=asked[:there])
+        coming.salt, coming.due = seq.salt, seq.due
+        if not self._engine.borrow(coming):
+            return
+        came = 0
+        try:
+            async with asyncio.timeout(self._limit_s):
+                came = await self._copy(best[1], coming, prompt)
+        except TimeoutError:
+            log.warning("a prefix of %d tokens took longer than %g s", there, self._limit_s)
+        finally:
+            self.traffic.lost += not came
+            self._engine.handle(PrefixEnded(coming, came))
+
+    async def _held(self, link: KvLink, prompt: bytes, salt: bytes) -> tuple[int, KvLink]:
+        connection: KvConnection | None = None
+        try:
+            async with asyncio.timeout(ASK_S):
+                connection, _ = await link.take()
+                held = await connection.holds(prompt, salt, ASK_S)
+        except (KvTransferError, TimeoutError):
+            if connection is not None:
+                connection.close()
+            return 0, link
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        link.give_back(connection)
+        return held, link
+
+    async def _copy(self, link: KvLink, seq: Seq, prompt: bytes) -> int:
+        """The tokens that have come: all of them or none."""
+        loop = asyncio.get_running_loop()
+        began, before = loop.time(), self._kv.received_bytes
+        connection: KvConnection | None = None
+        try:
+            connection, _ = await link.take()
+            about = {"unit": self._links.me, "batch": names_of(seq)[1], **self._about(seq)}
+            held = await connection.borrow(seq, prompt, self._store, self._kv, about)
+        except KvTransferError as error:
+            log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
+            if error.reason not in NOT_THE_LINKS_FAULT:
+                link.health.failed(str(error), loop.time(), self._kv.received_bytes - before)
+            if connection is not None:
+                connection.close()
+            return 0
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        link.give_back(connection)
+        seconds = loop.time() - began
+        link.health.moved(self._kv.received_bytes - before, max(0.0, seconds - held.get("held_s", 0.0)))
+        self.traffic.borrowed += 1
+        self.traffic.tokens += seq.tokens - seq.cached
+        self.traffic.seconds += seconds
+        return seq.tokens
