@@ -78,7 +78,7 @@ class Runtime:
         self.rates = StageRates()
         self.transfers = KvTransfers(self, backends)
         self._handle = handle
-        self._backends = backends
+        self.backends = backends
         self._outcomes = outcomes
         self._suspect = suspect
         self._heard = heard
@@ -258,7 +258,7 @@ class Runtime:
         """Count what was sent. A request that was sent twice in one pass counts where it went last."""
         for send in {action.request.id: action for action in actions if type(action) is ev.Send}.values():
             in_flight = self.requests.get(send.request.id)
-            if in_flight is not None and send.instance_id in self._backends and not self.waits(in_flight):
+            if in_flight is not None and send.instance_id in self.backends and not self.waits(in_flight):
                 self.rates.sent(send.request.model, now, prefill=send.part is not Part.WHOLE)
 
     # ---- actions: requests ----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Runtime:
         if in_flight is None:  # it ended in this iteration; its Cancelled is in the next batch
             return
         self.note(in_flight, action.decision)
-        backend = self._backends.get(action.instance_id)
+        backend = self.backends.get(action.instance_id)
         in_flight.instance = action.instance_id
         in_flight.sent_at = self.clock()
         in_flight.sends += 1
@@ -335,7 +335,7 @@ class Runtime:
         if in_flight is None:
             return
         name, target = in_flight.request.id, action.target
-        backend, call = self._backends.get(target), in_flight.call
+        backend, call = self.backends.get(target), in_flight.call
         if backend is None or call is None or (in_flight.offer is None and not in_flight.paired):
             self.push(ev.TransferFailed(name, target, "no_instance"))
             return
@@ -436,7 +436,7 @@ class Runtime:
         self.note(in_flight, Decision("prefill", "prefilled", request.id, now, figures))
 
     def _answer_there(self, action: ev.AnswerThere) -> None:
-        in_flight, backend = self.requests.get(action.request.id), self._backends.get(action.instance_id)
+        in_flight, backend = self.requests.get(action.request.id), self.backends.get(action.instance_id)
         if in_flight is None or in_flight.call is None:
             return
         in_flight.instance, in_flight.prefill_instance = action.instance_id, ""
@@ -448,7 +448,7 @@ class Runtime:
 
     async def _both(self, in_flight: InFlightRequest, call: UpstreamCall, place: ev.Place, leg: DecodeLeg) -> None:
         """Both stages of a pair, with a new room in which they meet."""
-        prefiller, decoder = self._backends.get(place.source), self._backends.get(place.target)
+        prefiller, decoder = self.backends.get(place.source), self.backends.get(place.target)
         try:
             if prefiller is None or decoder is None:
                 raise EngineError(f"instance {place.source if prefiller is None else place.target} is gone")

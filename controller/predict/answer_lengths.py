@@ -222,15 +222,16 @@ class AnswerLengths:
         low, expected, high = (int(max(1, min(each, most))) for each in (lower, round(median), math.ceil(upper)))
         return Foretold(expected, features, (low, high), found.version)
 
-    def bound_again(self, model: str, foretold: Foretold, produced: int) -> int | None:
-        """The upper bound of an answer of which `produced` tokens are out and which still runs; None without a forest.
-        Reads only, so that it may run in another thread."""
+    def bounds_again(self, model: str, foretold: Foretold, produced: int) -> tuple[int, int] | None:
+        """The lower and the upper bound of an answer of which `produced` tokens are out and which still runs; None
+        without a forest. Reads only, so that it may run in another thread."""
         found = self.in_force.get(model)
         if found is None:
             return None
-        (upper,) = found.forest.quantiles(foretold.features, (self.level(model),), produced)
+        lower, upper = found.forest.quantiles(foretold.features, (LOWER, self.level(model)), produced)
         most = foretold.features[MAX_TOKENS] or math.inf
-        return int(max(produced, min(math.ceil(upper), most)))
+        high = int(max(produced, min(math.ceil(upper), most)))
+        return min(max(produced, int(lower)), high), high
 
     def observe(self, kind: Kind, workflow: str, foretold: Foretold, answer_tokens: int, *, ended: bool) -> None:
         """An answer came whole; `ended` False: it reached the most that it could have. The mean counts these too, since

@@ -45,6 +45,7 @@ class Capabilities:
     tells_pulling: bool = False  # a stream from another engine's KV says when that KV begins to come
     checkpoints: bool = False  # keeps the KV of an answer for branches, under a lease
     tells_landing: bool = False  # the headers of a whole answer come when the KV has arrived
+    takes_bounds: bool = False  # its scheduler reads bounds of answers, also while they run
 
 
 MOST_TOLD_TOKENS = 1 << 31  # no context is nearly as long
@@ -211,6 +212,10 @@ class Backend(Protocol):
 
     async def renew_kv(self, request_id: str, lease_s: float) -> bool:
         """The lease of the checkpoint that this request left begins again. False if it is not there any more."""
+        ...
+
+    async def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> None:
+        """Lower and upper bounds in tokens, by id, of requests that may run there."""
         ...
 
     async def links(self) -> Sequence[LinkReport]:

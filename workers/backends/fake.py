@@ -65,6 +65,7 @@ class FakeBackend:
         self.aborted: list[str] = []
         self.freed: list[str] = []
         self.renewed: list[str] = []
+        self.bounds: dict[str, tuple[int, int]] = {}
         self.link_reports: list[LinkReport] = []
         self.running = 0
         self.load = Load(observed_at=0.0)
@@ -147,6 +148,9 @@ class FakeBackend:
     async def renew_kv(self, request_id: str, lease_s: float) -> bool:
         self.renewed.append(request_id)
         return request_id not in self.freed and not self.dead
+
+    async def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> None:
+        self.bounds.update(bounds)
 
     async def links(self) -> Sequence[LinkReport]:
         return self.link_reports

@@ -102,6 +102,9 @@ class HttpBackend(ABC):
     async def renew_kv(self, request_id: str, lease_s: float) -> bool:
         raise NotSupported(f"{self.kind} keeps no checkpoints.")
 
+    async def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> None:
+        raise NotSupported(f"{self.kind} reads no bounds of answers.")
+
     async def links(self) -> Sequence[LinkReport]:
         raise NotSupported(f"{self.kind} does not report its links.")
 

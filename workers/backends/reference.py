@@ -41,6 +41,7 @@ class ReferenceBackend(VllmBackend):
         tells_pulling=True,
         checkpoints=True,
         tells_landing=True,
+        takes_bounds=True,
     )
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
@@ -54,6 +55,9 @@ class ReferenceBackend(VllmBackend):
                 return False
             raise
         return True
+
+    async def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> None:
+        await self._as_fleet("/bounds", {"bounds": bounds}, self._limits.telemetry_s)
 
     async def links(self) -> Sequence[LinkReport]:
         try:

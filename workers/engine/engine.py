@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
+from controller.core.estimates import ToldBounds
 from controller.core.steps import (
     Aborted,
     Added,
@@ -144,6 +145,17 @@ class Engine:
         wanted = set(names)
         seqs = [stream.seq for stream in self._streams.values()]
         self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(names_of(seq))])
+
+    def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> int:
+        """New bounds of answers that run here, by the ids that clients sent. Returns how many there were. The batching
+        policy reads them when it weighs a sequence again."""
+        told = 0
+        for stream in self._streams.values():
+            seq, new = stream.seq, bounds.get(names_of(stream.seq)[1])
+            if new is not None and seq.estimate is not None and isinstance(seq.estimate.length, ToldBounds):
+                seq.estimate.length.tell(min(new[0], seq.max_tokens), min(new[1], seq.max_tokens))
+                told += 1
+        return told
 
     def pause(self, release_kv: bool = False) -> None:
         self.handle(Paused(release_kv))

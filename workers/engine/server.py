@@ -23,6 +23,7 @@ from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
 from workers.engine.http.asgi import App
+from workers.engine.http.bounds import BoundEndpoints
 from workers.engine.http.generate import Generator
 from workers.engine.http.guard import FleetGuard
 from workers.engine.http.kv import KvEndpoints
@@ -91,6 +92,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     management = Management(engine, config, served, generator, weights, guard)
     routes = {**guard.routes(), **management.routes()}
     routes.update(KvEndpoints(disaggregation, guard, checkpoints).routes())
+    routes.update(BoundEndpoints(engine, guard, engine.metrics.registry).routes())
     routes.update(WeightEndpoints(weights, guard, management.weights_came).routes())
     if not weights.store.present:
         management.begin_warm()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.openai.runtime import Runtime
+from api.openai.state.bounds_teller import BoundsTeller
 from api.openai.state.offloop import Busy, OffLoop
 from controller.core import events as ev
 from controller.predict.answer_lengths import AnswerLengths, Foretold
@@ -25,12 +26,14 @@ class RunningAnswer(NamedTuple):
 
 
 class LengthRefinements:
-    """Takes what the runtime lists, and tells its scheduler the new bounds, with the next events that come anyway."""
+    """Takes what the runtime lists, and tells its scheduler the new bounds, with the next events that come anyway, and
+    the engines that run the answers."""
 
     def __init__(self, lengths: AnswerLengths, runtime: Runtime) -> None:
         self._lengths = lengths
         self._runtime = runtime
         self._thread = OffLoop("length refinements")
+        self._engines = BoundsTeller(runtime.backends, runtime.spawn, runtime.clock)
 
     async def run(self) -> None:
         while True:
@@ -51,12 +54,15 @@ class LengthRefinements:
             bounds = await self._thread.call(lambda: self._bounds(batch), BATCH_S)
         except (Busy, TimeoutError):  # the bounds that they have stay; the next ones are due 50 tokens later
             return
-        for each, most in zip(batch, bounds, strict=True):
-            if most is not None and each.request_id in self._runtime.requests:
-                self._runtime.tell(ev.AnswerBounded(each.request_id, most))
+        for each, found in zip(batch, bounds, strict=True):
+            running = self._runtime.requests.get(each.request_id)
+            if found is not None and running is not None:
+                self._runtime.tell(ev.AnswerBounded(each.request_id, found[1]))
+                self._engines.add(running.instance, each.request_id, found)
+        self._engines.send()
 
-    def _bounds(self, batch: Sequence[RunningAnswer]) -> list[int | None]:
-        return [self._lengths.bound_again(each.model, each.foretold, each.produced) for each in batch]
+    def _bounds(self, batch: Sequence[RunningAnswer]) -> list[tuple[int, int] | None]:
+        return [self._lengths.bounds_again(each.model, each.foretold, each.produced) for each in batch]
 
     def close(self) -> None:
         self._thread.close()

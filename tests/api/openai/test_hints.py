@@ -8,14 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
+import pytest
 
 from api.openai.gateway import Gateway, GatewayOptions
+from api.openai.state.bounds_teller import MOST_BOUNDS, BoundsTeller
+from api.openai.state.length_refinements import LengthRefinements
 from controller.core.snapshot import ModelConfig
 from controller.core.types import InstanceSpec
 from controller.predict.answer_lengths import LengthsInForce
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess
+from workers.backends.fake import FakeBackend
+from workers.engine.errors import HttpError
+from workers.engine.http.bounds import parse_bounds
 
 
 @asynccontextmanager
@@ -45,3 +51,83 @@ async def test_the_engine_runs_first_what_is_foretold_to_be_shortest():
                 await asyncio.wait_for(client.task, 20)
                 assert client.answer.status == 200, client.answer.body
             assert [record.prompt_tokens for record in bed.sink.records] == [200, 300, 1900]
+
+
+async def test_the_engine_hears_the_bounds_of_a_running_answer_again(monkeypatch):
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
+    with EngineProcess(*options, token=FLEET["token"]) as engine:
+        async with over(engine) as bed:
+            await follow_one_answer(bed)
+            assert await told(engine) == 2
+
+
+async def test_an_engine_that_refuses_bounds_serves_on_and_is_left_alone(monkeypatch):
+    """It has no token, so nobody can prove that he is of its fleet."""
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
+    with EngineProcess(*options, token="") as engine:
+        async with over(engine) as bed:
+            refinements = await follow_one_answer(bed)
+            assert await told(engine) == 0
+            assert list(refinements._engines.refused) == ["e1"]
+
+
+async def follow_one_answer(bed: TestBed) -> LengthRefinements:
+    bed.gateway.answer_lengths.take({"demo": LengthsInForce(7, forest())})
+    refinements = LengthRefinements(bed.gateway.answer_lengths, bed.gateway.runtime)
+    body = completion(prompt=[1] * 200, max_tokens=130, ignore_eos=True, stream=True, target_ttft=50, waiting_time=60)
+    client = bed.send(body)
+    while not client.task.done():
+        await refinements.refine()
+        await asyncio.sleep(0.01)
+    refinements.close()
+    assert (await client.done()).status == 200
+    await bed.gateway.runtime.drain(5)
+    return refinements
+
+
+async def told(engine: EngineProcess) -> float:
+    """Bounds that it was told again, by its metrics."""
+    async with aiohttp.ClientSession() as session, session.get(f"{engine.url}/metrics") as response:
+        text = await response.text()
+    name = "slackline_length_bounds_told_total "
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [[], {"r": 5}, {"r": [5]}, {"r": [6, 5]}, {"r": [-1, 5]}, {"r": [1, 2.5]}, {"r": [True, 5]}, {"r": [1, 1 << 40]}],
+)
+def test_bad_bounds_are_refused_and_none_counts(bounds):
+    with pytest.raises(HttpError) as caught:
+        parse_bounds({"bounds": {"ok": [1, 2], **bounds} if isinstance(bounds, dict) else bounds})
+    assert caught.value.param == "bounds"
+
+
+async def test_the_newest_bounds_wait_for_the_call_under_way():
+    slow, calls = asyncio.Event(), []
+    backend = FakeBackend(InstanceSpec("e1", "demo"))
+    backend.capabilities = replace(backend.capabilities, takes_bounds=True)
+
+    async def tell_bounds(bounds):
+        calls.append(dict(bounds))
+        await slow.wait()
+
+    backend.tell_bounds = tell_bounds
+    tasks = []
+    engines = BoundsTeller({"e1": backend}, lambda work: tasks.append(asyncio.ensure_future(work)), lambda: 0.0)
+    for most in (60, 70, 80):
+        engines.add("e1", "r1", (50, most))
+        engines.send()
+        await asyncio.sleep(0)
+    slow.set()
+    await asyncio.gather(*tasks)
+    engines.send()
+    await asyncio.gather(*tasks)
+    assert calls == [{"r1": (50, 60)}, {"r1": (50, 80)}]
+    for number in range(MOST_BOUNDS + 5):
+        engines.add("e1", f"r{number}", (1, 2))
+    engines.send()
+    await asyncio.gather(*tasks)
+    assert len(calls[-1]) == MOST_BOUNDS

@@ -85,8 +85,10 @@ def test_an_answer_that_was_cut_below_its_bound_says_nothing(trained):
 def test_a_running_answer_is_bounded_again_by_what_it_has_produced(trained):
     lengths = AnswerLengths()
     told = lengths.foretell(KIND, "", 500, None)
-    assert lengths.bound_again("llama", told, 50) is None, "without a forest"
+    assert lengths.bounds_again("llama", told, 50) is None, "without a forest"
     lengths.take({"llama": LengthsInForce(1, trained)})
     told = lengths.foretell(KIND, "", 500, 120)
-    assert told.bounds[1] <= lengths.bound_again("llama", told, 60) <= 120
-    assert lengths.bound_again("llama", told, 5_000) == 5_000, "beyond its cap there is nothing to come"
+    low, high = lengths.bounds_again("llama", told, 60)
+    assert 60 <= low <= high
+    assert told.bounds[1] <= high <= 120
+    assert lengths.bounds_again("llama", told, 5_000) == (5_000, 5_000), "beyond its cap there is nothing to come"

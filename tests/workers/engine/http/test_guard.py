@@ -19,7 +19,15 @@ GUARDED = {
     *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests", "/role")),
     *(
         ("POST", path)
-        for path in ("/links", "/kv/release", "/kv/renew", "/weights/load", "/weights/send", "/reset_prefix_cache")
+        for path in (
+            "/bounds",
+            "/links",
+            "/kv/release",
+            "/kv/renew",
+            "/weights/load",
+            "/weights/send",
+            "/reset_prefix_cache",
+        )
     ),
 }
 OPEN = {
