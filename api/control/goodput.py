@@ -13,10 +13,12 @@ from rest_framework.response import Response
 
 from api.control.framework.base import SIGNED_IN, ControlView
 from api.control.framework.documented import LISTED, operation
-from controller.selectors.records.goodput import Goodput, goodput
+from controller.selectors.records.goodput import MINUTE, Goodput, goodput
 from controller.slo.request_types import RequestType
 
-MOST_MINUTES = 60
+MOST_MINUTES = 24 * 60
+BY_MINUTE = 60  # minutes; of more than these a row covers STEP
+STEP = timedelta(minutes=15)
 TYPES = [each.value for each in RequestType]
 
 
@@ -24,7 +26,7 @@ class GoodputQuery(serializers.Serializer):
     """Which minutes, by what, and whose."""
 
     minutes = serializers.IntegerField(
-        min_value=1, max_value=MOST_MINUTES, default=MOST_MINUTES, help_text="How far back, whole minutes."
+        min_value=1, max_value=MOST_MINUTES, default=60, help_text="How far back, whole minutes."
     )
     by = serializers.ChoiceField(
         choices=("type", "tenant", "slo_class", "minute"), default="type", help_text="Each of them by type as well."
@@ -43,7 +45,9 @@ class GoodputRow(serializers.Serializer):
     slo_class = serializers.CharField(
         allow_null=True, help_text="Empty: without a class. Of a workflow that of its first request."
     )
-    minute = serializers.DateTimeField(allow_null=True, help_text="Of arrival; of a workflow when it ended.")
+    minute = serializers.DateTimeField(
+        allow_null=True, help_text="Of arrival; of a workflow when it ended. Of more than 60 minutes a row covers 15."
+    )
     finished = serializers.IntegerField(
         help_text="Requests or workflows. Includes misses, excludes cancellations and workflows that are not due yet."
     )
@@ -68,7 +72,7 @@ class GoodputOutput(serializers.Serializer):
 
 
 class GoodputView(ControlView):
-    """How much of what was served was in time, by type of request. Records are written within seconds."""
+    """How much of what was served was in time, by type of request. It has each request within seconds after its end."""
 
     access: ClassVar = {"GET": SIGNED_IN}
 
@@ -78,8 +82,9 @@ class GoodputView(ControlView):
         since = until.replace(second=0, microsecond=0) - timedelta(minutes=query["minutes"])
         by = ("type",) if query["by"] == "type" else (query["by"], "type")
         asked = query.get("tenant", self.tenant_name)
+        bucket = MINUTE if query["minutes"] <= BY_MINUTE else STEP
         foreign = self.tenant_name is not None and asked != self.tenant_name
-        found = [] if foreign else goodput(since=since, until=until, by=by, tenant=asked)
+        found = [] if foreign else goodput(since=since, until=until, by=by, tenant=asked, bucket=bucket)
         return Response(GoodputOutput({"since": since, "until": until, "items": map(_row, found)}).data)
 
 

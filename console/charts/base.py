@@ -68,24 +68,27 @@ def attainment(
     }
 
 
-def goodput(rows: Sequence[Minute], palette: Mapping[str, int], since: float, until: float) -> Spec:
-    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero."""
-    grid = _minutes(rows)
+def goodput(
+    rows: Sequence[Minute], palette: Mapping[str, int], since: float, until: float, step_s: float = 60.0
+) -> Spec:
+    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero. `step_s`: what
+    one row covers."""
+    grid = _steps(rows, step_s)
     traces = []
     for key, minutes in by_key(rows).items():
-        values = {row.at: row.goodput_tokens / 60 for row in minutes}
+        values = {row.at: row.goodput_tokens / step_s for row in minutes}
         y: list[float | None] = [values.get(at, 0.0) for at in grid]
         trace = _line(key, minutes[0].name, list(grid), y, palette.get(key, 0), "%{y:.1f} tok/s")
         traces.append(trace | {"stackgroup": "goodput", "fillcolor": trace["line"]["color"]})
     return {"traces": traces, "layout": {"y_title": "tokens/s on time", "yaxis": {}, "x_range": [since, until]}}
 
 
-def _minutes(rows: Sequence[Minute]) -> list[float]:
-    """Every minute from the first to the last that has requests."""
+def _steps(rows: Sequence[Minute], step_s: float) -> list[float]:
+    """Every step from the first to the last that has requests."""
     if not rows:
         return []
     first, last = min(row.at for row in rows), max(row.at for row in rows)
-    return [first + 60.0 * step for step in range(round((last - first) / 60) + 1)]
+    return [first + step_s * step for step in range(round((last - first) / step_s) + 1)]
 
 
 def queue_depth(until: float, window_s: float = 600.0) -> Spec:

@@ -268,6 +268,15 @@ class WorkflowSearch(forms.Form):
     )
 
 
+class GoodputSearch(forms.Form):
+    """Whose goodput, and of how long. An empty tenant is all of them."""
+
+    tenant = forms.CharField(max_length=64, required=False)
+    window = forms.ChoiceField(
+        required=False, label="Period", choices=[("hour", "last hour"), ("day", "last 24 hours")]
+    )
+
+
 class AuditSearch(forms.Form):
     """Filters of the audit. Empty fields do not filter."""
 

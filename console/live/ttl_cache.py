@@ -28,3 +28,7 @@ class TtlCache(Generic[T]):
             if self._made is None or now - self._made[0] >= self.kept_s:
                 self._made = (now, make())
             return self._made[1]
+
+    def last(self) -> T | None:
+        """What was made last, however long ago. None: nothing yet."""
+        return None if self._made is None else self._made[1]

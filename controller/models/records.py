@@ -228,3 +228,8 @@ class WorkflowResult(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant} {self.workflow}"
+
+    @property
+    def late_s(self) -> float | None:
+        """By how much its last request ended after the deadline; negative: before it. None without a deadline."""
+        return None if self.due_at is None else (self.ended_at - self.due_at).total_seconds()

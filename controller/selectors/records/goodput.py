@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from django.db import connection
 
+from controller.models import WorkflowResult
 from controller.slo.request_types import RequestType
 
 GROUPS = ("minute", "type", "tenant", "slo_class")
@@ -91,3 +92,15 @@ def goodput(
         rows = cursor.fetchall()
     empty = dict.fromkeys(GROUPS)
     return [Goodput(**{**empty, **dict(zip((*by, *COUNTS), row, strict=True))}) for row in rows]
+
+
+def ended_workflows(
+    *, since: datetime, until: datetime, tenant: str | None = None, in_time: bool | None = None, most: int = 50
+) -> list[WorkflowResult]:
+    """Workflows that ended in [since, until) and count, the last one first, at most `most`. `in_time`: None is both."""
+    rows = WorkflowResult.objects.filter(ends_at__gte=since, ends_at__lt=until, excluded=False)
+    if tenant is not None:
+        rows = rows.filter(tenant=tenant)
+    if in_time is not None:
+        rows = rows.filter(in_time=in_time)
+    return list(rows.order_by("-ends_at", "-id")[:most])

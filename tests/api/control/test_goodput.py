@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -51,12 +52,22 @@ def test_by_tenant_and_by_minute(viewer, tenant, traffic):
     assert {row["slo_class"] for row in rows(viewer, by="slo_class")} == {"interactive"}
 
 
+def test_a_day_has_rows_of_a_quarter_of_an_hour(viewer, tenant):
+    now = time.time()
+    factories.records_stored(*(factories.record(arrived_at=now - ago) for ago in (4 * 3600, 4 * 3600 + 1_000)))
+    assert rows(viewer) == []
+    found = rows(viewer, minutes=1440, by="minute")
+    assert [(row["type"], row["finished"]) for row in found] == [("latency", 1)] * 2
+    first, second = (datetime.fromisoformat(row["minute"]) for row in found)
+    assert second - first in (timedelta(minutes=15), timedelta(minutes=30))
+
+
 def test_a_key_sees_its_own_alone(tenant, tenant_key, traffic):
     assert [(row["tenant"], row["type"]) for row in rows(tenant_key, by="tenant")] == [(tenant.name, "latency")]
     assert rows(tenant_key, tenant="globex") == []
 
 
-@pytest.mark.parametrize("query", [{"minutes": 0}, {"minutes": 61}, {"by": "id"}, {"tenant": "x" * 65}])
+@pytest.mark.parametrize("query", [{"minutes": 0}, {"minutes": 1441}, {"by": "id"}, {"tenant": "x" * 65}])
 def test_a_wrong_query_names_its_field(viewer, query):
     answer = viewer.get("/goodput", **query)
     assert answer.status_code == 400

@@ -31,3 +31,7 @@ def test_goodput_has_a_row_and_a_line_for_each_type(visit, stack):
     drawn = page.locator("[data-chart='goodput'] .plot .scatter path")
     assert drawn.count() >= 2  # a line or, of one minute, a point for each type
     expect(page.locator(".legend")).to_contain_text("Compound")
+    page.get_by_label("Period").select_option("day")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator(".lead")).to_contain_text("in the last 24 hours")
+    expect(types.get_by_role("row", name=re.compile("^Compound"))).to_contain_text("%")
