@@ -1,6 +1,7 @@
 """Answers of steps that a client asked to be kept, in Redis: each until its tenant's retention is over.
 
-They are the only text of requests that is stored anywhere, and only of tenants that have a retention. Redis ends each
+With stored responses, which are kept among them (`workers.stored_responses`), they are the only text of requests that
+is stored anywhere, and only of tenants that have a retention. Redis ends each
 by itself. A tenant's answers are one sorted set by the time at which they end, whose members tell what each takes, so
 that their number and bytes can be bounded; where they are not, those that end soonest make room. A set for each
 workflow lets it be forgotten whole.
@@ -9,6 +10,7 @@ workflow lets it be forgotten whole.
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 from workers.live import Dialogue
 
@@ -64,6 +66,26 @@ function act.keep(name, answer, seconds, most, most_bytes, at_once)
   return 'kept'
 end
 
+local function is_open(name, mark)
+  local found = redis.call('GET', key .. '|' .. name)
+  return found and string.sub(found, 1, #mark) == mark, found
+end
+
+function act.replace(mark, name, ...)
+  local open, found = is_open(name, mark)
+  if not open then return found and 'known' or 'gone' end
+  for _, member in ipairs(redis.call('SMEMBERS', key .. '||' .. string.sub(name, 34))) do
+    if string.sub(member, -#name) == name then drop(member) end
+  end
+  return act.keep(name, ...)
+end
+
+function act.renew(mark, name, lease, ms)
+  if not is_open(name, mark) then return 0 end
+  redis.call('SET', lease, 1, 'PX', ms)
+  return 1
+end
+
 function act.forget(workflow, at_once)
   local members = redis.call('SPOP', key .. '||' .. workflow, at_once)
   for _, member in ipairs(members) do drop(member) end
@@ -92,15 +114,21 @@ def read_step(tenant: str, workflow: str, step: str) -> Dialogue[bytes | None]:
 
 def keep_step(tenant: str, workflow: str, step: str, answer: bytes, retention_s: float) -> Dialogue[str]:
     """`kept`, `known` (there is one already, which stays) or `full`."""
-    told = ("keep", name_of_step(workflow, step), answer, retention_s, MOST_STEPS, MOST_BYTES, AT_ONCE)
-    found: bytes = yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), *told)
+    told = (name_of_step(workflow, step), answer, retention_s, MOST_STEPS, MOST_BYTES, AT_ONCE)
+    found: bytes = yield from run_script(tenant, "keep", *told)
     return found.decode()
+
+
+def run_script(tenant: str, act: str, *told: str | bytes | float) -> Dialogue[Any]:
+    """`act`: a function of the script, on the answers of this tenant."""
+    found = yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), act, *told)
+    return found
 
 
 def forget_steps(tenant: str, workflow: str | None) -> Dialogue[int]:
     """Those of one workflow, or all of the tenant; returns how many."""
     told = ("forget_all",) if workflow is None else ("forget", workflow)
     gone = 0
-    while count := (yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), *told, AT_ONCE)):
+    while count := (yield from run_script(tenant, *told, AT_ONCE)):
         gone += count
     return gone

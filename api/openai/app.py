@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 
@@ -27,15 +28,18 @@ from api.openai.asgi import (
 from api.openai.gateway import Caller, Gateway
 from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.protocol.errors import ApiError, shutting_down
-from api.openai.protocol.response_requests import parse_response_request
-from api.openai.protocol.schemas import Body, Parsed, parse_request
+from api.openai.protocol.response_requests import load_response_request, parse_response_request
+from api.openai.protocol.schemas import Body, Item, Parsed, parse_request
+from api.openai.response_calls import stored_response
 from api.openai.status_pages import PATHS, StatusPages
+from api.openai.stored_responses import BackgroundAnswer
 from api.openai.tenants import Held
 from api.openai.workflow_calls import WORKFLOWS, begin, one
 from workers.http.details import LIVE
 from workers.http.limits import LIMITS
 from workers.http.protocol import CLOSED
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: done in a thread
@@ -69,7 +73,7 @@ class OpenAIApp:
         # Addresses that begin so.
         self.prefixes: dict[str, Handler] = {
             f"{MODELS}/": self._models,
-            f"{RESPONSES}/": self._not_stored,
+            f"{RESPONSES}/": stored_response,
             f"{WORKFLOWS}/": one,
         }
 
@@ -138,9 +142,6 @@ class OpenAIApp:
     async def _status_page(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         await self._status.answer(gateway, scope, send)
 
-    async def _not_stored(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        raise ApiError("not_found", "Responses are not stored: none can be read, continued or cancelled by its id.")
-
 
 def _only(method: str, wanted: str) -> None:
     if method != wanted:
@@ -162,10 +163,11 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
                 raise
             raise shutting_down() from None
         arrival = gateway.clock()
-        if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
-            parsed = await asyncio.to_thread(_parse, path, raw, gateway)
+        heavy = len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES)
+        if path == RESPONSES:
+            parsed = await _parse_response(raw, gateway, caller, arrival, heavy=heavy)
         else:
-            parsed = _parse(path, raw, gateway)
+            parsed = await _run(partial(_parse, path, raw, gateway), heavy=heavy)
         del raw  # a waiting request keeps only the body for its engine
         workflow = stored = origin = None
         if parsed.workflow:
@@ -181,6 +183,12 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         chat = path != COMPLETIONS
         known: dict[str, Any] = {"workflow": workflow, "stored": stored, "origin": origin}
+        if parsed.kept is not None and parsed.kept.background:
+            answer = BackgroundAnswer(gateway.responses, caller.tenant.name, parsed.kept)
+            in_flight = gateway.submit(parsed, caller, answer, arrival, chat=chat, **known)
+            begun = await gateway.responses.begin(in_flight, answer)
+            await respond(send, 200, orjson.dumps(begun), in_flight.headers())
+            return
         in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, **known)
         del parsed
         while (await receive())["type"] != "http.disconnect":
@@ -190,9 +198,24 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         held.give_back()
 
 
+async def _parse_response(raw: Body, gateway: Gateway, caller: Caller, arrival: float, *, heavy: bool) -> Parsed:
+    """With the conversation that it goes on from. Raises ApiError."""
+    tenant, items = caller.tenant, list[Item]()
+    asked = await _run(partial(load_response_request, raw), heavy=heavy)
+    if asked.previous is not None:
+        if gateway.quotas.used_up(tenant, arrival):
+            raise ApiError("rate_limit_exceeded", "Over the quota of requests.", retry_after_s=1.0)
+        items = await gateway.responses.before(tenant.name, asked.previous)
+    retention_s = tenant.retention_s if gateway.steps.board is not None else 0
+    parse = partial(parse_response_request, asked, gateway.models, gateway.tokenizers.count)
+    return await _run(partial(parse, before=items, retention_s=retention_s), heavy=heavy or bool(items))
+
+
+async def _run(parse: Callable[[], T], *, heavy: bool) -> T:
+    return await asyncio.to_thread(parse) if heavy else parse()
+
+
 def _parse(path: str, raw: Body, gateway: Gateway) -> Parsed:
-    if path == RESPONSES:
-        return parse_response_request(raw, gateway.models, gateway.tokenizers.count)
     return parse_request(raw, gateway.models, gateway.tokenizers.count, chat=path == CHAT)
 
 

@@ -30,6 +30,7 @@ from api.openai.protocol.errors import ApiError, config_stale, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.protocol.step_answers import Captured
+from api.openai.protocol.translation import Translation
 from api.openai.runtime import Runtime, report_defect
 from api.openai.shared_calls import SharedCalls
 from api.openai.state.fleet import GatewayFleet
@@ -38,6 +39,7 @@ from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.spool import RecordBounds
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.steps import Steps, StoredStep
+from api.openai.stored_responses import BackgroundAnswer, KeepingAnswer, StoredResponses
 from api.openai.tenants import KeyRing, QueueBounds, Quotas
 from api.openai.tokenizers import Tokenizers
 from api.openai.workflows import Workflows
@@ -130,6 +132,7 @@ class Gateway:
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.workflows = Workflows()
         self.steps = Steps(self.shared.now, self.runtime.spawn)
+        self.responses = StoredResponses(self.steps, self.shared.now, self.hang_up)
         self.forks = Forks(self.fleet.backends, self.scheduler, self.runtime.spawn)
         self.used_keys: set[int] = set()  # since they were last written to the database
         self._salts: dict[str, bytes] = {}
@@ -219,9 +222,7 @@ class Gateway:
         request, applied, foretold = self._request(parsed, tenant, arrival, workflow)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
-        translation = None
-        if parsed.echo is not None:
-            translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
+        translation, send = self._response(parsed, request, send, arrived_wall)
         if parsed.streamed and self.options.token_pacing:
             carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.carries_text
             send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
@@ -253,6 +254,19 @@ class Gateway:
             self.workflows.seen(tenant.name, request.workflow)
         self._arrive(in_flight, parsed, stored, origin)
         return in_flight
+
+    def _response(
+        self, parsed: Parsed, request: Request, send: Send, arrived_wall: float
+    ) -> tuple[Translation | None, Send]:
+        """What makes the answer a response, and keeps it, if it is to be one."""
+        if parsed.echo is None:
+            return None, send
+        translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
+        if parsed.kept is not None and not isinstance(send, BackgroundAnswer):
+            send = KeepingAnswer(self.responses, request.tenant, parsed.kept, send)
+        if isinstance(send, BackgroundAnswer | KeepingAnswer):
+            send.response = translation.response
+        return translation, send
 
     def _arrive(
         self, in_flight: InFlightRequest, parsed: Parsed, stored: StoredStep | None, origin: KvCheckpoint | None

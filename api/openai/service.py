@@ -85,6 +85,7 @@ class GatewayService:
     async def _publish(self, gateway: Gateway, live: LiveState) -> None:
         publisher = self._publisher = Publisher(gateway, live, self._store, self._recorder.losses)
         self._keep("workflows", lambda: gateway.workflows.watch(gateway.end_workflow))
+        self._keep("responses", gateway.responses.watch)
         await publisher.tick()  # before its first request it knows the shared clock and its share of the fleet
         self._keep("publisher", publisher.run)
         pruning = PruningFeed(gateway, live)

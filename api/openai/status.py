@@ -230,6 +230,9 @@ def _agents(gateway: Gateway) -> Iterator[Gauge]:
     steps = "Answers of steps (`metadata.step_key`), by what came of keeping or finding them."
     for result, count in sorted(gateway.steps.counts.items()):
         yield "steps_total", steps, {"result": result}, count
+    responses = "Stored responses, by what came of keeping or finding them."
+    for result, count in sorted(gateway.responses.counts.items()):
+        yield "stored_responses_total", responses, {"result": result}, count
     shared = "Requests that got the answer of an equal one's call (`share_call`)."
     for tenant, count in sorted(gateway.shared_calls.shared.items()):
         yield "shared_requests_total", shared, {"tenant": tenant}, count

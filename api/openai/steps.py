@@ -48,7 +48,7 @@ class StoredStep(NamedTuple):
         return Usage(told.get("prompt_tokens") or 0, told.get("completion_tokens") or 0)
 
 
-class _Lane:
+class TenantLane:
     """Of one tenant."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Steps:
         self.retentions: dict[str, int] = {}  # seconds, by tenant
         self._now = now
         self._spawn = spawn
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, TenantLane] = {}
 
     def configure(self, tenants: tuple[TenantConfig, ...]) -> None:
         """Answers of a tenant that keeps them less long from now on, or none, are forgotten."""
@@ -108,14 +108,15 @@ class Steps:
         if self.board is None:
             return None
         try:
-            async with asyncio.timeout(READ_S), self._lane(tenant).reads:
+            async with asyncio.timeout(READ_S), self.lane(tenant).reads:
                 return await self.board.run(read_step(tenant, step.workflow, step.key))
         except (LiveUnavailable, TimeoutError):
             self.counts["unread"] += 1
             return None
 
-    def _lane(self, tenant: str) -> _Lane:
-        return self._lanes.setdefault(tenant, _Lane())
+    def lane(self, tenant: str) -> TenantLane:
+        """What bounds how much of Redis this tenant takes at once."""
+        return self._lanes.setdefault(tenant, TenantLane())
 
     def replay(self, in_flight: InFlightRequest, stored: StoredStep, now: float) -> None:
         """The request is answered with what is stored: nothing is computed, and no engine is asked."""
@@ -136,7 +137,7 @@ class Steps:
         retention_s = self.retentions.get(tenant, 0)
         if self.board is None or step is None or not retention_s:
             return
-        lane = self._lane(tenant)
+        lane = self.lane(tenant)
         if captured is None or captured.too_large:
             self.counts["too_large"] += 1
         elif lane.waiting >= MOST_WAITING:
@@ -158,7 +159,7 @@ class Steps:
         return raw
 
     async def _keep(self, board: Talks, tenant: str, step: NamedStep, raw: bytes, retention_s: float) -> None:
-        lane = self._lane(tenant)
+        lane = self.lane(tenant)
         try:
             async with lane.writes:
                 came = await board.run(keep_step(tenant, step.workflow, step.key, raw, retention_s))

@@ -146,7 +146,7 @@ GATEWAY = {
     "/v1/responses": ("POST", "inference"),
     "/v1/models": ("GET", "inference"),
     "/v1/models/": ("GET", "inference"),
-    "/v1/responses/": ("any", "404"),
+    "/v1/responses/": ("GET, POST, DELETE", "inference"),
     "/v1/workflows": ("POST", "inference"),
     "/v1/workflows/": ("GET, POST, DELETE", "inference"),
 }

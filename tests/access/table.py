@@ -23,7 +23,7 @@ sign-in page.
 | address | method | who |
 |---|---|---|
 """
-NAMES = {"inference": "a tenant's key with scope `inference`", "404": "nobody: always 404"}
+NAMES = {"inference": "a tenant's key with scope `inference`"}
 STATUS_WORDS = {
     "anyone": "anybody",
     "METRICS_TOKEN": "holders of `METRICS_TOKEN`; without that setting the same machine",

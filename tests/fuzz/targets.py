@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from uvicorn.server import ServerState
 
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.response_requests import parse_response_request
+from api.openai.protocol.response_requests import load_response_request, parse_response_request
 from api.openai.protocol.schemas import parse_request
 from api.openai.protocol.workflow_bodies import MOST_STAGES, parse_workflow
 from api.openai.state.fleet import GatewayFleet
@@ -271,7 +271,7 @@ def body(data: bytes) -> None:
     for parse in (
         lambda: parse_request(data, MODELS, chat=False),
         lambda: parse_request(data, MODELS, chat=True),
-        lambda: parse_response_request(data, MODELS),
+        lambda: parse_response_request(load_response_request(data), MODELS, retention_s=60),
     ):
         with suppress(ApiError):
             head = parse().head

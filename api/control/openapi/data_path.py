@@ -174,6 +174,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "no_capacity": "No instance serves this model and none starts in time, or the request could not be "
         "retried on another.",
         "configuration_stale": "PostgreSQL has not confirmed the gateway's API keys for too long.",
+        "responses_unavailable": "Redis is unavailable, so stored responses cannot be read or changed.",
         "workflows_unavailable": "Redis is unavailable, so workflows cannot be read or changed. Requests are served.",
         "shutting_down": "The gateway is shutting down; send the request again. A stream that has begun with "
         "200 ends with this as "
@@ -280,14 +281,22 @@ RESPONSE: Fragment = {
     "max_output_tokens": {"type": "integer", "minimum": 1},
     "text": {"type": "object", "description": "`format`: text, json_object or json_schema."},
     "reasoning": {"type": "object", "description": "`effort`, for models that reason."},
+    "store": {
+        "type": "boolean",
+        "description": "Keep the response for the tenant's retention. Absent: true where the tenant has one.",
+    },
+    "previous_response_id": {"type": "string", "description": "A stored response whose conversation comes before."},
+    "background": {
+        "type": "boolean",
+        "description": "Answer at once with a response in progress, which is read by its id. Needs a retention.",
+    },
     "tools": {"type": "array", "description": "Functions, for engines that call them.", "items": {"type": "object"}},
 }
 RESPONSE_REST = (
-    "OpenAI's body plus the SLO fields, each optional. What needs stored state, tools other than functions, or more "
-    "than text is refused with `invalid_value` naming the field: previous_response_id, conversation, store (true), "
-    "background (true), share_call (true), prompt, max_tool_calls, include, top_logprobs, truncation (but disabled), "
-    "service_tier (but auto and default). Of the fields not named here the engine gets those that Slackline knows; the "
-    "rest is dropped."
+    "OpenAI's body plus the SLO fields, each optional. What is not text, tools other than functions, and what is not "
+    "served is refused with `invalid_value` naming the field: conversation, share_call (true), prompt, max_tool_calls, "
+    "include, top_logprobs, truncation (but disabled), service_tier (but auto and default). Of the fields not named "
+    "here the engine gets those that Slackline knows; the rest is dropped."
 )
 
 WORKFLOW_BODY: Fragment = {
@@ -387,7 +396,7 @@ def _workflow(operation: str, summary: str, errors: tuple[int, ...], **more: Any
     }
 
 
-def _of_workflow(operation: str, summary: str, found: Fragment, errors: tuple[int, ...], **more: Any) -> Fragment:
+def on_data_path(operation: str, summary: str, found: Fragment, errors: tuple[int, ...], **more: Any) -> Fragment:
     return {
         "operationId": operation,
         "summary": summary,
@@ -399,7 +408,7 @@ def _of_workflow(operation: str, summary: str, found: Fragment, errors: tuple[in
     }
 
 
-def _shown(description: str, schema: Fragment) -> Fragment:
+def shown(description: str, schema: Fragment) -> Fragment:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
@@ -471,29 +480,29 @@ WORKFLOW_PATHS: Fragment = {
         )
     },
     "/v1/workflows/{id}/steps": {
-        "delete": _of_workflow(
+        "delete": on_data_path(
             "data_path_workflow_steps_forget",
             "Forget the answers that are kept of a workflow's steps",
-            {"200": _shown("How many were deleted.", FORGOTTEN_STEPS)},
+            {"200": shown("How many were deleted.", FORGOTTEN_STEPS)},
             (401, 403, 405, 503),
             parameters=[_WORKFLOW_ID],
         )
     },
     "/v1/workflows/{id}/fork": {
-        "post": _of_workflow(
+        "post": on_data_path(
             "data_path_workflow_fork",
             "Fork a workflow at a step: branches that go on from its KV",
-            {"201": _shown("The fork.", FORK)},
+            {"201": shown("The fork.", FORK)},
             (400, 401, 403, 404, 405, 408, 413, 429, 503),
             parameters=[_WORKFLOW_ID],
             requestBody={"required": True, "content": {"application/json": {"schema": FORK_BODY}}},
         )
     },
     "/v1/workflows/{id}/branches/{branch}": {
-        "delete": _of_workflow(
+        "delete": on_data_path(
             "data_path_workflow_branch_end",
             "End a branch; after the last one of a fork its KV is freed",
-            {"200": _shown("It has ended.", ENDED_BRANCH)},
+            {"200": shown("It has ended.", ENDED_BRANCH)},
             (401, 403, 404, 405, 503),
             parameters=[_WORKFLOW_ID, {**_WORKFLOW_ID, "name": "branch"}],
         )
@@ -512,7 +521,7 @@ PATHS: Fragment = {
         "data_path_responses",
         "Response under an SLO, served as a chat completion",
         _body(["input"], RESPONSE, RESPONSE_REST),
-        "The response object, whole or as events. It is not stored, so it cannot be read by its id later.",
+        "The response object, whole or as events; `store` says whether it is kept. In the background it comes at once.",
         "Events of the Responses API, ended by `response.completed`, `response.incomplete`, or `response.failed` and "
         "then `error`.",
     ),

@@ -19,6 +19,7 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 from api.control.openapi.data_path import COMPONENTS, PATHS
+from api.control.openapi.stored_responses import STORED_RESPONSE_PATHS
 
 BEARER = "An API key of a tenant (`sk-...`), or a token of a service account (`slk-...`, control API only)."
 
@@ -53,7 +54,7 @@ class PeopleSessionScheme(OpenApiAuthenticationExtension):
 
 def add_data_path(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """Add the gateway's endpoints, for which there are no Django views."""
-    result["paths"] = {**result["paths"], **PATHS}
+    result["paths"] = {**result["paths"], **PATHS, **STORED_RESPONSE_PATHS}
     result["components"].setdefault("schemas", {}).update(COMPONENTS)
     return result
 

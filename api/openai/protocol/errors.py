@@ -42,6 +42,7 @@ KINDS: dict[str, _Kind] = {
     "configuration_stale": _Kind(503, "server_error"),
     "no_capacity": _Kind(503, "server_error"),
     "shutting_down": _Kind(503, "server_error"),
+    "responses_unavailable": _Kind(503, "server_error"),
     "workflows_unavailable": _Kind(503, "server_error"),
     "waiting_time_exceeded": _Kind(504, "slo_error"),
 }

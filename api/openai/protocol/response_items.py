@@ -120,6 +120,16 @@ def _text(part: Any, where: str) -> str:
     return _string(part, "text", where)
 
 
+def shown_item(item: Message) -> Message:
+    """An input item as it is shown when its response is read: with its kind, its status and its text in parts."""
+    shown: Message = {"type": "message", "status": "completed", **item}
+    content = shown.get("content")
+    if isinstance(content, str):
+        kind = "output_text" if shown.get("role") == "assistant" else "input_text"
+        shown["content"] = [{"type": kind, "text": content}]
+    return shown
+
+
 ITEMS: dict[str, Callable[[Message, str], Message]] = {
     "message": _message,
     "function_call": _call,

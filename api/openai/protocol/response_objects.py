@@ -39,6 +39,7 @@ class ResponseObject:
         self._head = {"id": f"resp_{self._name}", "created_at": int(created_at), **FIXED, **echo}
         self.finish: str | None = None
         self.usage: Mapping[str, Any] | None = None
+        self.whole: dict[str, Any] | None = None  # once it has ended well
 
     @property
     def status(self) -> str:
@@ -58,7 +59,8 @@ class ResponseObject:
         return self._as("in_progress", [])
 
     def ended(self, output: Sequence[Item]) -> dict[str, Any]:
-        return self._as(self.status, output)
+        self.whole = self._as(self.status, list(output))
+        return self.whole
 
     def failed(self, output: Sequence[Item], error: Mapping[str, Any]) -> dict[str, Any]:
         fault = {"code": error.get("code") or "server_error", "message": error.get("message") or ""}
@@ -93,7 +95,7 @@ class WholeResponse:
     """An answer in one piece."""
 
     def __init__(self, response: ResponseObject) -> None:
-        self._response = response
+        self.response = response
 
     def translate(self, raw: bytes) -> bytes:
         """The response for the engine's whole answer. Raises UnreadableAnswer."""
@@ -105,13 +107,13 @@ class WholeResponse:
     def _translate(self, raw: bytes) -> bytes:
         answer = orjson.loads(raw)
         choice = answer["choices"][0]
-        self._response.finish = choice.get("finish_reason")
-        self._response.usage = answer.get("usage")
+        self.response.finish = choice.get("finish_reason")
+        self.response.usage = answer.get("usage")
         text, calls = choice["message"].get("content") or "", choice["message"].get("tool_calls") or []
-        status = self._response.status
-        output = [self._response.message(0, status, text)] if text or not calls else []
+        status = self.response.status
+        output = [self.response.message(0, status, text)] if text or not calls else []
         for call in calls:
             function = call["function"]
             known = (call["id"], function["name"], function.get("arguments") or "")
-            output.append(self._response.call(len(output), status, *known))
-        return orjson.dumps(self._response.ended(output))
+            output.append(self.response.call(len(output), status, *known))
+        return orjson.dumps(self.response.ended(output))

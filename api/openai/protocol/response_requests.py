@@ -1,26 +1,36 @@
 """Bodies of /v1/responses, as the chat completion that serves them.
 
 Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages,
-functions its tools. What else a response can request (stored state, OpenAI's own tools, images, background work) is
-refused by name, never ignored. Of the fields that this module does not know, the engine gets those in `PASSED_ON`, as
+functions its tools. What else a response can request (OpenAI's own tools, images, stored conversations) is refused by
+name, never ignored. Of the fields that this module does not know, the engine gets those in `PASSED_ON`, as
 for the other routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from api.openai.protocol.response_items import chat_messages, chat_tools
-from api.openai.protocol.schemas import Body, Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
+from api.openai.protocol.response_items import chat_messages, chat_tools, shown_item
+from api.openai.protocol.schemas import (
+    Body,
+    Count,
+    Item,
+    KeptInput,
+    Parsed,
+    dump,
+    flag,
+    integer,
+    load,
+    parse_body,
+    uncounted,
+    wrong,
+)
 from controller.core.snapshot import ModelConfig
 
 # Fields that would change the answer: the values that request nothing, and why others are refused.
 NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
-    "previous_response_id": ((None,), "is not supported: responses are not stored, send the conversation as input"),
-    "conversation": ((None,), "is not supported: conversations are not stored, send the whole as input"),
-    "store": ((None, False), "must be false: responses are not stored"),
-    "background": ((None, False), "must be false: an answer lives as long as its connection"),
+    "conversation": ((None,), "is not supported: name the last response of it as previous_response_id"),
     "prompt": ((None,), "is not supported: prompt templates are not stored, send instructions and input"),
     "max_tool_calls": ((None,), "is not supported: function calls are made by the client"),
     "include": ((None, []), "is not supported: only the answer is returned"),
@@ -34,18 +44,49 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "max_completion_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
 }
 HINTS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")  # change no answer
+STATE = ("store", "background", "previous_response_id")
 OTHERS = ("instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls")
+MOST_KEPT_BYTES = 128 << 10  # of input with the conversation before it: as much is left for the answer
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-def parse_response_request(raw: Body, models: Mapping[str, ModelConfig], count: Count = uncounted) -> Parsed:
+class ResponseRequest(NamedTuple):
+    """A body of which only that much is known to be right. `previous`: id of the response that it goes on from."""
+
+    body: dict[str, Any]
+    previous: str | None
+
+
+def load_response_request(raw: Body) -> ResponseRequest:
     """Raises ApiError naming the field of the response request."""
     body = load(raw)
     _refuse_unserved(body)
-    echo = _echo(body)
+    previous = body.get("previous_response_id")
+    if previous is not None and not isinstance(previous, str):
+        raise wrong("previous_response_id", "must be a string")
+    return ResponseRequest(body, previous)
+
+
+def parse_response_request(
+    asked: ResponseRequest,
+    models: Mapping[str, ModelConfig],
+    count: Count = uncounted,
+    *,
+    before: Sequence[Item] = (),
+    retention_s: int = 0,
+) -> Parsed:
+    """`before`: items of the conversation that it goes on from. `retention_s`: its tenant's. Raises ApiError naming the
+    field of the response request."""
+    body = asked.body
+    kept = _kept(body, before, retention_s)
+    echo = _echo(body) | {
+        "background": kept is not None and kept.background,
+        "previous_response_id": asked.previous,
+        "store": kept is not None,
+    }
     dump({"response": echo})  # refuse now what the answer could not repeat
-    parsed = parse_body(_as_chat(body), models, count, chat=True, shown="input")
-    return parsed._replace(keep_usage=True, echo=echo)
+    parsed = parse_body(_as_chat(body, before), models, count, chat=True, shown="input")
+    return parsed._replace(keep_usage=True, echo=echo, kept=kept)
 
 
 def _refuse_unserved(body: Mapping[str, Any]) -> None:
@@ -56,9 +97,44 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
         flag(body, field)
 
 
-def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
+def _kept(body: Mapping[str, Any], before: Sequence[Item], retention_s: int) -> KeptInput | None:
+    """What is kept of the request with its answer; None if nothing is. A client that does not say gets its response
+    kept where its tenant has a retention and the input is not too large."""
+    store, background = body.get("store"), bool(body.get("background"))
+    if not retention_s:
+        none_kept = "this tenant's retention_s is 0, or its gateway runs alone, so no response is kept"
+        if store:
+            raise wrong("store", f"must be false: {none_kept}")
+        if background:
+            raise wrong("background", f"must be false: {none_kept}")
+        return None
+    if background and store is False:
+        raise wrong("background", "needs store: the answer is read from what is kept")
+    if background and body.get("stream"):
+        raise wrong("background", "cannot be streamed: read the response by its id until it has ended")
+    if store is False:
+        return None
+    items = [*before, *_items(body.get("input"))]
+    if len(dump(items)) > MOST_KEPT_BYTES:
+        if store or background:
+            told = f"may have at most {MOST_KEPT_BYTES} bytes, with the conversation before it, where it is kept"
+            raise wrong("input", f"{told}: send store false")
+        return None
+    return KeptInput(items, background)
+
+
+def _items(given: Any) -> list[Item]:
+    """The input as a list of items; what is not one is refused later."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [shown_item(item) for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+
+
+def _as_chat(body: dict[str, Any], before: Sequence[Item]) -> dict[str, Any]:
     """Replaces the response's own fields in `body` by the chat's."""
     messages = chat_messages(body.pop("input", None))
+    if before:
+        messages = [*chat_messages(list(before)), *messages]
     instructions = body.get("instructions")
     if instructions is not None:
         if not isinstance(instructions, str):
@@ -67,7 +143,7 @@ def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
     limit = integer(body, "max_output_tokens", 1, 1 << 24)
     reasoning, text = _object(body, "reasoning"), _object(body, "text")
     tools = chat_tools(body)
-    for field in (*NOT_SERVED, *HINTS, *OTHERS):
+    for field in (*NOT_SERVED, *HINTS, *STATE, *OTHERS):
         body.pop(field, None)
     body |= {"messages": messages, **tools}
     if limit is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from api.openai.protocol.response_objects import PART, Item, ResponseObject, WholeResponse
-from api.openai.protocol.translation import Translation, UnreadableAnswer
+from api.openai.protocol.translation import UnreadableAnswer
 
 DELTAS = (b"event: response.output_text.delta", b"event: response.function_call_arguments.delta")
 
@@ -76,7 +76,7 @@ class StreamedResponse:
     """A stream, piece by piece."""
 
     def __init__(self, response: ResponseObject) -> None:
-        self._response = response
+        self.response = response
         self._output: list[Item] = []
         self._open: OpenMessage | OpenCall | None = None
         self._written: list[bytes] = []  # events not yet returned
@@ -108,8 +108,8 @@ class StreamedResponse:
             return
         if not self._begun:
             self._begun = True
-            yield "response.created", {"response": self._response.begun()}
-            yield "response.in_progress", {"response": self._response.begun()}
+            yield "response.created", {"response": self.response.begun()}
+            yield "response.in_progress", {"response": self.response.begun()}
         yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
 
     def _chunk(self, raw: bytes) -> Iterator[Event]:
@@ -120,16 +120,16 @@ class StreamedResponse:
         if error := chunk.get("error"):
             yield from self._fail(error if isinstance(error, dict) else {"message": str(error)})
             return
-        self._response.usage = chunk.get("usage") or self._response.usage
+        self.response.usage = chunk.get("usage") or self.response.usage
         for choice in chunk.get("choices", ())[:1]:
-            self._response.finish = choice.get("finish_reason") or self._response.finish
+            self.response.finish = choice.get("finish_reason") or self.response.finish
             yield from self._delta(choice.get("delta") or {})
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         if text := _text(delta.get("content")):
             if not isinstance(self._open, OpenMessage):
                 yield from self._close("completed")
-                self._open = OpenMessage(self._response, len(self._output))
+                self._open = OpenMessage(self.response, len(self._output))
                 yield from self._open.begin()
             yield self._open.more(text)
         for call in delta.get("tool_calls") or ():
@@ -140,7 +140,7 @@ class StreamedResponse:
         if not isinstance(self._open, OpenCall) or self._open.number != number:
             yield from self._close("completed")
             names = (str(call.get("id") or f"call_{number}"), str(function.get("name") or ""))
-            self._open = OpenCall(self._response, len(self._output), number, *names)
+            self._open = OpenCall(self.response, len(self._output), number, *names)
             yield from self._open.begin()
         if arguments := _text(function.get("arguments")):
             yield self._open.more(arguments)
@@ -155,15 +155,15 @@ class StreamedResponse:
     def _end(self) -> Iterator[Event]:
         self._over = True
         if self._open is None and not self._output:  # an empty answer is an answer too
-            self._open = OpenMessage(self._response, 0)
+            self._open = OpenMessage(self.response, 0)
             yield from self._open.begin()
-        yield from self._close(self._response.status)
-        yield f"response.{self._response.status}", {"response": self._response.ended(self._output)}
+        yield from self._close(self.response.status)
+        yield f"response.{self.response.status}", {"response": self.response.ended(self._output)}
 
     def _fail(self, error: Mapping[str, Any]) -> Iterator[Event]:
         self._over = True
         cut = [self._open.item("incomplete")] if self._open is not None else []
-        yield "response.failed", {"response": self._response.failed([*self._output, *cut], error)}
+        yield "response.failed", {"response": self.response.failed([*self._output, *cut], error)}
         yield "error", {**error, "error": error}
 
 
@@ -173,7 +173,9 @@ def _text(value: object) -> str:
     raise TypeError("no text")
 
 
-def as_response(echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool) -> Translation:
+def as_response(
+    echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool
+) -> StreamedResponse | WholeResponse:
     """For a request whose client speaks /v1/responses."""
     response = ResponseObject(echo, request_id, created_at)
     return StreamedResponse(response) if streamed else WholeResponse(response)

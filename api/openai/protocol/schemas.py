@@ -83,6 +83,16 @@ class NamedStep(NamedTuple):
     asked: bytes
 
 
+Item = dict[str, Any]  # of /v1/responses
+
+
+class KeptInput(NamedTuple):
+    """What is kept of the input of a response. `items`: the whole conversation."""
+
+    items: list[Item]
+    background: bool
+
+
 class Parsed(NamedTuple):
     """What the gateway keeps of a body. `head`: the JSON for the engine, without its closing brace."""
 
@@ -101,6 +111,7 @@ class Parsed(NamedTuple):
     branch: str = ""  # of a fork
     equal: bytes = b""  # of a request that may share a call: the same for each that asks for the same
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
+    kept: KeptInput | None = None  # the same: the response is kept with this
 
 
 class Count(Protocol):

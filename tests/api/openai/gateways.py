@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from api.openai.app import OpenAIApp
@@ -65,11 +65,20 @@ class Answer:
 class Client:
     """One request; `hang_up` closes the connection."""
 
-    def __init__(self, app: OpenAIApp, path: str, body: bytes, headers: Sequence[tuple[bytes, bytes]], method: str):
+    def __init__(
+        self,
+        app: OpenAIApp,
+        path: str,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        method: str,
+        query: str = "",
+    ):
         self.answer = Answer()
         self._gone = asyncio.Event()
         self._parts = [body]
-        scope = {"type": "http", "path": path, "method": method, "headers": list(headers)}
+        scope: MutableMapping[str, Any] = {"type": "http", "path": path, "method": method, "headers": list(headers)}
+        scope["query_string"] = query.encode()
         scope["client"] = ("127.0.0.1", 50_000)
         self.task = asyncio.get_running_loop().create_task(app(scope, self._receive, self._send))
 
@@ -140,12 +149,16 @@ class TestBed:
         for name in self.gateway.fleet.backends:
             self.backend(name, *scripts)
 
-    def send(self, body: Any, path: str = "/v1/completions", key: str = KEY, method: str = "POST") -> Client:
+    def send(
+        self, body: Any, path: str = "/v1/completions", key: str = KEY, method: str = "POST", query: str = ""
+    ) -> Client:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return Client(self.app, path, raw, [(b"authorization", f"Bearer {key}".encode())], method)
+        return Client(self.app, path, raw, [(b"authorization", f"Bearer {key}".encode())], method, query)
 
-    async def ask(self, body: Any, path: str = "/v1/completions", key: str = KEY, method: str = "POST") -> Answer:
-        return await self.send(body, path, key, method).done()
+    async def ask(
+        self, body: Any, path: str = "/v1/completions", key: str = KEY, method: str = "POST", query: str = ""
+    ) -> Answer:
+        return await self.send(body, path, key, method, query).done()
 
 
 def completion(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.response_requests import NOT_SERVED, parse_response_request
+from api.openai.protocol.response_requests import NOT_SERVED, load_response_request, parse_response_request
 from api.openai.protocol.schemas import Parsed
 from controller.core.snapshot import ModelConfig
 from tests.api.openai.gateways import TestBed
@@ -22,10 +22,7 @@ def said(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 UNSERVED = {
-    "previous_response_id": "resp_1",
     "conversation": {"id": "c"},
-    "store": True,
-    "background": True,
     "prompt": {"id": "p"},
     "max_tool_calls": 1,
     "include": ["reasoning.encrypted_content"],
@@ -76,6 +73,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"temperature": 9}),
     ("n", {"n": 2}),
     ("store", {"store": 0}),
+    ("store", {"store": True}),
+    ("background", {"background": True}),
+    ("background", {"background": 1}),
+    ("previous_response_id", {"previous_response_id": 1}),
     ("target_ttft", {"target_ttft": -1}),
     ("model", {"model": None}),
 ]
@@ -111,6 +112,9 @@ ITEMS = st.fixed_dictionaries(
 )
 FIELDS = (
     *UNSERVED,
+    "store",
+    "background",
+    "previous_response_id",
     "tools",
     "tool_choice",
     "instructions",
@@ -127,17 +131,18 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-def outcome(body: dict[str, Any]) -> Parsed | ApiError:
+def outcome(body: dict[str, Any], retention_s: int) -> Parsed | ApiError:
     try:
-        return parse_response_request(json.dumps(body).encode(), {"demo": ModelConfig("demo")})
+        request = load_response_request(json.dumps(body).encode())
+        return parse_response_request(request, {"demo": ModelConfig("demo")}, retention_s=retention_s)
     except ApiError as error:
         return error
 
 
-@given(BODIES)
+@given(BODIES, st.sampled_from([0, 60]))
 @settings(max_examples=200, deadline=None)
-def test_whatever_comes_is_understood_or_refused_by_name(body: dict[str, Any]) -> None:
-    found = outcome(body)
+def test_whatever_comes_is_understood_or_refused_by_name(body: dict[str, Any], retention_s: int) -> None:
+    found = outcome(body, retention_s)
     if isinstance(found, ApiError):
         assert (found.status, bool(found.param)) == (400, True) or found.code == "invalid_json"
     else:

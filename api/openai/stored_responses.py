@@ -1,0 +1,274 @@
+"""Responses that are kept: read, gone on from, deleted, and computed in the background, at any gateway.
+
+Only tenants with a retention have any; each ends with it. An answer is kept before its last bytes are sent, so that its
+client can go on from it at once. A background response is kept as open before its client gets its id; its gateway holds
+a lease on it, and looks with each renewal whether it was cancelled or deleted elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from api.openai.asgi import Message, Send
+from api.openai.in_flight import InFlightRequest
+from api.openai.protocol.errors import ApiError
+from api.openai.protocol.response_objects import ResponseObject
+from api.openai.protocol.schemas import Item, KeptInput
+from api.openai.steps import Steps
+from workers.live import Dialogue, LiveUnavailable
+from workers.steps import LARGEST_BYTES
+from workers.stored_responses import (
+    end_response,
+    forget_response,
+    keep_response,
+    read_response,
+    renew_response,
+)
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 1.0  # between two renewals of a lease, in which it is seen that a response was cancelled elsewhere
+LOST = {"code": "server_error", "message": "The gateway that computed this response has died."}
+TOO_LARGE = {"code": "server_error", "message": f"The response has more than {LARGEST_BYTES} bytes to be kept."}
+
+
+class StoredResponse(NamedTuple):
+    """`input`: the conversation that `response` answers. `open`: it is computed in the background."""
+
+    open: bool
+    response: dict[str, Any]
+    input: list[Item]
+
+    def ended(self, status: str, error: Mapping[str, Any] | None = None) -> StoredResponse:
+        return StoredResponse(False, {**self.response, "status": status, "error": error}, self.input)
+
+    def items(self) -> list[Item]:
+        """The conversation with the answer."""
+        return [*self.input, *self.response["output"]]
+
+
+class StoredResponses:
+    """`steps` keeps them. `counts`: what came of reads and writes, by its word."""
+
+    def __init__(self, steps: Steps, now: Callable[[], float], hang_up: Callable[[InFlightRequest, str], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.open: dict[tuple[str, str], InFlightRequest] = {}  # background ones of this gateway, by tenant and id
+        self._steps = steps
+        self._now = now
+        self._hang_up = hang_up
+
+    # ---- read -----------------------------------------------------------------------------------------------------
+
+    async def find(self, tenant: str, response_id: str, field: str = "response_id") -> StoredResponse:
+        """Raises ApiError that names `field` if this tenant has no such response. One that a dead gateway left open has
+        failed."""
+        retention_s = self._steps.retentions.get(tenant, 0)
+        raw, leased = (None, False) if not retention_s else await self._read(tenant, response_id)
+        try:
+            told = orjson.loads(raw or b"null")
+            found = StoredResponse(told["open"], told["response"], told["input"])
+            gone = self._now() - told["kept_at"] > retention_s
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            gone = True
+        if gone:
+            self.counts["unknown"] += 1
+            told = f"{field}: this tenant has no stored response {response_id[:100]!r}."
+            raise ApiError("not_found", told, param=field)
+        if found.open and not leased and (tenant, response_id) not in self.open:
+            failed = found.ended("failed", LOST)
+            if await self._run(tenant, self._end(tenant, response_id, failed, retention_s)) != "kept":
+                return await self.find(tenant, response_id, field)  # it has ended meanwhile
+            self.counts["lost"] += 1
+            return failed
+        self.counts["found"] += 1
+        return found
+
+    async def before(self, tenant: str, response_id: str) -> list[Item]:
+        """The conversation that a new response goes on from. Raises ApiError."""
+        field = "previous_response_id"
+        found = await self.find(tenant, response_id, field)
+        if found.response["status"] not in ("completed", "incomplete"):
+            told = f"{field}: that response is {found.response['status']}, so there is no answer to go on from."
+            raise ApiError("invalid_value", told, param=field)
+        return found.items()
+
+    async def _read(self, tenant: str, response_id: str) -> tuple[bytes | None, bool]:
+        found: tuple[bytes | None, bool] = await self._run(tenant, read_response(tenant, response_id))
+        return found
+
+    async def _run(self, tenant: str, dialogue: Dialogue[Any]) -> Any:
+        """Raises ApiError while Redis is unavailable."""
+        board = self._steps.board
+        try:
+            if board is None:
+                raise LiveUnavailable("this gateway runs alone")
+            async with self._steps.lane(tenant).reads:
+                return await board.run(dialogue)
+        except LiveUnavailable:
+            self.counts["unread"] += 1
+            told = "Stored responses cannot be read or changed now. Try again shortly."
+            raise ApiError("responses_unavailable", told, retry_after_s=1.0) from None
+
+    # ---- write ----------------------------------------------------------------------------------------------------
+
+    async def keep(self, tenant: str, response: dict[str, Any], conversation: Sequence[Item]) -> None:
+        """A response that has ended well. While Redis is unavailable it is not kept."""
+        board, retention_s = self._steps.board, self._steps.retentions.get(tenant, 0)
+        if board is None or not retention_s:
+            return
+        raw = self._raw(StoredResponse(False, response, list(conversation)))
+        if len(raw) > LARGEST_BYTES:
+            self.counts["too_large"] += 1
+            return
+        try:
+            async with self._steps.lane(tenant).writes:
+                self.counts[await board.run(keep_response(tenant, response["id"], raw, retention_s))] += 1
+        except LiveUnavailable as error:
+            log.info("a response was not kept: %s", error)
+            self.counts["unwritten"] += 1
+
+    def _raw(self, stored: StoredResponse) -> bytes:
+        name = str(stored.response["id"]).removeprefix("resp_")
+        named = [{"id": f"item_{name}_{at}", **item} for at, item in enumerate(stored.input)]
+        told = {"open": stored.open, "kept_at": self._now(), "response": stored.response, "input": named}
+        return orjson.dumps(told)
+
+    def _end(self, tenant: str, response_id: str, ended: StoredResponse, retention_s: float) -> Dialogue[str]:
+        raw = self._raw(ended)
+        if len(raw) > LARGEST_BYTES:
+            raw = self._raw(
+                StoredResponse(False, {**ended.response, "output": []}, ended.input).ended("failed", TOO_LARGE)
+            )
+        return end_response(tenant, response_id, raw, retention_s)
+
+    # ---- delete and cancel ----------------------------------------------------------------------------------------
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Raises ApiError."""
+        await self.find(tenant, response_id)
+        await self._run(tenant, forget_response(tenant, response_id))
+        self.counts["forgotten"] += 1
+        self._stop(tenant, response_id)
+
+    async def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
+        """What it is then: cancelled, or as it had ended before. Raises ApiError."""
+        found = await self.find(tenant, response_id)
+        if not found.response["background"]:
+            told = "response_id: only a response that was asked for with background true can be cancelled."
+            raise ApiError("invalid_value", told, param="response_id")
+        if not found.open:
+            return found.response
+        cancelled = found.ended("cancelled")
+        retention_s = self._steps.retentions.get(tenant, 0)
+        if await self._run(tenant, self._end(tenant, response_id, cancelled, retention_s)) != "kept":
+            return (await self.find(tenant, response_id)).response
+        self._stop(tenant, response_id)
+        return cancelled.response
+
+    def _stop(self, tenant: str, response_id: str) -> None:
+        in_flight = self.open.pop((tenant, response_id), None)
+        if in_flight is not None:
+            self._hang_up(in_flight, "client_closed")
+
+    # ---- in the background ----------------------------------------------------------------------------------------
+
+    async def begin(self, in_flight: InFlightRequest, answer: BackgroundAnswer) -> dict[str, Any]:
+        """The response as its client gets it now. Raises ApiError, and then nothing is computed."""
+        tenant, begun = in_flight.request.tenant, answer.response.begun()
+        name = (tenant, begun["id"])
+        stored = StoredResponse(True, begun, answer.kept.items)
+        self.open[name] = in_flight
+        try:
+            retention_s = self._steps.retentions.get(tenant, 0)
+            came = await self._run(tenant, keep_response(*name, self._raw(stored), retention_s))
+            if came != "kept":
+                told = "background: what this tenant keeps leaves no room for another response."
+                raise ApiError("rate_limit_exceeded", told, param="background", retry_after_s=5.0)
+            await self._run(tenant, renew_response(*name))
+        except BaseException:
+            answer.begun.cancel()
+            self._stop(*name)
+            raise
+        answer.begun.set_result(stored)
+        return begun
+
+    async def settle(self, tenant: str, stored: StoredResponse) -> None:
+        """A background response has ended. Until Redis answers, it is tried again while its lease could be held."""
+        name = (tenant, str(stored.response["id"]))
+        retention_s = self._steps.retentions.get(tenant, 0)
+        for _ in range(SETTLE_TRIES):
+            try:
+                self.counts[await self._run(tenant, self._end(*name, stored, retention_s))] += 1
+                break
+            except ApiError:
+                await asyncio.sleep(RENEW_S)
+        self.open.pop(name, None)
+
+    async def watch(self) -> None:
+        """Until cancelled: leases are renewed, and what was cancelled or deleted elsewhere ends."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for name, in_flight in list(self.open.items()):
+                try:
+                    open_still = self._steps.board is None or await self._steps.board.run(renew_response(*name))
+                except LiveUnavailable as error:
+                    log.debug("a lease of a response was not renewed: %s", error)
+                    break
+                if not open_still and self.open.get(name) is in_flight:
+                    self._stop(*name)
+
+
+SETTLE_TRIES = 8
+
+
+class KeepingAnswer:
+    """The `send` of a response that is kept with what it answers, before the last of it goes out."""
+
+    def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput, send: Send) -> None:
+        self.response: ResponseObject
+        self._responses = responses
+        self._tenant = tenant
+        self._kept: KeptInput | None = kept
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if self._kept is not None and self.response.whole is not None:
+            items, self._kept = self._kept.items, None
+            await self._responses.keep(self._tenant, self.response.whole, items)
+        await self._send(message)
+
+
+class BackgroundAnswer:
+    """The `send` of a background response, whose client has gone. `begun`: what is kept of it while it is open."""
+
+    def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput) -> None:
+        self.response: ResponseObject
+        self.kept = kept
+        self.begun: asyncio.Future[StoredResponse] = asyncio.get_running_loop().create_future()
+        self._responses = responses
+        self._tenant = tenant
+        self._said = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            return
+        if self.response.whole is None:
+            self._said += message.get("body", b"")
+        if not message.get("more_body"):
+            stored = await self.begun
+            await self._responses.settle(self._tenant, self._ended(stored))
+
+    def _ended(self, stored: StoredResponse) -> StoredResponse:
+        if self.response.whole is not None:
+            return StoredResponse(False, self.response.whole, stored.input)
+        try:
+            error = orjson.loads(bytes(self._said))["error"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            error = {}
+        return StoredResponse(False, self.response.failed([], error), stored.input)

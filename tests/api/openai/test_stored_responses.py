@@ -1,0 +1,407 @@
+"""Stored responses: through two gateways and a real Redis, read, gone on from, deleted, computed in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from django.conf import settings
+
+from tests.api.openai import workflow_gateways
+from tests.api.openai.test_steps import AWAY, calls, keeps, names
+from tests.api.openai.workflow_gateways import OTHER
+from tests.waiting import until_on_loop
+from workers import live, stored_responses
+from workers.backends.fake import Script
+
+pytestmark = pytest.mark.db
+PATH = "/v1/responses"
+NO_ONE = "resp_" + "0" * 24
+
+
+@pytest.fixture(autouse=True)
+def empty(redis_server):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+@asynccontextmanager
+async def gateway(name="gw-a", url=None, retention_s=60, watched=True, **others):
+    async with workflow_gateways.gateway(name, url) as bed:
+        keeps(bed, retention_s, **others)
+        watching = asyncio.create_task(bed.gateway.responses.watch()) if watched else None
+        try:
+            yield bed
+        finally:
+            while watching is not None and not watching.done():
+                watching.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([watching], timeout=0.5)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr("api.openai.stored_responses.RENEW_S", 0.05)
+
+
+def asked(said="hello", **fields):
+    return {"model": "demo", "input": said, **fields}
+
+
+async def ask(bed, body, **others):
+    answer = await bed.ask(body, PATH, **others)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+async def call(bed, response, below="", method="GET", **others):
+    return await bed.ask(b"", f"{PATH}/{response}{below}", method=method, **others)
+
+
+async def shown(bed, response, below="", method="GET", **others):
+    answer = await call(bed, response, below, method, **others)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def messages(bed, number=-1):
+    sent = [call for name in bed.gateway.fleet.backends for call in bed.backend(name).calls]
+    return json.loads(sent[number].head + b"}")["messages"]
+
+
+# ---- kept and read --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", [{}, {"store": None}, {"store": True}])
+async def test_a_response_is_read_at_another_gateway(store):
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        made = await ask(one, asked(**store))
+        assert (made["store"], made["background"], made["previous_response_id"]) == (True, False, None)
+        assert await shown(two, made["id"]) == made
+        assert calls(two) == 0
+
+
+async def test_a_streamed_response_is_kept_before_its_end_is_sent():
+    async with gateway() as bed:
+        answer = await bed.ask(asked(stream=True), PATH)
+        last = json.loads(answer.body.decode().strip().rpartition("data: ")[2])
+        assert last["type"] == "response.completed"
+        assert await shown(bed, last["response"]["id"]) == last["response"]
+
+
+async def test_nothing_is_kept_that_its_client_does_not_want_kept():
+    async with gateway() as bed:
+        made = await ask(bed, asked(store=False))
+        assert (made["store"], names()) == (False, [])
+        assert (await call(bed, made["id"])).status == 404
+
+
+async def test_nothing_is_kept_without_a_retention():
+    async with gateway(retention_s=0) as bed:
+        made = await ask(bed, asked())
+        assert (made["store"], names()) == (False, [])
+        for field in ("store", "background"):
+            refused = await bed.ask(asked(**{field: True}), PATH)
+            assert (refused.status, refused.error["param"]) == (400, field)
+            assert "retention_s is 0" in refused.error["message"]
+        assert (await call(bed, made["id"])).status == 404
+
+
+async def test_what_failed_is_not_kept():
+    async with gateway() as bed:
+        bed.every(Script(cut_after=2))
+        await bed.ask(asked(stream=True), PATH)
+        assert names() == []
+
+
+# ---- gone on from ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_goes_on_at_another_gateway():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        first = await ask(one, asked("one", instructions="be brief"))
+        second = await ask(two, asked("two", previous_response_id=first["id"], instructions="be kind"))
+        assert second["previous_response_id"] == first["id"]
+        answered = {"role": "assistant", "content": "t0 t1 t2 t3"}
+        assert messages(two) == [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "one"},
+            answered,
+            {"role": "user", "content": "two"},
+        ], "instructions are of one response"
+        await shown(one, first["id"], method="DELETE")
+        await ask(one, asked("three", previous_response_id=second["id"]))
+        assert [message["content"] for message in messages(one)] == [
+            "one",
+            "t0 t1 t2 t3",
+            "two",
+            "t0 t1 t2 t3",
+            "three",
+        ]
+
+
+async def test_a_response_that_is_not_kept_goes_on_from_one_that_is():
+    async with gateway() as bed:
+        first = await ask(bed, asked("one"))
+        second = await ask(bed, asked("two", previous_response_id=first["id"], store=False))
+        assert len(messages(bed)) == 3 or len(messages(bed, 0)) == 3
+        assert (await call(bed, second["id"])).status == 404
+
+
+async def test_an_unknown_or_another_tenants_response_is_404_and_named():
+    async with gateway() as bed:
+        first = await ask(bed, asked())
+        for name, key in ((NO_ONE, None), ("resp_", None), ("x\u0000|y", None), (first["id"], OTHER)):
+            others = {} if key is None else {"key": key}
+            refused = await bed.ask(asked(previous_response_id=name), PATH, **others)
+            assert (refused.status, refused.error["param"]) == (404, "previous_response_id")
+            for below, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
+                refused = await call(bed, name, below, method, **others)
+                assert (refused.status, refused.error["param"]) == (404, "response_id")
+        assert calls(bed) == 1
+        wrong = await bed.ask(asked(previous_response_id=5), PATH)
+        assert (wrong.status, wrong.error["param"]) == (400, "previous_response_id")
+
+
+async def test_a_tenant_over_its_quota_reads_nothing():
+    async with gateway() as bed:
+        first = await ask(bed, asked())
+        found = bed.gateway.snapshot
+        acme, other = found.tenants
+        bed.gateway.configure(replace(found, tenants=(replace(acme, rpm=1), other)))
+        await ask(bed, asked())
+        before = bed.gateway.responses.counts["found"]
+        assert (await bed.ask(asked(previous_response_id=first["id"]), PATH)).status == 429
+        assert bed.gateway.responses.counts["found"] == before
+
+
+# ---- input and deletion ---------------------------------------------------------------------------------------------
+
+
+async def test_the_input_of_a_response_is_listed_in_pages():
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    async with gateway() as bed:
+        first = await ask(bed, asked(said))
+        second = await ask(bed, asked("d", previous_response_id=first["id"]))
+        found = await listed(bed, second["id"], "order=asc")
+        texts = [item["content"][0]["text"] for item in found["data"]]
+        assert (texts, found["has_more"]) == (["a", "b", "c", "t0 t1 t2 t3", "d"], False)
+        assert len({item["id"] for item in found["data"]}) == 5
+        assert found["data"][1]["content"][0]["type"] == "output_text"
+        page = await listed(bed, second["id"], "limit=2")
+        assert ([item["content"][0]["text"] for item in page["data"]], page["has_more"]) == (["d", "t0 t1 t2 t3"], True)
+        rest = await listed(bed, second["id"], f"after={page['last_id']}")
+        assert [item["content"][0]["text"] for item in rest["data"]] == ["c", "b", "a"]
+        for query, field in (("limit=0", "limit"), ("order=up", "order"), ("after=x", "after"), ("before=x", "before")):
+            answer = await bed.ask(b"", f"{PATH}/{second['id']}/input_items", method="GET", query=query)
+            assert (answer.status, answer.error["param"]) == (400, field)
+
+
+async def listed(bed, response, query):
+    answer = await bed.ask(b"", f"{PATH}/{response}/input_items", method="GET", query=query)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+async def test_a_response_is_deleted_at_any_gateway():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        made = await ask(one, asked())
+        assert await shown(two, made["id"], method="DELETE") == {
+            "id": made["id"],
+            "object": "response",
+            "deleted": True,
+        }
+        assert (await call(one, made["id"])).status == 404
+        assert names() == []
+        assert (await call(one, made["id"], method="PUT")).status == 405
+
+
+async def test_a_response_ends_with_the_retention():
+    async with gateway(retention_s=1) as bed:
+        made = await ask(bed, asked())
+        await asyncio.sleep(1.1)
+        assert (await call(bed, made["id"])).status == 404
+
+
+async def test_a_shorter_retention_forgets_them():
+    async with gateway(other=60) as bed:
+        await ask(bed, asked())
+        await ask(bed, asked(), key=OTHER)
+        keeps(bed, 0, other=60)
+        await until_on_loop(lambda: bed.gateway.steps.counts["forgotten"] == 1)
+        assert all(name.startswith("answers:other") for name in names())
+
+
+# ---- in the background ----------------------------------------------------------------------------------------------
+
+
+async def ended(bed, response):
+    found = {}
+    for _ in range(200):
+        found = await shown(bed, response)
+        if found["status"] != "in_progress":
+            return found
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def test_a_background_response_is_computed_without_its_client():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        one.every(Script(first_delay_s=0.2))
+        made = await ask(one, asked(background=True))
+        assert (made["status"], made["background"], made["output"], made["store"]) == ("in_progress", True, [], True)
+        assert (await shown(two, made["id"]))["status"] == "in_progress"
+        refused = await two.ask(asked(previous_response_id=made["id"]), PATH)
+        assert (refused.status, refused.error["param"]) == (400, "previous_response_id")
+        found = await ended(two, made["id"])
+        assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "t0 t1 t2 t3")
+        assert one.gateway.responses.open == {}
+        (record,) = one.sink.records
+        assert record.outcome == "ok"
+        await ask(two, asked("more", previous_response_id=made["id"]))
+        assert one.gateway.quotas.active("acme") == 0
+
+
+async def test_one_that_its_engine_refuses_has_failed():
+    async with gateway() as bed:
+        bed.every(Script(refuse_status=400))
+        made = await ask(bed, asked(background=True))
+        found = await ended(bed, made["id"])
+        assert found["status"] == "failed"
+        assert found["error"]["message"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+async def test_one_is_ended_at_another_gateway(how):
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        one.every(Script(hang_after=0))
+        made = await ask(one, asked(background=True))
+        if how == "cancel":
+            told = await shown(two, made["id"], "/cancel", "POST")
+            assert told["status"] == "cancelled"
+        else:
+            await shown(two, made["id"], method="DELETE")
+        await until_on_loop(lambda: one.sink.records)
+        (record,) = one.sink.records
+        assert (record.outcome, one.gateway.responses.open) == ("cancelled", {})
+        if how == "cancel":
+            assert (await shown(one, made["id"]))["status"] == "cancelled"
+            assert (await shown(one, made["id"], "/cancel", "POST"))["status"] == "cancelled"
+        else:
+            assert [name for name in names() if not name.endswith("|lease")] == [], "a lease ends by itself"
+
+
+async def test_only_one_in_the_background_can_be_cancelled_and_what_has_ended_stays():
+    async with gateway() as bed:
+        made = await ask(bed, asked())
+        refused = await call(bed, made["id"], "/cancel", "POST")
+        assert (refused.status, refused.error["param"]) == (400, "response_id")
+        made = await ask(bed, asked(background=True))
+        await ended(bed, made["id"])
+        assert (await shown(bed, made["id"], "/cancel", "POST"))["status"] == "completed"
+
+
+async def test_one_whose_gateway_has_died_has_failed_after_its_lease(monkeypatch):
+    monkeypatch.setattr(stored_responses, "LEASE_S", 0.3)
+    async with gateway("gw-b") as two:
+        async with gateway("gw-a", watched=False) as one:  # it renews no lease: as good as dead
+            one.every(Script(hang_after=0))
+            made = await ask(one, asked(background=True))
+            assert (await shown(two, made["id"]))["status"] == "in_progress"
+            await asyncio.sleep(0.4)
+            found = await shown(two, made["id"])
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            one.gateway.runtime.give_up()
+            await one.gateway.runtime.drain(2)
+        assert await shown(two, made["id"]) == found, "what was told once stays"
+
+
+async def test_one_holds_its_lease_while_it_is_computed(monkeypatch):
+    monkeypatch.setattr(stored_responses, "LEASE_S", 0.3)
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        one.every(Script(first_delay_s=1.0))
+        made = await ask(one, asked(background=True))
+        await asyncio.sleep(0.6)
+        assert (await shown(two, made["id"]))["status"] == "in_progress"
+        assert (await ended(two, made["id"]))["status"] == "completed"
+
+
+async def test_a_gateway_that_stops_tells_that_it_failed():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        one.every(Script(hang_after=0))
+        made = await ask(one, asked(background=True))
+        one.gateway.runtime.give_up()
+        found = await ended(two, made["id"])
+        assert (found["status"], found["error"]["code"]) == ("failed", "shutting_down")
+
+
+@pytest.mark.parametrize("other", [{"store": False}, {"stream": True}])
+async def test_what_does_not_go_with_background_is_refused(other):
+    async with gateway() as bed:
+        refused = await bed.ask(asked(background=True, **other), PATH)
+        assert (refused.status, refused.error["param"]) == (400, "background")
+
+
+async def test_one_counts_against_its_tenants_concurrency():
+    async with gateway() as bed:
+        found = bed.gateway.snapshot
+        acme, other = found.tenants
+        bed.gateway.configure(replace(found, tenants=(replace(acme, max_concurrency=1), other)))
+        bed.every(Script(hang_after=0))
+        made = await ask(bed, asked(background=True))
+        assert (await bed.ask(asked(background=True), PATH)).status == 429
+        await shown(bed, made["id"], "/cancel", "POST")
+        await until_on_loop(lambda: bed.gateway.quotas.active("acme") == 0)
+
+
+# ---- bounds and faults ----------------------------------------------------------------------------------------------
+
+
+async def test_input_that_is_too_large_is_served_and_not_kept(monkeypatch):
+    monkeypatch.setattr("api.openai.protocol.response_requests.MOST_KEPT_BYTES", 100)
+    async with gateway() as bed:
+        made = await ask(bed, asked("x" * 200))
+        assert made["store"] is False
+        for field in ("store", "background"):
+            refused = await bed.ask(asked("x" * 200, **{field: True}), PATH)
+            assert (refused.status, refused.error["param"]) == (400, "input")
+
+
+async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch):
+    monkeypatch.setattr("api.openai.stored_responses.LARGEST_BYTES", 1100)
+    async with gateway() as bed:
+        made = await ask(bed, asked("x" * 300))
+        assert (await call(bed, made["id"])).status == 404
+        assert bed.gateway.responses.counts["too_large"] == 1
+        made = await ask(bed, asked("x" * 300, background=True))
+        found = await ended(bed, made["id"])
+        assert (found["status"], found["output"]) == ("failed", [])
+        assert "bytes" in found["error"]["message"]
+
+
+async def test_without_redis_responses_are_computed_and_not_kept():
+    async with gateway(url=AWAY) as bed:
+        made = await ask(bed, asked())
+        assert bed.gateway.responses.counts["unwritten"] == 1
+        for answer in (
+            await call(bed, made["id"]),
+            await bed.ask(asked(previous_response_id=made["id"]), PATH),
+            await bed.ask(asked(background=True), PATH),
+        ):
+            assert (answer.status, answer.error["code"]) == (503, "responses_unavailable")
+        await until_on_loop(lambda: bed.gateway.quotas.active("acme") == 0)
+        assert bed.gateway.responses.open == {}
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'{"open":true}', b'{"open":false,"response":{},"input":[],"kept_at":"x"}']
+)
+async def test_what_cannot_be_read_is_not_there(raw):
+    async with gateway() as bed:
+        made = await ask(bed, asked())
+        client = live._client(settings.REDIS_URL)
+        (name,) = [name for name in names() if name.endswith(made["id"]) and "||" not in name]
+        client.set(name, raw)
+        assert (await call(bed, made["id"])).status == 404

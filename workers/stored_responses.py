@@ -1,0 +1,66 @@
+"""Responses of /v1/responses that are kept, in Redis among the answers of steps, whose retention and bounds they share.
+
+One that is computed in the background is open until it has ended. Its gateway holds a lease on it meanwhile: an open
+one without a lease was left behind by a gateway that died.
+"""
+
+from __future__ import annotations
+
+from workers import steps
+from workers.live import Dialogue
+from workers.steps import STEPS_KEY, forget_steps, run_script
+
+OPEN = b'{"open":true'  # how what is kept of an open response begins
+LEASE_S = 10.0
+MOST_LISTED, LISTED = 100, 20  # items of input in one answer
+ORDERS = ("asc", "desc")
+_NO_STEP = "response" + "-" * 24  # in place of a step's hash: no client can name it
+
+
+def _group(response_id: str) -> str:
+    return f"response/{response_id}"
+
+
+def _name(response_id: str) -> str:
+    return f"{_NO_STEP}:{_group(response_id)}"
+
+
+def _key(tenant: str, response_id: str) -> str:
+    return f"{STEPS_KEY.format(tenant=tenant)}|{_name(response_id)}"
+
+
+def _lease(tenant: str, response_id: str) -> str:
+    return f"{_key(tenant, response_id)}|lease"
+
+
+def read_response(tenant: str, response_id: str) -> Dialogue[tuple[bytes | None, bool]]:
+    """What is kept of it, or None; and whether a gateway holds its lease."""
+    found = yield ("MGET", _key(tenant, response_id), _lease(tenant, response_id))
+    return found[0], found[1] is not None
+
+
+def keep_response(tenant: str, response_id: str, raw: bytes, retention_s: float) -> Dialogue[str]:
+    """As `keep_step`."""
+    told = (_name(response_id), raw, retention_s, steps.MOST_STEPS, steps.MOST_BYTES, steps.AT_ONCE)
+    found: bytes = yield from run_script(tenant, "keep", *told)
+    return found.decode()
+
+
+def end_response(tenant: str, response_id: str, raw: bytes, retention_s: float) -> Dialogue[str]:
+    """In place of what was kept while it was open: `kept`, `known` (it had ended), `gone` (deleted) or `full`."""
+    told = (_name(response_id), raw, retention_s, steps.MOST_STEPS, steps.MOST_BYTES, steps.AT_ONCE)
+    found: bytes = yield from run_script(tenant, "replace", OPEN, *told)
+    return found.decode()
+
+
+def renew_response(tenant: str, response_id: str) -> Dialogue[bool]:
+    """Hold its lease for LEASE_S more. False: it is not open any more."""
+    told = (_name(response_id), _lease(tenant, response_id), round(LEASE_S * 1000))
+    open_still: int = yield from run_script(tenant, "renew", OPEN, *told)
+    return bool(open_still)
+
+
+def forget_response(tenant: str, response_id: str) -> Dialogue[int]:
+    """How many were forgotten: none or one."""
+    gone = yield from forget_steps(tenant, _group(response_id))
+    return gone
