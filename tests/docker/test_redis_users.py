@@ -24,6 +24,14 @@ from controller.core.messages import (
 from controller.core.pruning import QueueReport
 from workers.pruning import publish_orders, publish_report, read_reports, wait_for_news, withdraw_report
 from workers.steps import forget_steps, keep_step, read_step
+from workers.stored_responses import (
+    OPEN,
+    end_response,
+    forget_response,
+    keep_response,
+    read_response,
+    renew_response,
+)
 from workers.supervisor.ports import free_port
 from workers.workflows import (
     BY_TENANT,
@@ -136,6 +144,20 @@ def test_gateways_alone_read_the_answers_that_are_kept(server):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 run(client(server, user), dialogue)
     assert run(gateway, forget_steps("acme", "w")) == 1
+
+
+def test_gateways_alone_read_responses_that_are_stored(server):
+    gateway, response, open_one = client(server, "gateway"), "resp_1", OPEN + b"}"
+    assert run(gateway, keep_response("acme", response, open_one, 60)) == "kept"
+    assert run(gateway, renew_response("acme", response))
+    assert run(gateway, read_response("acme", response)) == (open_one, True)
+    for user in ("console", "worker", "beat"):
+        for dialogue in (read_response("acme", response), renew_response("acme", response)):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                run(client(server, user), dialogue)
+    assert run(gateway, end_response("acme", response, b"{}", 60)) == "kept"
+    assert not run(gateway, renew_response("acme", response))
+    assert run(gateway, forget_response("acme", response)) == 1
 
 
 def test_a_gateway_publishes_and_touches_neither_sign_ins_nor_jobs(server):
