@@ -123,10 +123,10 @@ class AdaptiveLevel:
 
 
 class PublishedVersion(NamedTuple):
-    """The newest published version of a model's forest. `trained_at`: epoch seconds; `digest`: SHA-256 of its content,
-    hex."""
+    """The newest published version of a model's forest, or of a tenant's pattern graphs: its `subject`. `trained_at`:
+    epoch seconds; `digest`: SHA-256 of its content, hex."""
 
-    model: str
+    subject: str
     version: int
     trained_at: float
     digest: str

@@ -1,0 +1,124 @@
+"""What a worker has learned and published, in a gateway: the newest versions, looked for every two seconds.
+
+A version that is damaged, of another release or too old is not used, which is logged and told at /metrics. While the
+database is unavailable the versions in force stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from api.openai.state.offloop import OffLoop
+from controller.core.errors import ConfigError
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+READ_S = 8.0  # then PostgreSQL counts as unavailable
+
+T = TypeVar("T")
+Key = tuple[str, int]  # subject and version
+
+
+class PublishedFiles(Generic[T]):
+    """`what` is published, for messages. `listed`, `content`: blocking reads of the store. `opened`: what content says,
+    off the loop; raises ConfigError. `take` is called on the loop with all versions in force, by subject, when they
+    change. `clock`: epoch seconds.
+
+    `refused`: by subject, why its newest version is not in force."""
+
+    def __init__(
+        self,
+        what: str,
+        listed: Callable[[], Sequence[PublishedVersion]],
+        content: Callable[[str, int], bytes | None],
+        opened: Callable[[bytes], T],
+        take: Callable[[Mapping[str, tuple[int, T]]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.refused: dict[str, str] = {}
+        self._what = what
+        self._listed = listed
+        self._content = content
+        self._opened = opened
+        self._take = take
+        self._clock = clock
+        self._thread = OffLoop(what, abandon_s=30.0)
+        self._published: Sequence[PublishedVersion] = ()
+        self._read: dict[Key, tuple[T | None, str]] = {}  # or why it cannot be used
+        self._in_force: dict[str, tuple[int, T]] = {}
+        self._failing = False
+
+    async def run(self) -> None:
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """Read what is new and take it over."""
+        try:
+            self._published = await self._thread.call(self._listed, READ_S)
+            for each in self._published:
+                key = (each.subject, each.version)
+                if key not in self._read:
+                    self._read[key] = await self._thread.call(partial(self._load, each), READ_S)
+            self._failing = False
+        except Exception as error:  # any failure to read keeps the versions in force
+            if not self._failing:
+                log.warning("%s: published versions cannot be read, the last ones stay: %r", self._what, error)
+            self._failing = True
+        self._settle()
+
+    def _load(self, version: PublishedVersion) -> tuple[T | None, str]:
+        """Off the loop: unpacking takes milliseconds."""
+        content = self._content(version.subject, version.version)
+        if content is None:
+            return None, "its content is gone"
+        if hashlib.sha256(content).hexdigest() != version.digest:
+            return None, "it is damaged: its digest is another one"
+        try:
+            return self._opened(content), ""
+        except ConfigError as error:
+            return None, str(error)
+
+    def _settle(self) -> None:
+        """Which versions are in force, now that some are new or too old."""
+        in_force: dict[str, tuple[int, T]] = {}
+        refused: dict[str, str] = {}
+        for each in self._published:
+            read = self._read.get((each.subject, each.version))
+            if read is None:
+                if each.subject in self._in_force:  # not read yet
+                    in_force[each.subject] = self._in_force[each.subject]
+                continue
+            found, why = read
+            if found is None:
+                refused[each.subject] = why
+            elif self._clock() - each.trained_at > MOST_AGE_S:
+                refused[each.subject] = f"it was trained more than {MOST_AGE_S / 86_400:.0f} days ago"
+            else:
+                in_force[each.subject] = (each.version, found)
+        self._tell(in_force, refused)
+        now = {(each.subject, each.version) for each in self._published}
+        self._read = {key: found for key, found in self._read.items() if key in now}
+
+    def _tell(self, in_force: dict[str, tuple[int, T]], refused: dict[str, str]) -> None:
+        for subject, why in refused.items():
+            if self.refused.get(subject) != why:
+                log.warning("the %s of %s is not used: %s", self._what, subject, why)
+        self.refused = refused
+        if {subject: each[0] for subject, each in in_force.items()} != {
+            subject: each[0] for subject, each in self._in_force.items()
+        }:
+            self._in_force = in_force
+            self._take(in_force)
+
+    def close(self) -> None:
+        self._thread.close()
