@@ -25,6 +25,7 @@ from workers.tasks.names import (
     EXPERIMENTS,
     EXPERIMENTS_RETAIN,
     FLOWS,
+    GRAPHS,
     HEARTBEAT,
     LENGTHS,
     LINKS,
@@ -40,6 +41,7 @@ TICK_S = 1.0
 HEARTBEAT_EVERY_S = 2.0
 FLOWS_EVERY_S = 5.0
 LENGTHS_EVERY_S = 60.0
+GRAPHS_EVERY_S = 300.0
 HOUR_S = 3600.0
 
 app = Celery("slackline")
@@ -57,6 +59,7 @@ app.conf.update(
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
         "lengths.*": {"queue": "analysis"},
+        "graphs.*": {"queue": "analysis"},
         "pruning.*": {"queue": "pruning"},
     },
     task_ignore_result=True,  # results of tasks are in PostgreSQL
@@ -84,6 +87,7 @@ app.conf.update(
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "experiments-retain": {"task": EXPERIMENTS_RETAIN, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "lengths": {"task": LENGTHS, "schedule": LENGTHS_EVERY_S, "options": {"expires": LENGTHS_EVERY_S}},
+        "graphs": {"task": GRAPHS, "schedule": GRAPHS_EVERY_S, "options": {"expires": GRAPHS_EVERY_S}},
         "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
     },
 )

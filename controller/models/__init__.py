@@ -17,6 +17,7 @@ from controller.models.fleet import (
     ServedModel,
 )
 from controller.models.flows import FlowSettings
+from controller.models.graph_versions import GraphVersion
 from controller.models.length_versions import LengthVersion
 from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, GoodputMinute, RequestRecord, WorkflowResult
@@ -37,6 +38,7 @@ __all__ = [
     "ExperimentRun",
     "FlowSettings",
     "GoodputMinute",
+    "GraphVersion",
     "Host",
     "Instance",
     "InstanceDevice",

@@ -100,6 +100,14 @@ def times_of(calls: Sequence[Call], levels: Sequence[int]) -> list[Level]:
     return found
 
 
+def rest_of(calls: Sequence[Call], level: int) -> list[float]:
+    """What a workflow that has ended took from the beginning of this level on: it, whose pause is over, and each of
+    those after it."""
+    ordered, levels = in_order(calls)
+    own, *later = times_of(ordered, levels)[level:]
+    return [own.run_s, *(each.gap_s + each.run_s for each in later)]
+
+
 @dataclass(frozen=True, slots=True)
 class PatternGraph:
     """A workflow that has ended. The arrays have a code for each of its first MOST_NODES calls; `run` and `gap` are 0
@@ -186,17 +194,17 @@ class GraphSet:
         """Lay out what matching reads now, and not for the first request."""
         self._rows, self._numbers  # noqa: B018
 
-    def match(self, calls: Sequence[Call]) -> Match | None:
-        """The most similar graph for a workflow with these calls, whose last one begins now. None: its structure is
-        new."""
-        current = max(calls, key=lambda call: call.began)
+    def match(self, calls: Sequence[Call], more: int = 0) -> Match | None:
+        """The most similar graph for a workflow whose first calls are these, and `more` that followed them one after
+        another. The last of all begins now. None: its structure is new."""
         ordered, levels = in_order(calls)
+        current = max(ordered, key=lambda call: call.began)
         known = ordered[:MOST_NODES]
         numbers = [self._numbers.get(call.kind) for call in known]
         if None in numbers:
             return None
-        level = levels[ordered.index(current)]
-        beyond = (len(ordered) - len(known), levels[-1] - levels[len(known) - 1])
+        level = levels[-1] + more if more else levels[ordered.index(current)]
+        beyond = (len(ordered) - len(known) + more, levels[-1] - levels[len(known) - 1] + more)
         starts = [index == 0 or levels[index] != levels[index - 1] for index in range(len(known))]
         rows = self._rows.beginning_as(np.array(numbers, dtype=np.int16), np.array(starts), beyond)
         if not len(rows):
@@ -266,6 +274,13 @@ class GraphSet:
         )
         if not within:
             raise ConfigError("the set of pattern graphs points outside of itself")
+
+
+class GraphsInForce(NamedTuple):
+    """A version of a tenant's graphs."""
+
+    version: int
+    graphs: GraphSet
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ RETENTION = "records.retention"
 EXPERIMENTS = "experiments.work"
 EXPERIMENTS_RETAIN = "experiments.retain"
 LENGTHS = "lengths.train"
+GRAPHS = "graphs.train"
 PRUNING = "pruning.coordinate"
 PRUNING_PROCESS = "pruning"  # whose heartbeat says that the coordinator runs
 TASK_MODULES = (
@@ -25,5 +26,6 @@ TASK_MODULES = (
     "workers.tasks.records",
     "workers.tasks.experiments",
     "workers.tasks.lengths",
+    "workers.tasks.graphs",
     "workers.tasks.pruning",
 )

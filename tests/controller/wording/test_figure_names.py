@@ -56,7 +56,7 @@ UNITS = {
 NOT_AUDITED_WHOLE = {
     "Decision", "InstanceDevice", "InstanceInterval", "Action", "Transfer", "ConfigVersion", "Trace", "Experiment",
     "ExperimentRun", "InstanceLink", "KvTransfer", "RequestRecord", "AttainmentMinute", "ScalerState", "ScalingSample",
-    "PersonSession", "LengthVersion", "GoodputMinute", "WorkflowResult",
+    "PersonSession", "LengthVersion", "GraphVersion", "GoodputMinute", "WorkflowResult",
 }  # fmt: skip
 
 

@@ -1,0 +1,173 @@
+"""Makes the pattern graphs of each tenant's recorded workflows, judges them on later ones, and publishes or refuses
+them.
+
+The split is by time, since a gateway asks about later workflows too. What graphs must not do worse is an equal share
+for each step that is left of a workflow of the mean length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+from django.db.models import Max
+from django.utils import timezone
+
+from controller.models import GraphVersion, RequestRecord
+from controller.predict.graph_medoids import medoids
+from controller.predict.pattern_graphs import (
+    MOST_NODES,
+    Call,
+    GraphSet,
+    graph_of,
+    in_order,
+    kind_of,
+    rest_of,
+)
+from controller.services.records.graph_versions import JudgedGraphs, graph_version_store
+
+log = logging.getLogger(__name__)
+
+MOST_WORKFLOWS = 1_500  # of a tenant, the newest
+MOST_CALLS = 60_000  # of a tenant, the newest, that are read for them
+LEAST_WORKFLOWS = 20
+NEW_WORKFLOWS = 0.1  # as a share of the last version's, before another one is made
+RECENT_S = 3_600.0  # whose tenants are looked at
+READ_S = 172_800.0  # workflows older than a day hardly count
+GAP_S = 600.0  # between two versions of a tenant
+IDLE_S = 120.0  # since its last call ended, before a workflow counts as finished
+JUDGED_SHARE = 0.2
+
+
+class FinishedWorkflow(NamedTuple):
+    """`calls` by their beginning, in epoch seconds."""
+
+    calls: Sequence[Call]
+    ended: float
+
+    @property
+    def began(self) -> float:
+        return self.calls[0].began
+
+
+def train_tenants() -> list[GraphVersion]:
+    """A new version of each tenant that has enough new workflows; those stored now."""
+    stored = []
+    now = timezone.now()
+    recent = _usable().filter(arrived_at__gt=now - timedelta(seconds=RECENT_S))
+    for tenant, newest in sorted(recent.values("tenant").annotate(at=Max("arrived_at")).values_list("tenant", "at")):
+        last = GraphVersion.objects.filter(tenant=tenant).order_by("-version").first()
+        if last is not None and (now - last.trained_at < timedelta(seconds=GAP_S) or newest <= last.trained_at):
+            continue
+        workflows = finished_workflows(tenant, now)
+        before = None if last is None else last.trained_at.timestamp()
+        new = sum(before is None or each.ended > before for each in workflows)
+        if len(workflows) < LEAST_WORKFLOWS or (last is not None and new < NEW_WORKFLOWS * last.workflows):
+            continue
+        judged = judge(tenant, workflows, now.timestamp())
+        if judged is None:
+            continue
+        row = graph_version_store(judged)
+        stored.append(row)
+        log.info("pattern graphs %s: %s", row, row.refused or f"in force, wrong by {row.error:.3f} of the time left")
+    return stored
+
+
+def _usable() -> Any:
+    """Calls that an engine answered; those that got a kept answer again say nothing of the time they take."""
+    rows = RequestRecord.objects.exclude(workflow="")
+    return rows.filter(outcome="ok", attempts__gt=0, e2e_s__isnull=False, stands_for=1)
+
+
+def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
+    """The newest MOST_WORKFLOWS, by their end. Where not all calls are read, those that began in the oldest tenth are
+    left out: their first calls may be missing."""
+    since = now - timedelta(seconds=READ_S)
+    rows = _usable().filter(tenant=tenant, arrived_at__gt=since).order_by("-arrived_at", "-id")
+    columns = ("workflow", "arrived_at", "e2e_s", "model", "stage", "prompt_tokens", "output_tokens")
+    read = list(rows.values_list(*columns)[:MOST_CALLS])
+    whole = read[int(0.9 * MOST_CALLS)][1].timestamp() if len(read) == MOST_CALLS else 0.0
+    calls: dict[str, list[Call]] = defaultdict(list)
+    for workflow, at, took, model, stage, prompt, output in reversed(read):
+        began = at.timestamp()
+        calls[workflow].append(Call(kind_of(model, stage), began, began + took, prompt, output))
+    found = [
+        FinishedWorkflow(each, max(call.ended or call.began for call in each))
+        for workflow, each in calls.items()
+        if each[0].began >= whole
+    ]
+    ended = [each for each in found if now.timestamp() - each.ended >= IDLE_S]
+    return sorted(ended, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
+
+
+def graphs_of(workflows: Sequence[FinishedWorkflow], now: float, tenant: str) -> GraphSet:
+    """`now`: epoch seconds, from which their age counts. Raises ValueError for too many kinds of calls, or too old."""
+    hours = [max(0.0, now - each.ended) / 3_600 for each in workflows]
+    return medoids([graph_of(each.calls) for each in workflows], hours, about={"tenant": tenant})
+
+
+def judge(tenant: str, workflows: Sequence[FinishedWorkflow], now: float) -> JudgedGraphs | None:
+    """Of the earlier workflows, judged on the later ones. None: they have too many kinds of calls, or are too old."""
+    split = len(workflows) - max(1, int(JUDGED_SHARE * len(workflows)))
+    earlier, later = workflows[:split], workflows[split:]
+    try:
+        graphs = graphs_of(earlier, min(now, earlier[-1].ended), tenant)
+    except ValueError as why:
+        log.info("no pattern graphs of %s: %s", tenant, why)
+        return None
+    length = float(np.mean([len(levels_in(each.calls)) for each in earlier]))
+    errors = [step for each in later for step in step_errors(graphs, each.calls, length)]
+    told = [step for step in errors if step.graph is not None]
+    error = float(np.mean([step.graph for step in told])) if told else 1.0
+    even = float(np.mean([step.even for step in (told or errors)])) if errors else 1.0
+    return JudgedGraphs(
+        tenant=tenant,
+        found=graphs,
+        first_at=datetime.fromtimestamp(earlier[0].began, tz=timezone.get_current_timezone()),
+        last_at=datetime.fromtimestamp(max(each.began for each in earlier), tz=timezone.get_current_timezone()),
+        workflows=len(earlier),
+        judged=len(later),
+        matched=len(told) / len(errors) if errors else 0.0,
+        error=error,
+        even_error=even,
+        refused="" if told and error <= even else f"wrong by {error:.3f} of the time left, equal shares by {even:.3f}",
+    )
+
+
+class StepError(NamedTuple):
+    """Absolute differences from the share of the time left that a level really took. `graph` None: like no graph."""
+
+    level: int
+    graph: float | None
+    even: float
+
+
+def step_errors(graphs: GraphSet, calls: Sequence[Call], length: float) -> Iterable[StepError]:
+    """At the beginning of each level of a workflow, as a gateway would have been asked, except the last one's, which
+    has all that is left. `length`: mean number of levels, which equal shares are told."""
+    levels = levels_in(calls)
+    for level, began in enumerate(levels[:-1]):
+        known = [
+            call if call.ended is not None and call.ended <= began else call._replace(ended=None, output_tokens=0)
+            for call in calls
+            if call.began <= began
+        ]
+        rest = rest_of(calls, level)
+        truth = rest[0] / sum(rest)
+        match = graphs.match(known[:MOST_NODES], len(known[MOST_NODES:]))
+        share = None if match is None else match.seconds[0] / sum(match.seconds)
+        even = 1.0 / max(1.0, length - level)
+        yield StepError(level, None if share is None else abs(share - truth), abs(even - truth))
+
+
+def levels_in(calls: Sequence[Call]) -> list[float]:
+    """When the first call of each level began."""
+    begins: dict[int, float] = {}
+    ordered, levels = in_order(calls)
+    for call, level in zip(ordered, levels, strict=True):
+        begins.setdefault(level, call.began)
+    return list(begins.values())
