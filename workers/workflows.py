@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from controller.predict.pattern_graphs import MOST_NODES, Call
 from workers.live import Command, Dialogue
 
 WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by the epoch second at which they are due
@@ -21,6 +22,7 @@ LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
 BY_TENANT, BY_OPERATOR = "tenant", "operator"
 
+# Of the first calls of each, how they began (c) and ended (e) is kept, some 60 bytes: what a graph is matched by.
 # Each workflow is one entry of its tenant's sorted set, which counts them, and one hash, whose key is that of the set,
 # a bar, which no tenant's name has, and the workflow's id. The first deadline that a workflow is given counts, so that
 # clients can send it with every request.
@@ -43,7 +45,7 @@ local function begin(key, workflow, deadline, stages)
   local due, state = string.format('%.6f', now + deadline), key .. '|' .. workflow
   redis.call('ZADD', key, due, workflow)
   redis.call('EXPIRE', key, 86400 + kept)
-  redis.call('HDEL', state, 'by', 'cancelled', 'seen', 'answered', 'failed', 'tokens', 'ended')
+  redis.call('DEL', state)
   redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', now), 'deadline', deadline, 'stages', stages)
   redis.call('EXPIRE', state, math.ceil(deadline + kept))
   return true
@@ -54,16 +56,31 @@ local function read(key, workflow, new)
   return due and {string.format('%.6f', now), due, new, redis.call('HGETALL', key .. '|' .. workflow)}
 end
 
+local function call_of(state, call, wanted, most)
+  local number, fields = redis.call('HINCRBY', state, 'calls', 1), {}
+  call = call .. ' ' .. string.format('%.3f', now)
+  if number <= tonumber(most) then redis.call('HSET', state, 'c' .. number, call) end
+  if wanted == '' then return number, {} end
+  for each = 1, math.min(number, tonumber(most)) do
+    fields[2 * each - 1], fields[2 * each] = 'c' .. each, 'e' .. each
+  end
+  return number, redis.call('HMGET', state, unpack(fields))
+end
+
 local act = {}
 
-function act.join(key, workflow, deadline)
-  local due = redis.call('ZSCORE', key, workflow)
+function act.join(key, workflow, deadline, call, wanted, most)
+  local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
   if due then
-    local known = redis.call('HMGET', key .. '|' .. workflow, 'by', 'stages')
-    return known[1] or {string.format('%.6f', due - now), 0, known[2] or ''}
+    local known = redis.call('HMGET', state, 'by', 'stages')
+    if known[1] then return known[1] end
+    local number, calls = call_of(state, call, wanted, most)
+    return {string.format('%.6f', due - now), 0, known[2] or '', number, calls}
   end
   if deadline == '' then return false end
-  return begin(key, workflow, deadline, '') and {deadline, 1, ''} or 'full'
+  if not begin(key, workflow, deadline, '') then return 'full' end
+  local number, calls = call_of(state, call, wanted, most)
+  return {deadline, 1, '', number, calls}
 end
 
 function act.open(key, workflow, deadline, stages)
@@ -90,7 +107,7 @@ function act.cancel(key, workflow, by, tenant)
   return read(key, workflow, new)
 end
 
-function act.count(key, workflow, seen, answered, failed, tokens, ago)
+function act.count(key, workflow, seen, answered, failed, tokens, ago, ends)
   local state = key .. '|' .. workflow
   if redis.call('ZSCORE', key, workflow) then
     redis.call('HINCRBY', state, 'seen', seen)
@@ -98,6 +115,11 @@ function act.count(key, workflow, seen, answered, failed, tokens, ago)
     redis.call('HINCRBY', state, 'failed', failed)
     redis.call('HINCRBY', state, 'tokens', tokens)
     if ago ~= '' then redis.call('HSET', state, 'ended', string.format('%.6f', now - ago)) end
+    for number, output, before in string.gmatch(ends, '(%d+) (%-?%d+) ([%d.]+)') do
+      if redis.call('HEXISTS', state, 'c' .. number) == 1 then
+        redis.call('HSET', state, 'e' .. number, output .. ' ' .. string.format('%.3f', now - before))
+      end
+    end
   end
   return false
 end
@@ -136,29 +158,38 @@ class Stage(NamedTuple):
 
 
 class StepOfWorkflow(NamedTuple):
-    """A request of a workflow. `deadline_s`: of the whole workflow, if the request names one."""
+    """A request of a workflow. `deadline_s`: of the whole workflow, if the request names one. `kind` and
+    `input_tokens` are kept for later ones; `wanted`: whether it asks for those of the workflow's calls so far."""
 
     tenant: str
     workflow: str
     deadline_s: float | None
+    kind: int = 0
+    input_tokens: int = 0
+    wanted: bool = False
 
     def arguments(self) -> list[str]:
-        return ["join", self.workflow, "" if self.deadline_s is None else f"{self.deadline_s:.6f}"]
+        deadline = "" if self.deadline_s is None else f"{self.deadline_s:.6f}"
+        call = f"{self.kind} {self.input_tokens}"
+        return ["join", self.workflow, deadline, call, "1" if self.wanted else "", str(MOST_NODES)]
 
     def found(self, raw: Any) -> JoinedWorkflow | None:
         if raw is None:
             return None
         if isinstance(raw, bytes):
             raise TooManyWorkflows if raw == b"full" else WorkflowCancelled(raw.decode())
-        return JoinedWorkflow(float(raw[0]), bool(raw[1]), _stages(raw[2]))
+        return JoinedWorkflow(float(raw[0]), bool(raw[1]), _stages(raw[2]), raw[3], _calls(raw[4]))
 
 
 class JoinedWorkflow(NamedTuple):
-    """`left_s`: until it is due, negative if it is late. `began`: with this request."""
+    """`left_s`: until it is due, negative if it is late. `began`: with this request. `number`: of this request among
+    its calls, from 1. `calls`: the first MOST_NODES of them, if asked for, without those that failed; epoch seconds."""
 
     left_s: float
     began: bool
     stages: tuple[Stage, ...] = ()
+    number: int = 0
+    calls: tuple[Call, ...] = ()
 
 
 class WorkflowState(NamedTuple):
@@ -248,6 +279,14 @@ class CancelWorkflow(NamedTuple):
         return None if raw is None else _state(raw)
 
 
+class EndedCall(NamedTuple):
+    """`number`: of the call, as its workflow was joined. `output_tokens` -1: it failed, or was computed before."""
+
+    number: int
+    output_tokens: int
+    ago_s: float
+
+
 class CountRequests(NamedTuple):
     """Requests that a gateway has let in, and that ended there. `ago_s`: since the last answer, None without one."""
 
@@ -258,10 +297,12 @@ class CountRequests(NamedTuple):
     failed: int
     output_tokens: int
     ago_s: float | None
+    ends: tuple[EndedCall, ...] = ()
 
     def arguments(self) -> list[str]:
         counts = map(str, (self.seen, self.answered, self.failed, self.output_tokens))
-        return ["count", self.workflow, *counts, "" if self.ago_s is None else f"{self.ago_s:.6f}"]
+        ends = ",".join(f"{each.number} {each.output_tokens} {max(0.0, each.ago_s):.3f}" for each in self.ends)
+        return ["count", self.workflow, *counts, "" if self.ago_s is None else f"{self.ago_s:.6f}", ends]
 
     def found(self, raw: Any) -> None:
         return None
@@ -338,6 +379,20 @@ def _cancellation(name: bytes, fields: dict[bytes, bytes]) -> Cancellation:
 
 def _stages(raw: bytes) -> tuple[Stage, ...]:
     return tuple(Stage(*each) for each in orjson.loads(raw)) if raw else ()
+
+
+def _calls(raw: list[Any]) -> tuple[Call, ...]:
+    """`raw`: of each call how it began and how it ended, or None."""
+    found = []
+    for begun, ended in zip(raw[::2], raw[1::2], strict=True):
+        if begun is None:
+            continue
+        kind, input_tokens, began = begun.split()
+        output_tokens, at = (0, None) if ended is None else ended.split()
+        if int(output_tokens) >= 0:
+            at = None if at is None else float(at)
+            found.append(Call(int(kind), float(began), at, int(input_tokens), int(output_tokens)))
+    return tuple(found)
 
 
 def _state(raw: list[Any]) -> WorkflowState:

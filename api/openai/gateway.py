@@ -130,7 +130,7 @@ class Gateway:
         self.named_models: dict[str, ModelConfig] = {}  # by name alone
         self.tokenizers = Tokenizers()
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
-        self.workflows = Workflows()
+        self.workflows = Workflows(count=self.prompt_tokens)
         self.steps = Steps(self.shared.now, self.runtime.spawn)
         self.responses = StoredResponses(self.steps, self.shared.now, self.hang_up)
         self.forks = Forks(self.fleet.backends, self.scheduler, self.runtime.spawn)
@@ -246,6 +246,7 @@ class Gateway:
         if workflow is not None:
             in_flight.note(_joined(request, workflow))
             in_flight.timed, in_flight.workflow_due = True, arrival + workflow.left_s
+            in_flight.call_number = workflow.number
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         in_flight.stored = stored is not None
@@ -320,7 +321,7 @@ class Gateway:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
         if workflow is not None:
             applied = within(applied, workflow, own_waiting=asked.waiting_time is not None)
-        prompt = parsed.prompt_tokens or self.prompt_lengths.tokens(model, parsed.text)
+        prompt = self.prompt_tokens(parsed)
         kind = (tenant.name, applied.slo_class, model.name)
         foretold = self.answer_lengths.foretell(kind, parsed.workflow, prompt, parsed.max_tokens)
         # Estimates may exceed the context; the engine refuses what really does.
@@ -346,6 +347,10 @@ class Gateway:
             stage=parsed.stage,
         )
         return request, applied, foretold
+
+    def prompt_tokens(self, parsed: Parsed) -> int:
+        """Counted by a tokenizer, or estimated."""
+        return parsed.prompt_tokens or self.prompt_lengths.tokens(parsed.model, parsed.text)
 
     def _salt(self, tenant: str) -> bytes:
         """A tenant's salt, which no other tenant can know. Without it, how fast a first token comes tells whether
@@ -373,7 +378,14 @@ class Gateway:
         answered = record.outcome == Outcome.OK.value
         if in_flight.timed:
             tokens = 0 if in_flight.stored else record.output_tokens  # those were counted before
-            self.workflows.ended(record.tenant, record.workflow, answered=answered, output_tokens=tokens)
+            self.workflows.ended(
+                record.tenant,
+                record.workflow,
+                answered=answered,
+                output_tokens=tokens,
+                number=in_flight.call_number,
+                computed=not in_flight.stored,
+            )
         if answered and in_flight.step is not None:
             self.steps.keep(in_flight)
             if in_flight.checkpoint_s:
@@ -403,4 +415,7 @@ def _joined(request: Request, workflow: WorkflowTime) -> Decision:
     figures: dict[str, Figure] = {"left_s": round(workflow.left_s, 3), "steps_left": workflow.steps_left}
     if not workflow.late:
         figures["step_s"] = round(workflow.step_s, 3)
+        figures["shared_by"] = workflow.rule
+        if workflow.graph_version is not None:
+            figures |= {"graph_version": workflow.graph_version, "similarity": round(workflow.similarity, 3)}
     return Decision("workflow", reason, request.workflow, request.arrival, figures)

@@ -59,6 +59,7 @@ class InFlightRequest:
         "assumes_first_token",
         "branch_of",
         "call",
+        "call_number",
         "captured",
         "charged_tokens",
         "chat",
@@ -134,7 +135,8 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
-        self.timed, self.workflow_due = False, math.inf  # whether its workflow has a deadline, and when that is
+        # Whether its workflow has a deadline, when that is, and its number among the calls.
+        self.timed, self.workflow_due, self.call_number = False, math.inf, 0
         self.follows = self.stored = False  # it got the answer of another request's call; or one that was kept
         self.step: NamedStep | None = None  # whose answer is to be kept
         self.captured: Captured | None = None  # that answer
@@ -142,8 +144,7 @@ class InFlightRequest:
         self.branch_of, self.shared_tokens = "", 0  # whose checkpoint it goes on from, and what it shares of that
         self.key_id = 0  # of the API key that it came with
         self.salt = b""  # of its tenant, for the prefix caches of engines
-        self.started = False
-        self.over = False
+        self.started = self.over = False
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
         self.moved: KvMoved | None = None  # how that KV came, as its decode engine measured it

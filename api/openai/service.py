@@ -15,6 +15,7 @@ from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.learned_state import LearnedFile, LearnedState
 from api.openai.pruning_feed import PruningFeed
 from api.openai.publisher import Audit, Publisher
+from api.openai.state.graph_sets import GraphSets, GraphStore
 from api.openai.state.length_forests import ForestStore, LengthForests
 from api.openai.state.length_refinements import LengthRefinements
 from api.openai.state.recorder import Recorder
@@ -34,7 +35,7 @@ END_S = 0.5  # for background tasks to end after a cancellation
 END_TRIES = 4
 
 
-class Store(ConfigStore, ForestStore, Audit, Protocol):
+class Store(ConfigStore, ForestStore, GraphStore, Audit, Protocol):
     """Blocking reads and writes: PostgreSQL, or a file for a gateway that runs alone."""
 
     def write(self, records: Sequence[RequestRecord]) -> int: ...
@@ -65,6 +66,7 @@ class GatewayService:
         self._config = SnapshotSource(self._store, file, gateway.configure)
         gateway.config_age_s = self._config.age_s
         self._forests = LengthForests(self._store, gateway.answer_lengths.take)
+        self._graphs = GraphSets(self._store, gateway.workflows.take)
         self._refinements = LengthRefinements(gateway.answer_lengths, gateway.runtime)
         learned = LearnedFile(self._data_dir / f"{self._options.name}.learned.json")
         self._learned = LearnedState(learned, gateway)
@@ -76,6 +78,7 @@ class GatewayService:
         self._keep("configuration", self._config.run)
         self._keep("telemetry", gateway.monitor.run)
         self._keep("length forests", self._forests.run)
+        self._keep("pattern graphs", self._graphs.run)
         self._keep("length refinements", self._refinements.run)
         self._keep("learned", self._learned.run)
         if self._live is not None:
@@ -119,6 +122,7 @@ class GatewayService:
         await self._recorder.close()
         self._config.close()
         self._forests.close()
+        self._graphs.close()
         self._refinements.close()
         self._learned.close()
         if self._live is not None:
@@ -150,6 +154,7 @@ class GatewayService:
             ("records_written_total", "Records the database took.", {}, recorder.written),
             *self._redis(),
             *self._lengths(),
+            *self._pattern_graphs(),
             (
                 "config_age_seconds",
                 "Since the database confirmed the configuration.",
@@ -182,6 +187,20 @@ class GatewayService:
             ]
         refused = "1 while the newest length forest of a model is not used."
         return gauges + [("length_version_refused", refused, {"model": model}, 1) for model in self._forests.refused]
+
+    def _pattern_graphs(self) -> list[status.Gauge]:
+        workflows = None if self.gateway is None else self.gateway.workflows
+        if workflows is None:
+            return []
+        version, refused = "Version of a tenant's pattern graphs in force.", "1 while its newest ones are not used."
+        matched = "Requests of workflows that were compared with pattern graphs, by whether they were like one."
+        gauges: list[status.Gauge] = [
+            ("graph_version", version, {"tenant": tenant}, each.version)
+            for tenant, each in sorted(workflows.graphs.items())
+        ]
+        gauges += [("graph_version_refused", refused, {"tenant": tenant}, 1) for tenant in self._graphs.refused]
+        counts = (("yes", workflows.matched), ("no", workflows.unmatched))
+        return gauges + [("graph_matches_total", matched, {"matched": name}, count) for name, count in counts]
 
     def _refusals_open(self) -> int:
         return 0 if self.gateway is None else self.gateway.refused.waiting

@@ -7,19 +7,22 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 from api.openai.protocol.errors import ApiError, workflow_cancelled
 from api.openai.protocol.schemas import Parsed
-from controller.slo.workflow import WorkflowTime, shares_from
+from controller.predict.pattern_graphs import MOST_NODES, GraphsInForce, kind_of
+from controller.slo.workflow import GRAPH, LAST, WorkflowTime, rule_of, shares_from
 from workers.live import LiveUnavailable, Talks
 from workers.workflows import (
     AT_ONCE,
     MOST_OPEN,
     CancelWorkflow,
     CountRequests,
+    EndedCall,
+    JoinedWorkflow,
     OpenWorkflow,
     Order,
     OtherWorkflow,
@@ -50,11 +53,12 @@ MOST_CANCELLED = 10_000  # of which a gateway knows by itself that they are
 
 
 class _Counts:
-    __slots__ = ("answered", "ended_at", "failed", "seen", "tokens")
+    __slots__ = ("answered", "ended_at", "ends", "failed", "seen", "tokens")
 
     def __init__(self) -> None:
         self.seen = self.answered = self.failed = self.tokens = 0
         self.ended_at: float | None = None  # monotonic: of the last answer
+        self.ends: list[tuple[int, int, float]] = []  # number of the call, its output tokens, monotonic
 
 
 class Workflows:
@@ -64,9 +68,12 @@ class Workflows:
     neither the connections to Redis nor the time of the others.
     """
 
-    def __init__(self, board: Talks | None = None) -> None:
+    def __init__(self, board: Talks | None = None, count: Callable[[Parsed], int] = lambda parsed: 0) -> None:
         self.board = board
+        self.count = count  # tokens of a prompt
         self.alone = 0  # requests whose workflow could not be read
+        self.graphs: Mapping[str, GraphsInForce] = {}  # by tenant
+        self.matched = self.unmatched = 0  # requests that were compared with them
         self._waiting: dict[str, deque[Ask]] = {}  # by tenant, whose turn is next first
         self._asking: asyncio.Task[None] | None = None
         self._away_until = -math.inf  # loop time
@@ -84,9 +91,11 @@ class Workflows:
         if not parsed.workflow:
             return None
         asked = parsed.asked
-        deadline_s = asked.workflow_deadline
+        deadline_s, graphs = asked.workflow_deadline, self.graphs.get(tenant)
+        wanted = graphs is not None and asked.workflow_steps_left is None
+        call = (kind_of(parsed.model.name, parsed.stage), self.count(parsed), wanted)
         try:
-            joined = await self._ask(StepOfWorkflow(tenant, parsed.workflow, deadline_s))
+            joined = await self._ask(StepOfWorkflow(tenant, parsed.workflow, deadline_s, *call))
         except TooManyWorkflows:
             raise too_many("workflow_deadline") from None
         except WorkflowCancelled as cancelled:
@@ -97,11 +106,29 @@ class Workflows:
                 self.alone += 1
             joined = None
         if joined is not None:
-            shares = shares_from(joined.stages, parsed.stage, asked.workflow_steps_left)
-            return WorkflowTime(joined.left_s, shares, "began" if joined.began else "inherited")
+            told = (joined.stages, parsed.stage, asked.workflow_steps_left)
+            source, rule = "began" if joined.began else "inherited", rule_of(*told)
+            left = WorkflowTime(joined.left_s, shares_from(*told), source, rule=rule, number=joined.number)
+            return left if graphs is None or rule != LAST else self._matched(left, graphs, joined)
         if deadline_s is None:
             return None
-        return WorkflowTime(deadline_s, shares_from((), "", asked.workflow_steps_left), "alone")
+        alone = ((), "", asked.workflow_steps_left)
+        return WorkflowTime(deadline_s, shares_from(*alone), "alone", rule=rule_of(*alone))
+
+    def take(self, graphs: Mapping[str, GraphsInForce]) -> None:
+        """The pattern graphs in force, by tenant."""
+        self.graphs = graphs
+
+    def _matched(self, left: WorkflowTime, graphs: GraphsInForce, joined: JoinedWorkflow) -> WorkflowTime:
+        """With the shares of the recorded workflow that this one is most like by now, if it is like any."""
+        match = graphs.graphs.match(joined.calls, max(0, joined.number - MOST_NODES)) if joined.calls else None
+        if match is None:
+            self.unmatched += 1
+            return left
+        self.matched += 1
+        return left._replace(
+            shares=match.seconds, rule=GRAPH, graph_version=graphs.version, similarity=match.similarity
+        )
 
     def check(self, tenant: str, workflow: str) -> None:
         """Raises ApiError if the workflow was cancelled after its request had asked for it."""
@@ -114,10 +141,15 @@ class Workflows:
         if (counts := self._count(tenant, workflow)) is not None:
             counts.seen += 1
 
-    def ended(self, tenant: str, workflow: str, *, answered: bool, output_tokens: int) -> None:
-        """A request that was seen has ended. `output_tokens`: of its answer."""
+    def ended(
+        self, tenant: str, workflow: str, *, answered: bool, output_tokens: int, number: int = 0, computed: bool = True
+    ) -> None:
+        """A request that was seen has ended. `output_tokens`: of its answer, which an engine `computed` for it, or
+        which was kept. `number`: of `WorkflowTime`."""
         if (counts := self._count(tenant, workflow)) is None:
             return
+        if number and number <= MOST_NODES:
+            counts.ends.append((number, output_tokens if answered and computed else -1, time.monotonic()))
         if answered:
             counts.answered += 1
             counts.tokens += output_tokens
@@ -252,6 +284,7 @@ class Workflows:
             later.failed += counts.failed
             later.tokens += counts.tokens
             later.ended_at = later.ended_at or counts.ended_at
+            later.ends += counts.ends
         if self._counts and self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
 
@@ -273,7 +306,8 @@ def _told(counts: dict[Name, _Counts]) -> Iterator[Order]:
     now = time.monotonic()
     for (tenant, workflow), each in counts.items():
         ago_s = None if each.ended_at is None else now - each.ended_at
-        yield CountRequests(tenant, workflow, each.seen, each.answered, each.failed, each.tokens, ago_s)
+        ends = tuple(EndedCall(number, output, now - at) for number, output, at in each.ends)
+        yield CountRequests(tenant, workflow, each.seen, each.answered, each.failed, each.tokens, ago_s, ends)
 
 
 def _known(found: WorkflowState | None) -> WorkflowState:

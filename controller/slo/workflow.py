@@ -11,6 +11,7 @@ from controller.core.types import Targets
 from controller.slo.classes import Applied
 from controller.slo.stage_deadlines import stage_due
 
+STEPS_LEFT, STAGES, GRAPH, LAST = "steps_left", "stages", "graph", "last"
 RULE = "share_of_rest"  # a step that ends early or late leaves more or less to all that follow it
 
 
@@ -18,12 +19,18 @@ class WorkflowTime(NamedTuple):
     """`left_s`: until the workflow is due, negative if it is late. `shares`: of the request and of those that follow
     one another from it to the end, relative to each other. `source`: began (this request began it), inherited, or alone
     (what is known of it cannot be read, so the request's own deadline counts from its own arrival). `least_s`: no share
-    is shorter."""
+    is shorter. `rule`: what the shares are from: steps_left or stages, as the client said, a graph (`graph_version`,
+    with the `similarity` of the workflow to it), or last, since nobody says what follows. `number`: of the request
+    among the workflow's, from 1; 0 if not known."""
 
     left_s: float
     shares: Sequence[float]
     source: str
     least_s: float = 0.0
+    rule: str = LAST
+    number: int = 0
+    graph_version: int | None = None
+    similarity: float = 0.0
 
     @property
     def late(self) -> bool:
@@ -64,6 +71,13 @@ def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
     waiting = targets.waiting_time_s if own_waiting else min(targets.waiting_time_s, time.left_s)
     shared = Targets(min(targets.ttft_s, deadline), targets.tpot_s, deadline, waiting)
     return replace(applied, targets=shared, may_defer=True)
+
+
+def rule_of(stages: Sequence[tuple[str, float]], stage: str, steps_left: int | None) -> str:
+    """What `shares_from` goes by."""
+    if steps_left is not None:
+        return STEPS_LEFT
+    return STAGES if any(name == stage for name, _ in stages) else LAST
 
 
 def shares_from(stages: Sequence[tuple[str, float]], stage: str, steps_left: int | None) -> Sequence[float]:

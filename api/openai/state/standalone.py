@@ -41,6 +41,12 @@ class FileStore:
     def length_content(self, model: str, version: int) -> bytes | None:
         return None
 
+    def graph_versions(self) -> Sequence[PublishedVersion]:
+        return ()
+
+    def graph_content(self, tenant: str, version: int) -> bytes | None:
+        return None
+
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         raise NoDatabase("a gateway that runs alone keeps no audit")
 

@@ -67,6 +67,20 @@ class Database:
 
         return published_content(model, version)
 
+    def graph_versions(self) -> Sequence[PublishedVersion]:
+        """The newest published pattern graphs of each tenant."""
+        from django.db import close_old_connections
+
+        from controller.selectors.records.graph_versions import published_graphs
+
+        close_old_connections()
+        return published_graphs()
+
+    def graph_content(self, tenant: str, version: int) -> bytes | None:
+        from controller.selectors.records.graph_versions import published_graph_content
+
+        return published_graph_content(tenant, version)
+
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         """Record a batch of refusals as one decision; returns its message for live pages."""
         return self._decided(gateway, "refusals", str(figures["commonest"]), figures)
