@@ -21,6 +21,7 @@ from api.openai.tenants import Quotas
 from controller.core.types import Outcome, Outlook, RequestRecord
 from controller.scale.traffic import ModelRates
 from controller.slo.attainment import AttainmentWindows, judge
+from controller.slo.request_types import RequestType, goodput_counts, type_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _PER_TOKEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -222,6 +223,10 @@ class Instruments:
         labels = ("tenant", "slo_class")
         self._requests = self._counter("requests", "Requests by outcome.", (*labels, "outcome", "code"))
         self._attained = self._counter("attained", "Requests that met TTFT and TPOT (and their deadline).", labels)
+        types = (*labels, "type")
+        self._finished = self._counter("goodput_finished", "Requests that goodput counts, misses too.", types)
+        self._in_time = self._counter("goodput_requests", "Requests in time, without those of workflows.", types)
+        self._goodput = self._counter("goodput_tokens", "Tokens in time, without those of workflows.", types)
         self._errors = self._counter("api_errors", "Requests refused before they got a class.", ("code",))
         self._tokens = self._counter("tokens", "Tokens of finished requests.", (*labels, "kind"))
         self._ttft = self._histogram("ttft_seconds", "Arrival to first token.", labels, _SECONDS)
@@ -259,6 +264,24 @@ class Instruments:
                 self._child(metric, *who).observe(seconds)
         if record.outcome == "ok" and record.e2e_s is not None:
             self._child(self._e2e, *who).observe(record.e2e_s)
+
+        self._count_goodput(record)
+
+    def _count_goodput(self, record: RequestRecord) -> None:
+        """A workflow's requests come to several gateways, and it counts once: the console counts it from its row."""
+        kind = type_of(record)
+        if kind is RequestType.COMPOUND:
+            return
+        counts = goodput_counts(record, kind)
+        who = (record.tenant, record.slo_class, kind.value)
+        amounts = (
+            (self._finished, counts.finished),
+            (self._in_time, counts.in_time),
+            (self._goodput, counts.goodput_tokens),
+        )
+        for metric, amount in amounts:
+            if counts.finished:
+                self._child(metric, *who).inc(amount)
 
     def refused(self, code: str) -> None:
         self._child(self._errors, code).inc()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
+
+from controller.core.types import Outcome, RequestRecord
 
 
 class RequestType(Enum):
@@ -27,3 +29,29 @@ def request_type(workflow: str, deadline_s: float | None, decisions: Iterable[Ma
         return RequestType.DEADLINE
     by_default = any(step.get("kind") == "slo" and step.get("reason") == "defaults" for step in decisions)
     return RequestType.BEST_EFFORT if by_default else RequestType.LATENCY
+
+
+def type_of(record: RequestRecord) -> RequestType:
+    """As `request_type`."""
+    unnamed = () if record.slo_class else record.decisions
+    return request_type(record.workflow, record.target_deadline_s, unnamed)
+
+
+class GoodputCounts(NamedTuple):
+    """What one record adds to the goodput of its type. `finished`: requests, misses included, cancelled ones not.
+    `tokens`: of the answer, of a deadline request those of the prompt too. `goodput_tokens`: those of them in time."""
+
+    finished: int
+    in_time: int
+    cancelled: int
+    tokens: int
+    goodput_tokens: int
+
+
+def goodput_counts(record: RequestRecord, kind: RequestType) -> GoodputCounts:
+    """Of a request without a workflow."""
+    if record.counted_as == Outcome.CANCELLED:
+        return GoodputCounts(0, 0, record.stands_for, 0, 0)
+    prompt = record.prompt_tokens if kind is RequestType.DEADLINE else 0
+    tokens = prompt + record.output_tokens if record.outcome == Outcome.OK else 0
+    return GoodputCounts(record.stands_for, int(record.attained), 0, tokens, record.goodput_tokens)

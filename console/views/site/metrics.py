@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.views.decorators.http import require_GET
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from psycopg_pool import PoolTimeout
 
 from console.live.live_view import merge_instances
 from console.live.ttl_cache import TtlCache
 from console.metrics import REGISTRY
 from console.views.site.health import reads_details
 from controller.core.messages import FleetMessage
+from controller.selectors.records.goodput import Goodput, workflow_goodput
 from controller.slo.windows import merged_windows
 from workers import live
 from workers.http.details import KEPT_S, MISSING
+
+log = logging.getLogger(__name__)
+WORKFLOWS_KEPT_S = 10.0  # a scrape a second must not sum an hour of workflows each time
 
 
 class FleetCollector(Collector):
@@ -82,6 +91,30 @@ class FleetCollector(Collector):
         yield load
 
 
+class WorkflowCollector(Collector):
+    """Workflows that ended in the last hour. None: the database could not be read, so that there are no figures."""
+
+    def __init__(self, rows: Sequence[Goodput] | None) -> None:
+        self._rows = rows
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["tenant", "slo_class"]
+        ended = GaugeMetricFamily(
+            "slackline_goodput_hour_workflows_finished", "Workflows that ended in the last hour", labels=labels
+        )
+        in_time = GaugeMetricFamily(
+            "slackline_goodput_hour_workflows", "Those of them that were in time", labels=labels
+        )
+        tokens = GaugeMetricFamily("slackline_goodput_hour_workflow_tokens", "Tokens of those in time", labels=labels)
+        for row in self._rows or ():
+            names = [row.tenant or "", row.slo_class or ""]
+            ended.add_metric(names, row.finished)
+            in_time.add_metric(names, row.in_time)
+            tokens.add_metric(names, row.goodput_tokens)
+        yield from (ended, in_time, tokens) if self._rows is not None else ()
+
+
+WORKFLOWS: TtlCache[list[Goodput] | None] = TtlCache(WORKFLOWS_KEPT_S)
 PAGE: TtlCache[bytes] = TtlCache(KEPT_S)
 
 
@@ -100,4 +133,15 @@ def _page() -> bytes:
         fleets = None
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleets, time.time()))
+    registry.register(WorkflowCollector(WORKFLOWS.get(_workflows)))
     return generate_latest(REGISTRY) + generate_latest(registry)
+
+
+def _workflows() -> list[Goodput] | None:
+    """Without the database None, which is kept as well: no scrape after it waits for the database again so soon."""
+    until = timezone.now()
+    try:
+        return workflow_goodput(since=until - timedelta(hours=1), until=until)
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        log.warning("goodput of workflows was not read: %s", error, extra={"action": "goodput_not_read"})
+        return None

@@ -15,14 +15,14 @@ import psycopg
 from psycopg import sql
 
 from controller.core.types import Outcome, RequestRecord
-from controller.slo.request_types import RequestType, request_type
+from controller.slo.request_types import GoodputCounts, goodput_counts, type_of
 
 # A name that was silent for this long, and is past its deadline, is that of another workflow when it is used again.
 REUSED_AFTER = timedelta(hours=1)
 CANCELLED_BY = {"workflow_cancelled": "tenant", "workflow_cancelled_by_operator": "operator"}
 
 _MINUTE_KEY = ("minute", "tenant", "slo_class", "type")
-_MINUTE_COUNTS = ("finished", "in_time", "cancelled", "tokens", "goodput_tokens")
+_MINUTE_COUNTS = GoodputCounts._fields
 _WORKFLOW_KEY = ("tenant", "workflow")
 _WORKFLOW_COUNTS = ("requests", "failed", "missed", "cancelled", "tokens")
 _WORKFLOW_COLUMNS = (*_WORKFLOW_KEY, "slo_class", "began_at", "ended_at", "due_at", "cancelled_by", *_WORKFLOW_COUNTS)
@@ -79,22 +79,13 @@ def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord])
 def _minutes(records: Iterable[RequestRecord]) -> dict[tuple[datetime, str, str, str], list[int]]:
     sums: dict[tuple[datetime, str, str, str], list[int]] = {}
     for record in records:
-        kind = request_type("", record.target_deadline_s, [] if record.slo_class else record.decisions)
+        kind = type_of(record)
         minute = _at(record.arrived_at).replace(second=0, microsecond=0)
         key = (minute, _text(record.tenant), _text(record.slo_class), kind.value)
         own = sums.setdefault(key, [0] * len(_MINUTE_COUNTS))
-        for place, amount in enumerate(_counts(record, kind)):
+        for place, amount in enumerate(goodput_counts(record, kind)):
             own[place] += amount
     return sums
-
-
-def _counts(record: RequestRecord, kind: RequestType) -> tuple[int, int, int, int, int]:
-    """As `_MINUTE_COUNTS`."""
-    if record.counted_as == Outcome.CANCELLED:
-        return 0, 0, record.stands_for, 0, 0
-    prompt = record.prompt_tokens if kind is RequestType.DEADLINE else 0
-    tokens = prompt + record.output_tokens if record.outcome == Outcome.OK else 0
-    return record.stands_for, int(record.attained), 0, tokens, record.goodput_tokens
 
 
 @dataclass(slots=True)

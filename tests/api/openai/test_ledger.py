@@ -15,6 +15,7 @@ from api.openai.tenants import Quotas
 from controller.core.decisions import Decision
 from controller.core.types import Outcome, Request, Targets
 from controller.slo.attainment import deadline_goodput
+from tests import factories
 from tests.api.openai.gateways import ListSink
 from workers.backends.base import Usage
 
@@ -89,3 +90,26 @@ async def test_the_cause_says_what_the_decision_says(
 
 async def test_without_a_decision_the_code_is_the_cause() -> None:
     assert _cause(_flight(), Outcome.REFUSED, "rate_limit_exceeded") == "rate_limit_exceeded"
+
+
+def test_prometheus_counts_goodput_by_type_and_leaves_out_workflows() -> None:
+    instruments = Instruments()
+    miss = {"attained": False, "goodput_tokens": 0}
+    for record in (
+        factories.record(goodput_tokens=18), factories.record(**miss), factories.record(outcome="cancelled", **miss),
+        factories.record(target_deadline_s=9.0, goodput_tokens=120), factories.record(workflow="w"),
+        factories.record(outcome="refused", stands_for=40, **miss),
+        factories.record(slo_class="", decisions=[{"kind": "slo", "reason": "defaults"}]),
+    ):  # fmt: skip
+        instruments.ended(record)
+
+    def value(name: str, kind: str, slo_class: str = "interactive") -> float | None:
+        labels = {"tenant": "acme", "slo_class": slo_class, "type": kind}
+        return instruments.registry.get_sample_value(f"slackline_goodput_{name}_total", labels)
+
+    kinds = (("latency", "interactive"), ("deadline", "interactive"), ("best_effort", ""))
+    counted = {
+        kind: [value(name, kind, slo_class) for name in ("finished", "requests", "tokens")] for kind, slo_class in kinds
+    }
+    assert counted == {"latency": [42, 1, 18], "deadline": [1, 1, 120], "best_effort": [1, 1, 20]}
+    assert value("finished", "compound") is None

@@ -23,6 +23,8 @@ TOKEN = "a-token-for-metrics"
 def _recent(monkeypatch):
     """No state of another test."""
     monkeypatch.setattr(health, "RECENT", health.KeptState())
+    monkeypatch.setattr(metrics, "WORKFLOWS", TtlCache(0.0))
+    monkeypatch.setattr(metrics, "workflow_goodput", lambda **window: [])
     monkeypatch.setattr(metrics, "PAGE", TtlCache(1.0))
 
 
