@@ -23,6 +23,7 @@ from itertools import islice
 from api.openai.asgi import Header, Message
 from api.openai.in_flight import InFlightRequest, end_with_error
 from api.openai.protocol.errors import ApiError, key_revoked, workflow_cancelled
+from api.openai.protocol.response_streams import CheckedResponse, as_response
 from api.openai.protocol.step_answers import Captured
 from api.openai.runtime import Outcomes, Runtime, workflow_end
 from controller.core.decisions import Decision, Figure
@@ -124,10 +125,21 @@ class SharedCall:
         while whole and not self._done:
             await self._news.wait()
         reached(in_flight, self.call)
-        in_flight.started = self._start["status"] == 200 and not whole
+        answered = self._start["status"] == 200
+        in_flight.started = answered and not whole
+        translation = in_flight.translation if answered else None
+        if whole:
+            raw = b"".join(self._kept)
+            raw = raw if translation is None else translation.translate(raw)
+            length = (LENGTH, str(len(raw)).encode())
+            headers = [length if name == LENGTH else (name, value) for name, value in self._headers(in_flight)]
+            await in_flight.send({**self._start, "headers": headers})
+            await in_flight.send({"type": "http.response.body", "body": raw, "more_body": False})
+            return
         await in_flight.send({**self._start, "headers": self._headers(in_flight)})
         while True:
             raw = b"".join(islice(self._kept, sharer.read - self._dropped, None))
+            raw = raw if translation is None else translation.translate(raw)
             sharer.read, last = self._dropped + len(self._kept), self._done
             await in_flight.send({"type": "http.response.body", "body": raw, "more_body": not last})
             self.moved()
@@ -184,6 +196,9 @@ class SharedCalls:
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
         call.workflow_due = math.inf
         call.send, call.decisions, call.captured = found.send, None, None
+        if in_flight.translation is not None:
+            streamed = in_flight.streamed
+            call.translation = CheckedResponse(as_response({}, call.request.id, call.arrived_wall, streamed=streamed))
         in_flight.head = b""  # of the call alone
         return found
 

@@ -294,7 +294,7 @@ RESPONSE: Fragment = {
 }
 RESPONSE_REST = (
     "OpenAI's body plus the SLO fields, each optional. What is not text, tools other than functions, and what is not "
-    "served is refused with `invalid_value` naming the field: conversation, share_call (true), prompt, max_tool_calls, "
+    "served is refused with `invalid_value` naming the field: conversation, prompt, max_tool_calls, "
     "include, top_logprobs, truncation (but disabled), service_tier (but auto and default). Of the fields not named "
     "here the engine gets those that Slackline knows; the rest is dropped."
 )

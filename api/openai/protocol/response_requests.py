@@ -38,7 +38,6 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "truncation": ((None, "disabled"), "must be disabled: the input is served whole or refused"),
     "service_tier": ((None, "auto", "default"), "is not supported: name an slo_class instead"),
     "stream_options": ((None, {}, {"include_obfuscation": False}), "is not supported beyond include_obfuscation false"),
-    "share_call": ((None, False), "is not supported: use /v1/chat/completions for calls that equal requests share"),
     "messages": ((None,), "belongs to /v1/chat/completions: name it input"),
     "max_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
     "max_completion_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
@@ -86,7 +85,8 @@ def parse_response_request(
     }
     dump({"response": echo})  # refuse now what the answer could not repeat
     parsed = parse_body(_as_chat(body, before), models, count, chat=True, shown="input")
-    return parsed._replace(keep_usage=True, echo=echo, kept=kept)
+    equal = b"response" + parsed.equal if parsed.equal else b""  # a chat's call may not tell its tokens
+    return parsed._replace(keep_usage=True, echo=echo, kept=kept, equal=equal)
 
 
 def _refuse_unserved(body: Mapping[str, Any]) -> None:

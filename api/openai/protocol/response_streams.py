@@ -173,6 +173,19 @@ def _text(value: object) -> str:
     raise TypeError("no text")
 
 
+class CheckedResponse:
+    """The answer of a call that responses share: it can be read, and stays as the engine said it, since each of them
+    becomes a response of its own."""
+
+    def __init__(self, translation: StreamedResponse | WholeResponse) -> None:
+        self._translation = translation
+
+    def translate(self, raw: bytes) -> bytes:
+        """Raises UnreadableAnswer."""
+        self._translation.translate(raw)
+        return raw
+
+
 def as_response(
     echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool
 ) -> StreamedResponse | WholeResponse:

@@ -175,14 +175,6 @@ async def test_what_has_more_than_one_answer_is_refused(changes):
         assert (answer.status, answer.error["param"]) == (400, "share_call")
 
 
-async def test_a_response_is_not_shared():
-    async with TestBed() as bed:
-        body = {"model": "demo", "input": "hello", "temperature": 0}
-        answer = await bed.ask({**body, "share_call": True}, "/v1/responses")
-        assert (answer.status, answer.error["param"]) == (400, "share_call")
-        assert (await bed.ask({**body, "share_call": False}, "/v1/responses")).status == 200
-
-
 async def test_the_field_does_not_reach_the_engine():
     async with TestBed() as bed:
         await bed.ask(shared())

@@ -30,7 +30,6 @@ UNSERVED = {
     "truncation": "auto",
     "service_tier": "flex",
     "stream_options": {"include_obfuscation": True},
-    "share_call": True,
     "messages": [{"role": "user", "content": "x"}],
     "max_tokens": 5,
     "max_completion_tokens": 5,
@@ -77,6 +76,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("background", {"background": True}),
     ("background", {"background": 1}),
     ("previous_response_id", {"previous_response_id": 1}),
+    ("share_call", {"share_call": True}),
+    ("share_call", {"share_call": 1, "temperature": 0}),
     ("target_ttft", {"target_ttft": -1}),
     ("model", {"model": None}),
 ]
