@@ -211,6 +211,9 @@ class Runtime:
 
     def _report(self, in_flight: InFlightRequest, instance_id: str, error: EngineError, *, down: bool) -> None:
         """Report what the failed call showed. The scheduler knows what the call was for, and decides what follows."""
+        if error.waited_out:
+            self._waited_out(in_flight, instance_id)
+            return
         log.warning("request %s failed on %s: %s", in_flight.request.id, instance_id, error)
         if error.unreachable or error.status >= SERVER_ERROR:
             self._suspect(instance_id)
@@ -220,6 +223,21 @@ class Runtime:
             in_flight.identify()
         name, reason = in_flight.request.id, migrator_reason(error)
         self.push(ev.EngineFailed(name, instance_id, str(error), reason, at_fault, error.connection))
+
+    def _waited_out(self, in_flight: InFlightRequest, instance_id: str) -> None:
+        """An engine that is sent everything ended it, as the scheduler ends what has waited too long in its queue."""
+        request, now = in_flight.request, self.clock()
+        figures: dict[str, Figure] = {
+            "waited_s": now - request.arrival,
+            "hopeless": now > request.due,
+            "paused": False,
+            "instance": instance_id,
+            "instances": 1,
+        }
+        decision = Decision("expire", "waiting_time", request.id, now, figures)
+        self.note(in_flight, decision)
+        self.push(ev.Cancelled(request.id))
+        self._refuse(in_flight, Cause.EXPIRED, refusal(decision))
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,9 @@ class UpstreamCall:
     hints: Hints | None = None  # what else its engine's scheduler may read, as of now
 
 
+WAITED_OUT = b'"reason":"waiting_time"'  # in the error of an engine that ended a request that had not begun
+
+
 class EngineError(SlacklineError):
     """The engine failed a call. `status` 0: no answer at all; `body`: of the answer, JSON or not.
 
@@ -148,6 +151,11 @@ class EngineError(SlacklineError):
     @property
     def connection(self) -> Literal["kept", "lost", "refused"]:
         return "lost" if self.lost else "refused" if self.unreachable else "kept"
+
+    @property
+    def waited_out(self) -> bool:
+        """The request waited at the engine for longer than it may: nothing failed, and no other engine is tried."""
+        return WAITED_OUT in self.body
 
     @property
     def client_fault(self) -> bool:

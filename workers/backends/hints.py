@@ -22,18 +22,22 @@ class Hints(NamedTuple):
     """Seconds are left as of the call, negative once they have passed; infinite: not limited. `due_s`: until the whole
     answer is due, which for a workflow's request is the end of its stage. `workflow_s`: until its workflow is due.
     `lower`, `upper`: bounds of the answer in tokens; None: not known. `workflow`: the same for the requests of one
-    workflow of one tenant; "": none with a deadline."""
+    workflow of one tenant; "": none with a deadline. `waiting_s`: until it must have begun."""
 
     due_s: float = math.inf
     workflow_s: float = math.inf
     lower: int | None = None
     upper: int | None = None
     workflow: str = ""
+    waiting_s: float = math.inf
 
-    def fields(self) -> Mapping[str, float | int | str]:
-        """What there is to tell, by field of a request."""
+    def fields(self, queued: bool = False) -> Mapping[str, float | int | str]:
+        """What there is to tell, by field of a request. `queued`: it waits in the engine's queue in place of a
+        gateway's, so that the engine ends it when it has waited too long."""
         found: dict[str, float | int | str] = {}
-        for name, value in (("due_in", self.due_s), ("workflow_due_in", self.workflow_s)):
+        waiting_s = self.waiting_s if queued else math.inf
+        times = (("due_in", self.due_s), ("workflow_due_in", self.workflow_s), ("waiting_in", waiting_s))
+        for name, value in times:
             if math.isfinite(value):
                 found[name] = round(max(-LONGEST_S, min(value, LONGEST_S)), 6)
         if self.lower is not None and self.upper is not None:
@@ -53,6 +57,7 @@ def hints_of(request: Request, now: float, workflow_due: float = math.inf) -> Hi
         lower=request.least_tokens if bounded else None,
         upper=request.most_tokens if bounded else None,
         workflow=_name(request) if math.isfinite(workflow_due) else "",
+        waiting_s=request.arrival + request.targets.waiting_time_s - now,
     )
 
 

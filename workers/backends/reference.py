@@ -99,7 +99,7 @@ class ReferenceBackend(VllmBackend):
         head = call.head
         for name, value in _target_fields(call.targets):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
-        if call.hints is not None and (told := call.hints.fields()):
+        if call.hints is not None and (told := call.hints.fields(queued=self.spec.selects)):
             head += (b"" if head.endswith(b"{") else b",") + orjson.dumps(told)[1:-1]
         if call.checkpoint_s:
             head += b',"kv_checkpoint":%.3f' % call.checkpoint_s

@@ -146,6 +146,12 @@ class Engine:
         seqs = [stream.seq for stream in self._streams.values()]
         self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(names_of(seq))])
 
+    def end_if_waiting(self, stream: Stream) -> None:
+        """Its waiting time is over: end it unless it has begun."""
+        if stream.seq.id in self._streams and stream.seq.scheduled_at is None:
+            stream.waited_out = True
+            self.abort(stream.seq)
+
     def tell_bounds(self, bounds: Mapping[str, tuple[int, int]]) -> int:
         """New bounds of answers that run here, by the ids that clients sent. Returns how many there were. The batching
         policy reads them when it weighs a sequence again."""
@@ -317,6 +323,8 @@ class Engine:
     def _forget(self, seq: Seq, reason: FinishReason, now: float) -> Stream:
         self.metrics.finished(seq, reason, now)
         stream = self._streams.pop(seq.id)
+        if stream.expiry is not None:
+            stream.expiry.cancel()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
         return stream

@@ -18,12 +18,13 @@ LONGEST_NAME = 128
 
 class ToldHints(NamedTuple):
     """Seconds from when the request came, negative if they have passed; infinite: not limited. `bounds`: lower and
-    upper, in tokens."""
+    upper, in tokens. `waiting_s`: it ends if it has not begun by then."""
 
     due_s: float = math.inf
     workflow_s: float = math.inf
     bounds: tuple[int, int] | None = None
     workflow: str = ""
+    waiting_s: float = math.inf
 
     @property
     def dated(self) -> bool:
@@ -43,6 +44,7 @@ def parse_hints(body: fields.Body) -> ToldHints:
         fields.number(body, "workflow_due_in", math.inf, -LONGEST_S, LONGEST_S),
         _bounds(body),
         workflow,
+        fields.number(body, "waiting_in", math.inf, -LONGEST_S, LONGEST_S),
     )
 
 

@@ -15,6 +15,7 @@ from api.openai.state.bounds_teller import MOST_BOUNDS, BoundsTeller
 from api.openai.state.length_refinements import LengthRefinements
 from controller.core.snapshot import ModelConfig
 from controller.core.types import InstanceSpec
+from controller.dispatch.lifecycle import State
 from controller.predict.answer_lengths import LengthsInForce
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
@@ -131,3 +132,22 @@ async def test_the_newest_bounds_wait_for_the_call_under_way():
     engines.send()
     await asyncio.gather(*tasks)
     assert len(calls[-1]) == MOST_BOUNDS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_sent_everything_ends_what_waits_too_long(stream):
+    options = ("--model", "demo", "--profile", "constant:20ms", "--max-num-seqs", "1", "--batching", "calm")
+    with EngineProcess(*options) as engine:
+        async with over(engine) as bed:
+            body = completion(max_tokens=60, ignore_eos=True, target_ttft=50, target_tbt=5, stream=stream)
+            running = bed.send({**body, "waiting_time": 60})
+            await asyncio.sleep(0.3)
+            answer = await bed.ask({**body, "waiting_time": 0.3, "waiting_in": 9})
+            assert not running.task.done(), "its slot was taken all the time"
+            assert (answer.error["code"], bed.sink.records[0].outcome) == ("waiting_time_exceeded", "expired")
+            assert 0.3 <= bed.sink.records[0].e2e_s < 1.0
+            step = bed.sink.records[0].decisions[-1]
+            assert (step["kind"], step["figures"]["instance"]) == ("expire", "e1")
+            assert (await running.done()).status == 200
+            assert bed.gateway.scheduler.state_of(bed.sink.records[0].id) is State.ENDED
+            assert (await bed.ask({**body, "waiting_time": 0.3})).status == 200, "what begins in time is not ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -36,6 +37,11 @@ def usage_of(seq: Seq) -> dict[str, Any]:
         "completion_tokens": seq.output_tokens,
         "prompt_tokens_details": {"cached_tokens": seq.cached},
     }
+
+
+def waited_out() -> HttpError:
+    told = "the request waited for longer than waiting_in allows"
+    return HttpError(told, "waiting_in", status=503, extra={"reason": "waiting_time"})
 
 
 class Format(ABC):
@@ -185,12 +191,17 @@ class Generator:
                 await self._prefill(exchange, stream, form, asked, self._disaggregation)
             return
         self._engine.submit(stream)
+        if math.isfinite(asked.hints.waiting_s):
+            wait_s = max(0.0, asked.hints.waiting_s)
+            stream.expiry = asyncio.get_running_loop().call_later(wait_s, self._engine.end_if_waiting, stream)
         if asked.stream:
             await exchange.start(200, EVENT_STREAM, NO_CACHE)
             await self._stream(exchange, stream, form, asked)
-        else:
-            await stream.ready()
-            await exchange.answer(self._whole(stream, form))
+            return
+        await stream.ready()
+        if stream.waited_out:
+            raise waited_out()
+        await exchange.answer(self._whole(stream, form))
 
     async def _prefill(
         self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, disaggregation: Disaggregation
@@ -277,6 +288,9 @@ class Generator:
         prefix = form.first()
         while True:
             await stream.ready()
+            if stream.waited_out:
+                await exchange.write(b"data: " + waited_out().body() + b"\n\n", more=False)
+                return
             data = prefix + self._events(stream, form)
             prefix = b""
             if stream.finish is not None:

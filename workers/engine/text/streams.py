@@ -37,7 +37,10 @@ class StopFilter:
 class Stream:
     """The text of one response. `pieces` has one text for each token, also empty ones, since clients count events."""
 
-    __slots__ = ("_decoder", "_every", "_filter", "_keep_stop", "_waiter", "finish", "last_at", "pieces", "seq")
+    __slots__ = (
+        *("_decoder", "_every", "_filter", "_keep_stop", "_waiter"),
+        *("expiry", "finish", "last_at", "pieces", "seq", "waited_out"),
+    )
 
     def __init__(
         self,
@@ -48,6 +51,8 @@ class Stream:
         decoder: StreamDecoder | None = None,
     ) -> None:
         self.seq = seq
+        self.expiry: asyncio.TimerHandle | None = None  # ends it if it has not begun by then
+        self.waited_out = False  # it ended before it began, since it had waited too long
         self.pieces: list[str] = []
         self.finish: FinishReason | None = None
         self.last_at: float | None = None  # time of the newest token
