@@ -63,15 +63,11 @@ def choose_by_stage(args: argparse.Namespace) -> EnginePart | None:
     return part
 
 
-def deadlines_missing(batching: str, deadlines: bool) -> str:
-    """What to warn of if deadlines should order requests here, since no gateway sends any yet; "" otherwise."""
-    if batching != CALM and not deadlines:
+def deadlines_unused(batching: str, deadlines: bool) -> str:
+    """What to warn of if deadlines should order requests here and the batching of the role reads none; "" otherwise."""
+    if batching == CALM or not deadlines:
         return ""
-    option = "--deadlines" if deadlines else f"--batching {batching}"
-    return (
-        f"{option} has little effect: gateways send no end-to-end deadlines and no workflows, so {CALM} batching knows "
-        "the targets of each token alone and takes max_tokens for the length of an answer"
-    )
+    return f"--deadlines has no effect in this role: {batching} batching reads the targets of tokens alone"
 
 
 def build_scheduler(

@@ -32,7 +32,7 @@ from workers.engine.http.requests import RequestRules
 from workers.engine.http.weights import WeightEndpoints
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.store import EmulatedKv, KvStore
-from workers.engine.scheduler_choice import build_scheduler, deadlines_missing
+from workers.engine.scheduler_choice import build_scheduler, deadlines_unused
 from workers.engine.text.model_tokenizer import model_tokenizer
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
@@ -244,7 +244,7 @@ def run(config: ServerConfig) -> None:
         *(config.model, config.profile.id if config.profile else "none"),
         *(config.engine.kv_blocks, config.engine.block_size, config.batching.name),
     )
-    if problem := deadlines_missing(config.batching.name, config.deadlines):
+    if problem := deadlines_unused(config.batching.name, config.deadlines):
         logger.warning("%s", problem)
     sys.exit(uvloop.run(serve(config)))
 

@@ -26,9 +26,10 @@ priority and without a window, those likely to meet their targets, and last thos
 There is no preemption guard in this reading: each frame has an order of its own.
 
 `slots` 64: sequences per step (B). `cutoff` 0.95 (the paper's example); `cutoffs`: values among which it is adapted
-(empty: fixed; see calm_cutoff.py). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens. `late_below` 0.5 (0: late
-ones run alone). `fair_weight` 0: f of sec. 4.3, fairness by time waited. `token_s`, `prefill_s`: seconds per token and
-per prompt token before anything is measured. Cost: O(n log n) per frame, below 5 ms for 5,000.
+(empty: fixed; see calm_cutoff.py; not while nothing waits). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens.
+`late_below` 0.5 (0: late ones run alone). `fair_weight` 0: f of sec. 4.3, fairness by time waited. `token_s`,
+`prefill_s`: seconds per token and per prompt token before anything is measured. Cost: O(n log n) per frame, below 5
+ms for 5,000.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class Calm:
         self._fast_s = math.inf
         self._frame_s = 0.0  # of this frame's steps with decodes
         self._frame_steps = 0
+        self._contested = False  # something waited for a slot in this frame
         self._stays = 1
         self._dead: set[int] = set()  # rows of sequences that could not meet their targets when last weighed
         self._changes = 0  # sequences that joined, left or began to run
@@ -350,6 +352,7 @@ class Calm:
                     columns.refresh((seq,))
         frame = self.frame
         self._steps += event.repeats
+        self._contested |= len(columns.rows) > self.config.slots
         for seq in seqs:
             self._begun.pop(seq, None)
             if seq.finish is not None:
@@ -364,7 +367,8 @@ class Calm:
             self._frame_s += event.seconds
             self._frame_steps += event.repeats
         if self.frame != frame:
-            self._cutoff.tick(self.frame)
+            self._cutoff.tick(self.frame, self._contested)
+            self._contested = False
             if self._frame_steps:
                 found = max(
                     LEAST_S, self._frame_s / self._frame_steps

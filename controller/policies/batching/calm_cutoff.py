@@ -1,8 +1,9 @@
 """Online adaptation of CALM's cutoff p: try values and keep the best (Concord sec. 4.2; the rule is ours).
 
 The paper adapts p by "exploring different thresholds" and does not say how. Here an epoch of `frames` uses one value.
-After every value has had an epoch, the best one is used, and each `explore_every`-th epoch tries the next of the others
-in turn. A value's score is a decaying mean of goodput per frame, so that old traffic is forgotten. Deterministic. Cost:
+After every value has had an epoch, the best one is used, and each `explore_every`-th epoch tries the next of the
+others in turn. A value's score is a decaying mean of goodput per frame, so that old traffic is forgotten. Frames in
+which nothing waited for a slot count for no value, since everybody ran whatever it was. Deterministic. Cost:
 O(values) per epoch.
 """
 
@@ -24,6 +25,8 @@ class AdaptiveCutoff:
         self._explored = 0
         self._began = 0
         self._earned = 0.0
+        self._earned_before = 0.0  # this frame
+        self._last = 0
 
     @property
     def value(self) -> float:
@@ -32,14 +35,21 @@ class AdaptiveCutoff:
     def earned(self, goodput: float) -> None:
         self._earned += goodput
 
-    def tick(self, frame: int) -> None:
-        """Count the start of a frame."""
+    def tick(self, frame: int, contested: bool = True) -> None:
+        """Count the start of a frame. `contested`: something waited for a slot in those before it."""
+        passed, self._last = frame - self._last, frame
+        if not contested:
+            self._began += passed
+            self._earned = self._earned_before
+            return
+        self._earned_before = self._earned
         spent = frame - self._began
         if spent < self._frames:
             return
         score, before = self._earned / spent, self._scores.get(self.value)
         self._scores[self.value] = score if before is None else before + DECAY * (score - before)
-        self._earned, self._began = 0.0, frame
+        self._earned = self._earned_before = 0.0
+        self._began = frame
         self._epoch += 1
         self._index = self._next()
 

@@ -151,3 +151,22 @@ async def test_an_engine_that_is_sent_everything_ends_what_waits_too_long(stream
             assert (await running.done()).status == 200
             assert bed.gateway.scheduler.state_of(bed.sink.records[0].id) is State.ENDED
             assert (await bed.ask({**body, "waiting_time": 0.3})).status == 200, "what begins in time is not ended"
+
+
+async def test_calm_gives_a_slot_to_who_can_still_use_it():
+    """Both came in time for their first token. One needs at least 2.6 s of its 3 s, a second of which has passed when
+    the slot becomes free, so it goes after the one that came later."""
+    options = ("--model", "demo", "--profile", "constant:20ms", "--max-num-seqs", "1", "--max-model-len", "4096")
+    with EngineProcess(*options, "--batching", "calm", "--batching-options", '{"slots": 1}') as engine:
+        async with over(engine) as bed:
+            body = completion(ignore_eos=True, target_ttft=3, target_tbt=5, waiting_time=60)
+            running = bed.send({**body, "max_tokens": 60})
+            await asyncio.sleep(0.2)
+            bed.gateway.answer_lengths.take({"demo": LengthsInForce(7, forest())})
+            lost = bed.send({**body, "prompt": [1] * 1900, "max_tokens": 150, "deadline": 3})
+            await asyncio.sleep(0.1)
+            able = bed.send({**body, "prompt": [1] * 1900, "max_tokens": 150, "deadline": 30})
+            for client in (running, able, lost):
+                await asyncio.wait_for(client.task, 20)
+                assert client.answer.status == 200, client.answer.body
+            assert [record.target_deadline_s for record in bed.sink.records] == [None, 30, 3]

@@ -307,6 +307,35 @@ def test_the_cutoff_is_tried_and_the_best_one_kept():
     assert seen.count(0.8) > 14
 
 
+def test_the_cutoff_stays_while_nothing_waits():
+    cutoff = AdaptiveCutoff((0.5, 1.0), frames=10, explore_every=5)
+    for frame in range(1, 6):
+        cutoff.earned(1.0)
+        cutoff.tick(frame)
+    for frame in range(6, 500):
+        cutoff.earned(1_000.0)
+        cutoff.tick(frame, contested=False)
+    assert cutoff.value == 0.5
+    for frame in range(500, 505):
+        cutoff.earned(1.0)
+        cutoff.tick(frame)
+    assert cutoff.value == 1.0, "ten frames in which something waited"
+    assert cutoff._scores == {0.5: 1.0}, "what was earned without a choice is no merit of it"
+
+
+@pytest.mark.parametrize(("count", "values"), [(1, {0.5}), (3, {0.5, 1.0})])
+def test_calm_adapts_its_cutoff_only_while_a_slot_is_wanted(count, values):
+    calm = Calm(CalmConfig(slots=1, frame_steps=1, cutoffs=(0.5, 1.0)))
+    seqs = [Seq(f"s{number}", 0.0, 10, 1_000) for number in range(count)]
+    for seq in seqs:
+        calm.observe(Added(seq), 0.0)
+    seen = set()
+    for step in range(200):
+        calm.observe(StepRan(Step(step, (), (seqs[0],), 10), 1, 0.01), step * 0.01)
+        seen.add(calm.cutoff)
+    assert seen == values
+
+
 def test_the_cutoff_follows_when_another_value_becomes_the_best():
     cutoff = AdaptiveCutoff((0.5, 1.0), frames=1, explore_every=2)
     for frame in range(1, 80):
