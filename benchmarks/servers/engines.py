@@ -10,6 +10,7 @@ weighs sessions against each other, not processes (autogroup), so both get the n
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,8 @@ VLLM_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
+
+PLUGIN_ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 
 
 class EngineStartFailed(RuntimeError):
@@ -180,9 +183,15 @@ def running(starts: Iterable[RunningEngine], path: str = "/health") -> Iterator[
 
 @contextlib.contextmanager
 def vllm_servers(
-    count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False, arguments: Sequence[str] = ()
+    count: int,
+    logs: Path,
+    home: Path = VLLM_HOME,
+    prefix_caching: bool = False,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[list[RunningEngine]]:
-    """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments`."""
+    """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments` and
+    variables."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineStartFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
@@ -190,7 +199,7 @@ def vllm_servers(
     def start(index: int) -> RunningEngine:
         port = free_port()
         command = [*vllm_command(home, port, prefix_caching), *arguments]
-        engine = spawn(f"vllm-{index}", command, port, logs, VLLM_ENVIRONMENT)
+        engine = spawn(f"vllm-{index}", command, port, logs, {**VLLM_ENVIRONMENT, **(environment or {})})
         os.sched_setaffinity(
             engine.pid, {cores[index % len(cores)]}
         )  # before it has threads or children, which inherit it
@@ -198,6 +207,15 @@ def vllm_servers(
 
     with running(start(index) for index in range(count)) as engines:
         yield engines
+
+
+def plugin_arguments(settings: Mapping[str, object]) -> list[str]:
+    """Options by which a vLLM server uses the plug-in; its environment needs PLUGIN_ENVIRONMENT."""
+    return [
+        *("--scheduler-cls", "workers.vllm_plugin.scheduler.SlacklineScheduler"),
+        *("--middleware", "workers.vllm_plugin.announce.Announce"),
+        *("--additional-config", json.dumps({"slackline": settings})),
+    ]
 
 
 @contextlib.contextmanager

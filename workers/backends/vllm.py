@@ -5,7 +5,8 @@ that every streamed body asks for is dropped unless the client asked for it too.
 
 Disaggregated, vLLM's pull connectors take two calls: the first computes the prompt and one token (`prefill_head`) and
 answers where the KV waits (`parse_prefilled`); the second carries that as `kv_transfer_params`. Load comes from the
-Prometheus page (`parse_load`).
+Prometheus page (`parse_load`), and so does whether the server's scheduler is Slackline's (`workers/vllm_plugin`): it
+then also gets the request's targets, as the seconds that are left of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 import orjson
 
 from controller.core.types import Load
-from workers.backends.base import BACKENDS, Capabilities, EngineError, PrefillAnswer, UpstreamCall
+from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.http import HttpBackend
+from workers.vllm_plugin.hints import ANNOUNCED, Hints, hint_fields
 
 # vLLM's pull connectors require every one of these.
 REMOTE_DECODE: dict[str, Any] = {
@@ -32,6 +34,7 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_port": None,
 }
 NOT_FOR_PREFILL = ("stream_options", "stop", "max_completion_tokens")
+_ANNOUNCED = re.compile(rf"(?m)^{re.escape(ANNOUNCED)}(?:\{{[^}}]*\}})? 1\.0$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SUMMED = {
     "vllm:num_requests_running": "running",
@@ -52,6 +55,7 @@ class VllmBackend(HttpBackend):
 
     kind = "vLLM"
     capabilities = Capabilities(disaggregates=True)
+    reads_hints = False  # its scheduler is Slackline's, as its metrics said when they were read last
 
     async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """The first call: one token, not streamed; its answer says where the KV waits."""
@@ -65,10 +69,12 @@ class VllmBackend(HttpBackend):
         raise EngineError("the engine ended the prefill without an answer")
 
     async def telemetry(self, now: float) -> Load:
-        return parse_load((await self._get("/metrics")).decode(), now)
+        text = (await self._get("/metrics")).decode()
+        self.reads_hints = _ANNOUNCED.search(text) is not None
+        return parse_load(text, now)
 
     def body_of(self, call: UpstreamCall) -> bytes:
-        head = call.head
+        head = with_hints(call.head, call.targets) if self.reads_hints else call.head
         if call.salt:
             head += b'%s"cache_salt":"%s"' % (b"" if head.endswith(b"{") else b",", call.salt)
         return self._with_ours(head, call)
@@ -118,6 +124,25 @@ def parse_prefilled(raw: bytes) -> PrefillAnswer:
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"the engine answered a prefill with something else: {error!r}") from error
     return PrefillAnswer(orjson.dumps(params) if params else b"", done)
+
+
+# ---- the plug-in ----------------------------------------------------------------------------------------------------
+
+
+def with_hints(head: bytes, targets: CallTargets | None) -> bytes:
+    """The body (without its closing brace) with the request's targets for the plug-in, beside the client's own
+    `vllm_xargs`, which hold none of ours any more."""
+    if targets is None:
+        return head
+    left_s = targets.ttft_s - max(0.0, targets.waited_s)
+    fields = hint_fields(Hints(left_s, targets.ttft_s, targets.tpot_s, targets.value))
+    if not fields:
+        return head
+    if b'"vllm_xargs":' in head:
+        body = orjson.loads(head + b"}")
+        body["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), **fields}
+        return orjson.dumps(body)[:-1]
+    return head + (b"" if head.endswith(b"{") else b",") + b'"vllm_xargs":' + orjson.dumps(fields)
 
 
 # ---- telemetry ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import ModelConfig
 from controller.predict.lengths import HIGHEST, MESSAGE_TOKENS, PromptText
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
+from workers.vllm_plugin.hints import PREFIX
 
 OUR_FIELDS = (
     "target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "workflow_deadline",
@@ -341,7 +342,8 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _extras(body: dict[str, Any]) -> None:
-    """vLLM hands these on unread, to KV connectors too, where a value of another shape ends its engine."""
+    """vLLM hands these on unread, to KV connectors too, where a value of another shape ends its engine. Hints to the
+    plug-in come from the gateway alone, or a client would choose its own place in the queue."""
     extras = body.get("vllm_xargs")
     if extras is None:
         return
@@ -350,6 +352,7 @@ def _extras(body: dict[str, Any]) -> None:
     for name, value in extras.items():
         if name in BETWEEN_ENGINES or not isinstance(value, bool | int | float | str):
             raise wrong("vllm_xargs", f"{name[:100]!r} must be a string or a number, and none of the engines' own")
+    body["vllm_xargs"] = {name: value for name, value in extras.items() if not name.lower().startswith(PREFIX)}
 
 
 def _template_options(body: Mapping[str, Any]) -> None:

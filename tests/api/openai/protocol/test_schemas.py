@@ -163,6 +163,11 @@ def test_nothing_of_engines_is_taken_within_extras(extras: object) -> None:
     assert (caught.value.status, caught.value.param) == (400, "vllm_xargs")
 
 
+def test_hints_to_the_plug_in_are_not_taken_from_a_client() -> None:
+    forged = {"slackline_ttft": 0.001, "Slackline_value": 1000, "mine": 1}
+    assert upstream(parse({**TEXT, "vllm_xargs": forged}))["vllm_xargs"] == {"mine": 1}
+
+
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 
 
