@@ -1,0 +1,200 @@
+"""`make bench-vllm-plugin`: vLLM's own queue against the plug-in's, on real servers, answers with a long tail.
+
+One server for each policy, all started before the first load; only one is under load at a time, and the policies take
+turns on the same arrivals, so that they share whatever the machine does. `attainment` is the share of requests with
+TTFT and TPOT met, the median over the rounds, at 1.0 and 1.3 times the knee of fcfs (attainment 0.9). `priority` is the
+better of vLLM's priority by class and by deadline. `equal_alone`: greedy answers to the same requests, one at a time,
+have the tokens of vLLM's own scheduler. `differing_share`: of the answers in one batch of concurrent requests, those
+with other tokens than in a first fcfs run (two runs of fcfs differ too, since batches differ). `throughput_share`: of
+the tokens a second of fcfs for that batch.
+
+QUICK=1: one round of 30 s a load, and 40 requests in the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.load.generator import Target, run_plan
+from benchmarks.load.knee import NoKnee, find_knee
+from benchmarks.load.scoring import Score, score
+from benchmarks.load.trials import note, wait_idle
+from benchmarks.load.workloads import PlannedArrival, sustained
+from benchmarks.servers.engines import (
+    MODEL_NAME,
+    PLUGIN_ENVIRONMENT,
+    RunningEngine,
+    plugin_arguments,
+    stop_on_sigterm,
+    vllm_missing,
+    vllm_servers,
+)
+from benchmarks.vllm.plugin_plan import (
+    CONTENDERS,
+    FCFS,
+    LONG_TAIL,
+    PLUGINS,
+    PluginContender,
+    PluginFigures,
+    differing_share,
+)
+
+TIMES = (1.0, 1.3)
+FIRST_SEED, KNEE_SEED, BATCH_SEED = 4000, 3900, 3800
+START_RATE = 4.0  # requests/s, where the search for the knee begins
+ALONE = 6
+CUTOFF_S = 20.0
+ANSWER_S = 300.0
+
+
+@contextlib.contextmanager
+def servers(folder: Path, contenders: Sequence[PluginContender]) -> Iterator[dict[str, RunningEngine]]:
+    """One server for each different setting, all on one core: only one has work at a time."""
+    with contextlib.ExitStack() as stack:
+        by_setting: dict[str, RunningEngine] = {}
+        found = {}
+        for contender in contenders:
+            arguments = ["--scheduling-policy", contender.scheduling]
+            arguments += [] if contender.settings is None else plugin_arguments(contender.settings)
+            setting = json.dumps(arguments)
+            if setting not in by_setting:
+                started = vllm_servers(1, folder / contender.name, arguments=arguments, environment=PLUGIN_ENVIRONMENT)
+                by_setting[setting] = stack.enter_context(started)[0]
+                note(f"{contender.name}: server ready")
+            found[contender.name] = by_setting[setting]
+        yield found
+
+
+class PluginBench:
+    """Measures all contenders on their servers."""
+
+    def __init__(self, engines: dict[str, RunningEngine], contenders: Sequence[PluginContender], load_s: float) -> None:
+        self.engines, self.contenders, self.load_s = engines, contenders, load_s
+        self.figures = PluginFigures()
+
+    def run(self, contender: PluginContender, plan: Sequence[PlannedArrival]) -> Score:
+        url = self.engines[contender.name].url
+        wait_idle([url])
+        target = Target([url], MODEL_NAME, extra=contender.body)
+        return score(run_plan(plan, target, CUTOFF_S), LONG_TAIL, CUTOFF_S)
+
+    def knee(self) -> float:
+        def measure(rate: float) -> float:
+            found = self.run(FCFS, sustained(LONG_TAIL, rate, KNEE_SEED, self.load_s)).attainment
+            note(f"  fcfs at {rate:.2f} requests/s: {found:.3f}")
+            return found
+
+        return find_knee(measure, START_RATE, factor=1.25)[0]
+
+    def loads(self, knee: float, rounds: int) -> None:
+        for turn in range(rounds):
+            for times in TIMES:
+                plan = sustained(LONG_TAIL, knee * times, FIRST_SEED + turn, self.load_s)
+                first = turn % len(self.contenders)
+                for contender in (*self.contenders[first:], *self.contenders[:first]):
+                    found = self.run(contender, plan)
+                    self.figures.note(f"{times:.1f}", contender.name, found.attainment)
+                    classes = " ".join(f"{share:.2f}" for share in found.by_class.values())
+                    note(f"  {times:.1f} {contender.name:18} {found.attainment:.3f} [{classes}] {dict(found.outcomes)}")
+
+    def tokens(self, rounds: int, batch: int) -> None:
+        """Answers one at a time, and of a batch of concurrent requests."""
+        plan = sustained(LONG_TAIL, batch / 10.0, BATCH_SEED, 10.0)[:batch]
+        alone = self._batch(FCFS, plan[:ALONE], 1)[0]
+        first = self._batch(FCFS, plan, len(plan))[0]
+        self.figures.differing["fcfs"] = differing_share(first, self._batch(FCFS, plan, len(plan))[0])
+        for contender in PLUGINS:
+            self.figures.equal_alone[contender.name] = self._batch(contender, plan[:ALONE], 1)[0] == alone
+        for _ in range(rounds):
+            for contender in (FCFS, *PLUGINS):
+                answers, seconds = self._batch(contender, plan, len(plan))
+                self.figures.seconds.setdefault(contender.name, []).append(seconds)
+                if contender is not FCFS:
+                    self.figures.differing[contender.name] = differing_share(first, answers)
+                note(f"  batch of {len(plan)}: {contender.name:18} {seconds:.1f} s")
+
+    def _batch(
+        self, contender: PluginContender, plan: Sequence[PlannedArrival], at_once: int
+    ) -> tuple[list[list[int]], float]:
+        url = self.engines[contender.name].url
+        wait_idle([url])
+        started = time.monotonic()
+        answers = asyncio.run(_answers(url, contender, plan, at_once))
+        return answers, time.monotonic() - started
+
+
+async def _answers(
+    url: str, contender: PluginContender, plan: Sequence[PlannedArrival], at_once: int
+) -> list[list[int]]:
+    seats = asyncio.Semaphore(at_once)
+
+    async def one(session: aiohttp.ClientSession, arrival: PlannedArrival) -> list[int]:
+        body = arrival.body(MODEL_NAME, **contender.body(arrival), return_token_ids=True) | {"stream": False}
+        async with seats, session.post(f"{url}/v1/completions", json=body) as reply:
+            if reply.status != 200:
+                raise RuntimeError(f"{contender.name}: {reply.status} {(await reply.text())[:200]}")
+            tokens: list[int] = (await reply.json())["choices"][0]["token_ids"]
+            return tokens
+
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        return await asyncio.gather(*(one(session, arrival) for arrival in plan))
+
+
+def table(report: dict[str, Any]) -> str:
+    loads = list(report["attainment"])
+    lines = [f"{'policy':20}" + "".join(f"{load + ' knees':>12}" for load in loads)]
+    for name in report["attainment"][loads[0]]:
+        lines.append(f"{name:20}" + "".join(f"{report['attainment'][load][name]:>12.3f}" for load in loads))
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm_plugin", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long a load lasts")
+    parser.add_argument("--batch", type=int, default=80, help="requests of the closed batch")
+    parser.add_argument("--knee", type=float, help="requests/s, instead of searching for it")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    if (missing := vllm_missing()) is not None:
+        print(f"bench-vllm-plugin: {missing}", file=sys.stderr)
+        return 1
+    stop_on_sigterm()
+    started = time.monotonic()
+    rounds = 1 if quick else arguments.rounds
+    with tempfile.TemporaryDirectory(prefix="slackline-plugin-") as name:
+        try:
+            with servers(Path(name), CONTENDERS) as engines:
+                bench = PluginBench(engines, CONTENDERS, 30.0 if quick else arguments.seconds)
+                knee = arguments.knee or bench.knee()
+                bench.loads(knee, rounds)
+                bench.tokens(rounds, 40 if quick else arguments.batch)
+        except (NoKnee, RuntimeError) as error:
+            print(f"bench-vllm-plugin: {error}", file=sys.stderr)
+            return 1
+    report = {**bench.figures.report(), "knee": round(knee, 3), "rounds": rounds, "quick": quick}
+    report["seconds"] = round(time.monotonic() - started)
+    print(table(report))
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The load, policies and figures of `bench-vllm-plugin`.
+
+Answers have a long tail, and nothing in a request tells its length: `max_tokens` is one cap for all, and an answer ends
+at the stop token, which `min_tokens` forbids until its length is reached and a bias makes certain from then on.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.load.workloads import PlannedArrival, Task
+from controller.core.types import Targets
+from controller.simulator.workloads.arrivals import Lengths
+from workers.vllm_plugin.hints import Hints, hint_fields
+
+CAP_TOKENS = 800
+STOP_TOKEN = 2  # the first plain byte: prompts do not contain it (`FIRST_PLAIN_TOKEN`)
+LONG_TAIL = (
+    Task("chat", Targets(1.0, 0.25, None, 3600.0), Lengths(60, 40, 8, 300), Lengths(60, 110, 4, 700, "lognormal")),
+    Task("agent", Targets(3.0, 0.4, None, 3600.0), Lengths(200, 120, 16, 700), Lengths(90, 160, 4, 700, "lognormal")),
+    Task("batch", Targets(15.0, 0.8, None, 3600.0), Lengths(500, 250, 16, 1500), Lengths(60, 60, 4, 400, "lognormal")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginContender:
+    """A server and what requests say to it. `settings`: of the plug-in; None: vLLM's own scheduler."""
+
+    name: str
+    scheduling: str = "fcfs"  # vLLM's --scheduling-policy
+    settings: Mapping[str, Any] | None = None
+    says: str = "nothing"  # nothing | class | deadline | hints
+
+    def body(self, arrival: PlannedArrival) -> dict[str, Any]:
+        """Fields beside those of the arrival."""
+        targets = arrival.task.targets
+        said: dict[str, Any] = {}
+        if self.says == "class":
+            said["priority"] = [task.name for task in LONG_TAIL].index(arrival.task.name)
+        elif self.says == "deadline":
+            said["priority"] = round(1000 * (arrival.at + targets.ttft_s))
+        elif self.says == "hints":
+            said["vllm_xargs"] = hint_fields(Hints(targets.ttft_s, targets.ttft_s, targets.tpot_s))
+        return {**length_of(arrival.output_tokens), **said}
+
+
+def length_of(tokens: int) -> dict[str, Any]:
+    return {
+        "max_tokens": CAP_TOKENS,
+        "min_tokens": tokens - 1,
+        "stop_token_ids": [STOP_TOKEN],
+        "logit_bias": {str(STOP_TOKEN): 100.0},
+    }
+
+
+FCFS = PluginContender("fcfs")
+# vLLM's own priority at its best: by class or by deadline, whichever attains more on a load.
+PRIORITIES = (
+    PluginContender("priority_class", "priority", says="class"),
+    PluginContender("priority_deadline", "priority", says="deadline"),
+)
+PLUGINS = (
+    PluginContender("plugin_s_edf", settings={"order": "s_edf"}, says="hints"),
+    PluginContender("plugin_urgency", settings={"order": "kairos_urgency"}, says="hints"),
+    PluginContender("plugin_calm", settings={"order": "calm"}, says="hints"),
+)
+CONTENDERS = (FCFS, *PRIORITIES, *PLUGINS)
+
+
+@dataclass(slots=True)
+class PluginFigures:
+    """What was measured. `attained`: by load and contender, one entry a round; contenders of a round share a plan."""
+
+    attained: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of the same closed batch, by contender
+    equal_alone: dict[str, bool] = field(default_factory=dict)
+    differing: dict[str, float] = field(default_factory=dict)  # share of answers with other tokens than in a fcfs run
+
+    def note(self, load: str, contender: str, attainment: float) -> None:
+        self.attained.setdefault(load, {}).setdefault(contender, []).append(attainment)
+
+    def report(self) -> dict[str, Any]:
+        attainment = {load: self._medians(rounds) for load, rounds in self.attained.items()}
+        return {
+            "attainment": attainment,
+            "over_best": {load: over_best(of) for load, of in attainment.items()},
+            "equal_alone": bool(self.equal_alone) and all(self.equal_alone.values()),
+            "differing_share": self.differing,
+            "throughput_share": {
+                name: self._share(of) for name, of in self.seconds.items() if name.startswith("plugin_")
+            },
+        }
+
+    def _medians(self, rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        found = {name: round(statistics.median(of), 4) for name, of in rounds.items()}
+        own = [found[each.name] for each in PRIORITIES if each.name in found]
+        return {**found, "priority": max(own)} if own else found
+
+    def _share(self, seconds: Sequence[float]) -> float:
+        """Of the throughput of fcfs, the median over rounds in turn: the machine is not the same from minute to
+        minute."""
+        return round(statistics.median(base / of for base, of in zip(self.seconds["fcfs"], seconds, strict=True)), 4)
+
+
+def over_best(attainment: Mapping[str, float]) -> dict[str, float]:
+    """Of each plug-in policy, times the better of fcfs and vLLM's priority."""
+    best = max(attainment["fcfs"], attainment["priority"], 1e-9)
+    return {name: round(of / best, 3) for name, of in attainment.items() if name.startswith("plugin_")}
+
+
+def differing_share(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> float:
+    """Of the answers of two runs of one plan, those whose tokens differ."""
+    pairs = list(zip(first, second, strict=True))
+    return round(sum(tuple(a) != tuple(b) for a, b in pairs) / len(pairs), 4)
