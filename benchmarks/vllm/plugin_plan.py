@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.load.workloads import PlannedArrival, Task
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
-from workers.vllm_plugin.hints import Hints, hint_fields
+from workers.vllm_plugin.hints import PluginHints, hint_fields
 
 CAP_TOKENS = 800
 STOP_TOKEN = 2  # the first plain byte: prompts do not contain it (`FIRST_PLAIN_TOKEN`)
@@ -43,7 +43,7 @@ class PluginContender:
         elif self.says == "deadline":
             said["priority"] = round(1000 * (arrival.at + targets.ttft_s))
         elif self.says == "hints":
-            said["vllm_xargs"] = hint_fields(Hints(targets.ttft_s, targets.ttft_s, targets.tpot_s))
+            said["vllm_xargs"] = hint_fields(PluginHints(targets.ttft_s, targets.ttft_s, targets.tpot_s))
         return {**length_of(arrival.output_tokens), **said}
 
 

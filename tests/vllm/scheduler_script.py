@@ -20,7 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from workers.vllm_plugin.hints import Hints, hint_fields
+from workers.vllm_plugin.hints import PluginHints, hint_fields
 from workers.vllm_plugin.scheduler import SlacklineScheduler
 
 MODEL = Path(sys.prefix) / "model"
@@ -48,7 +48,7 @@ def scheduler(settings: dict[str, Any], seats: int = 1, blocks: int = 1000, poli
 
 
 def request(
-    name: str, hints: Hints, tokens: int = 4, prompt: int = 32, extras: dict[str, Any] | None = None
+    name: str, hints: PluginHints, tokens: int = 4, prompt: int = 32, extras: dict[str, Any] | None = None
 ) -> Request:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, extra_args={**hint_fields(hints), **(extras or {})})
     init_none_hash(hash)
@@ -102,10 +102,10 @@ def by_deadline(order: str, policy: str = "fcfs") -> dict[str, Any]:
     """One seat, taken; then three requests whose deadlines are in another order than their arrivals."""
     of = scheduler({"order": order}, policy=policy)
     driver = Driver(of)
-    of.add_request(request("running", Hints(), tokens=6))
+    of.add_request(request("running", PluginHints(), tokens=6))
     driver.step()
     for name, left_s in (("late", -5.0), ("far", 300.0), ("near", 100.0), ("none", float("inf"))):
-        of.add_request(request(name, Hints(left_s, 400.0, 1.0)))
+        of.add_request(request(name, PluginHints(left_s, 400.0, 1.0)))
     driver.drain()
     return {"first": driver.first, "kept": len(of._seqs)}
 
@@ -114,12 +114,12 @@ def forged() -> dict[str, Any]:
     """Values that no gateway sends are as good as none."""
     of = scheduler({"order": "edf"})
     driver = Driver(of)
-    of.add_request(request("running", Hints(), tokens=6))
+    of.add_request(request("running", PluginHints(), tokens=6))
     driver.step()
-    of.add_request(request("near", Hints(50.0, 400.0)))
+    of.add_request(request("near", PluginHints(50.0, 400.0)))
     for name, value in (("text", "-1"), ("huge", -1e300), ("nan", float("nan")), ("list", [1.0])):
         extras = {"slackline_ttft": value, "slackline_ttft_left": value, "slackline_tpot": value}
-        of.add_request(request(name, Hints(), extras=extras))
+        of.add_request(request(name, PluginHints(), extras=extras))
     driver.drain()
     return {"first": driver.first}
 
@@ -128,7 +128,7 @@ def aborted() -> dict[str, Any]:
     of = scheduler({"order": "calm"}, seats=2)
     driver = Driver(of)
     for name in "abcd":
-        of.add_request(request(name, Hints(10.0, 10.0, 0.5), tokens=20))
+        of.add_request(request(name, PluginHints(10.0, 10.0, 0.5), tokens=20))
     driver.step()
     driver.step()
     from vllm.v1.request import RequestStatus
@@ -142,7 +142,7 @@ def preempted(order: str, decode: str = "all") -> dict[str, Any]:
     """Too few blocks for all: some are preempted, all end with all their tokens."""
     of = scheduler({"order": order, "decode": decode} if decode != "all" else {"order": order}, seats=4, blocks=14)
     driver = Driver(of)
-    made = [request(name, Hints(1.0 + at, 5.0, 0.5), tokens=60) for at, name in enumerate("abcdef")]
+    made = [request(name, PluginHints(1.0 + at, 5.0, 0.5), tokens=60) for at, name in enumerate("abcdef")]
     for each in made:
         of.add_request(each)
     driver.drain()
@@ -159,9 +159,9 @@ def paused() -> dict[str, Any]:
     options = {"decode_a": 0.0, "decode_b": 1e-3, "decode_c": 1e-4, "profile": "longest"}
     of = scheduler({"order": "s_edf", "decode": "kairos_decode", "decode_options": options}, seats=4)
     driver = Driver(of)
-    of.add_request(request("long", Hints(9.0, 9.0, 5.0), tokens=12, prompt=1500))
+    of.add_request(request("long", PluginHints(9.0, 9.0, 5.0), tokens=12, prompt=1500))
     for name in "abc":
-        of.add_request(request(name, Hints(9.0, 9.0, 0.4), tokens=12))
+        of.add_request(request(name, PluginHints(9.0, 9.0, 0.4), tokens=12))
     driver.drain()
     alone = sum("long" not in step and bool(step) for step in driver.ran[2:14])
     return {"alone": alone, "ended": driver.ended}

@@ -22,7 +22,7 @@ import orjson
 from controller.core.types import Load
 from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.http import HttpBackend
-from workers.vllm_plugin.hints import ANNOUNCED, Hints, hint_fields
+from workers.vllm_plugin.hints import ANNOUNCED, PluginHints, hint_fields
 
 # vLLM's pull connectors require every one of these.
 REMOTE_DECODE: dict[str, Any] = {
@@ -35,6 +35,7 @@ REMOTE_DECODE: dict[str, Any] = {
 }
 NOT_FOR_PREFILL = ("stream_options", "stop", "max_completion_tokens")
 _ANNOUNCED = re.compile(rf"(?m)^{re.escape(ANNOUNCED)}(?:\{{[^}}]*\}})? 1\.0$")
+NO_TARGETS = CallTargets(math.inf, math.inf)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SUMMED = {
     "vllm:num_requests_running": "running",
@@ -74,7 +75,7 @@ class VllmBackend(HttpBackend):
         return parse_load(text, now)
 
     def body_of(self, call: UpstreamCall) -> bytes:
-        head = with_hints(call.head, call.targets) if self.reads_hints else call.head
+        head = with_hints(call) if self.reads_hints else call.head
         if call.salt:
             head += b'%s"cache_salt":"%s"' % (b"" if head.endswith(b"{") else b",", call.salt)
         return self._with_ours(head, call)
@@ -129,13 +130,13 @@ def parse_prefilled(raw: bytes) -> PrefillAnswer:
 # ---- the plug-in ----------------------------------------------------------------------------------------------------
 
 
-def with_hints(head: bytes, targets: CallTargets | None) -> bytes:
-    """The body (without its closing brace) with the request's targets for the plug-in, beside the client's own
-    `vllm_xargs`, which hold none of ours any more."""
-    if targets is None:
-        return head
+def with_hints(call: UpstreamCall) -> bytes:
+    """The body (without its closing brace) with the request's targets and hints for the plug-in, beside the client's
+    own `vllm_xargs`, which hold none of ours any more."""
+    head, targets = call.head, call.targets or NO_TARGETS
     left_s = targets.ttft_s - max(0.0, targets.waited_s)
-    fields = hint_fields(Hints(left_s, targets.ttft_s, targets.tpot_s, targets.value))
+    hints = PluginHints(left_s, targets.ttft_s, targets.tpot_s, targets.value)
+    fields = hint_fields(hints, call.hints.fields() if call.hints is not None else None)
     if not fields:
         return head
     if b'"vllm_xargs":' in head:

@@ -4,34 +4,10 @@ workflow (`workers.backends.hints` sends it). All of it is optional, and a reque
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from controller.core.estimates import Estimate, ToldBounds
-from controller.core.steps import Seq
+from controller.core.told_hints import LONGEST_NAME, LONGEST_S, MOST_TOKENS, ToldHints
 from workers.engine import fields
 from workers.engine.errors import HttpError
-
-LONGEST_S = 86_400.0
-MOST_TOKENS = 1 << 31
-LONGEST_NAME = 128
-
-
-class ToldHints(NamedTuple):
-    """Seconds from when the request came, negative if they have passed; infinite: not limited. `bounds`: lower and
-    upper, in tokens. `waiting_s`: it ends if it has not begun by then."""
-
-    due_s: float = math.inf
-    workflow_s: float = math.inf
-    bounds: tuple[int, int] | None = None
-    workflow: str = ""
-    waiting_s: float = math.inf
-
-    @property
-    def dated(self) -> bool:
-        return math.isfinite(min(self.due_s, self.workflow_s))
-
-
-NO_HINTS = ToldHints()
 
 
 def parse_hints(body: fields.Body) -> ToldHints:
@@ -59,23 +35,3 @@ def _bounds(body: fields.Body) -> tuple[int, int] | None:
     if lower > upper:
         raise HttpError(f"length_lower must be at most length_upper={upper}, got {lower}", "length_lower")
     return lower, upper
-
-
-def estimate_of(told: ToldHints, seq: Seq, now: float) -> Estimate | None:
-    """For the policies that read one; None if nothing was told. `now`: when the request came, on the engine's clock.
-
-    A request with a deadline earns all of its tokens or none; one of a workflow is lost only when its workflow is. One
-    without a deadline earns each token that is on time. Bounds that are not known are 1 and `max_tokens`.
-    """
-    if told.bounds is None and not told.dated:
-        return None
-    lower, upper = told.bounds or (1, seq.max_tokens)
-    length = ToldBounds(min(lower, seq.max_tokens), min(upper, seq.max_tokens))
-    if not told.dated:
-        end = seq.due if length.most < 2 else seq.due + (length.most - 1) * seq.tpot_s
-        return Estimate(length, seq.value, each_token=True, due=seq.due, latest=end, likely_latest=end)
-    latest = told.workflow_s if math.isfinite(told.workflow_s) else told.due_s
-    due = min(told.due_s, latest)
-    expected = math.sqrt(max(1, length.least) * length.most)
-    worth = seq.value * (seq.prompt_tokens + expected)
-    return Estimate(length, worth, due=now + due, latest=now + latest, likely_latest=now + due, program=told.workflow)

@@ -110,8 +110,10 @@ def policy_of(settings: PluginSettings, max_num_seqs: int) -> StepPolicy:
 
 
 def due_of(seq: Seq) -> float:
-    """When its next token is due: after an eviction the first one may long have been delivered."""
-    return seq.due + seq.output_tokens * seq.tpot_s if seq.output_tokens else seq.due
+    """When its next token is due (after an eviction the first one may long have been delivered), or its whole answer if
+    that is earlier."""
+    token = seq.due + seq.output_tokens * seq.tpot_s if seq.output_tokens else seq.due
+    return token if seq.estimate is None else min(token, seq.estimate.due)
 
 
 class OrderedQueue:

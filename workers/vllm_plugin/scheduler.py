@@ -18,6 +18,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import RequestStatus
 
 from controller.core.steps import Aborted, Added, Chunk, FinishReason, Seq, Step, StepRan
+from controller.core.told_hints import estimate_of
 from workers.vllm_plugin.hints import read_hints
 from workers.vllm_plugin.policy import EngineNow, first_due, policy_of, settings_from
 from workers.vllm_plugin.versions import check_version
@@ -154,7 +155,7 @@ def _seq_of(request: Any, now: float) -> Seq:
     params = request.sampling_params
     hints = read_hints(params.extra_args if params is not None else None)
     arrived = now - min(max(0.0, time.time() - request.arrival_time), MOST_IN_FRONT_S)
-    return Seq(
+    seq = Seq(
         request.request_id,
         arrived,
         request.num_prompt_tokens,
@@ -165,6 +166,8 @@ def _seq_of(request: Any, now: float) -> Seq:
         tpot_s=hints.tpot_s,
         value=hints.value,
     )
+    seq.estimate = estimate_of(hints.told, seq, arrived)
+    return seq
 
 
 def _refresh(seq: Seq, request: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from controller.core.types import InstanceSpec
 from workers.backends.base import CallTargets, Limits, UpstreamCall
+from workers.backends.hints import Hints
 from workers.backends.vllm import VllmBackend, parse_load
 
 PAGE = """# HELP vllm:num_requests_running Number of requests
@@ -51,7 +52,7 @@ HINTED = UpstreamCall("r1", "/v1/completions", b'{"model":"m"', 3, True, False, 
 
 def body_after(page: str, call: UpstreamCall) -> dict[str, Any]:
     """What is sent once the server's metrics were read."""
-    backend = VllmBackend(InstanceSpec("a", "http://127.0.0.1:1", "m"), None, Limits())  # type: ignore[arg-type]
+    backend = VllmBackend(InstanceSpec("a", "m", "http://127.0.0.1:1"), None, Limits())  # type: ignore[arg-type]
 
     async def read(path: str, limit_s: float | None = None) -> bytes:
         return page.encode()
@@ -67,6 +68,12 @@ def test_a_server_that_announces_the_plug_in_gets_what_is_left_of_the_targets(li
     sent = body_after(f"{PAGE}{line}\n", HINTED)
     assert sent["vllm_xargs"] == {"slackline_ttft": 2.0, "slackline_ttft_left": 1.25, "slackline_tpot": 0.05}
     assert (sent["model"], sent["priority"]) == ("m", 3)
+
+
+def test_bounds_and_deadlines_are_told_as_to_a_reference_engine() -> None:
+    call = replace(HINTED, targets=None, hints=Hints(due_s=3.0, lower=2, upper=40))
+    sent = body_after(f"{PAGE}slackline:vllm_plugin_info 1.0\n", call)
+    assert sent["vllm_xargs"] == {"slackline_due_in": 3.0, "slackline_length_lower": 2, "slackline_length_upper": 40}
 
 
 def test_other_servers_get_no_hints() -> None:

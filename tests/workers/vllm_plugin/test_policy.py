@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.core.estimates import Estimate, ToldBounds
 from controller.core.steps import Chunk, Seq, Step, StepRan
 from workers.vllm_plugin.policy import EngineNow, PluginSettings, due_of, policy_of, settings_from
 from workers.vllm_plugin.versions import UnsupportedVllm, check_version
@@ -54,6 +55,11 @@ def test_a_full_engine_needs_no_order() -> None:
 
 def test_after_an_eviction_the_next_token_is_due_not_the_first() -> None:
     assert due_of(seq("x", 2.0, output_tokens=10)) == 7.0
+
+
+def test_an_answers_own_deadline_counts_where_it_is_earlier() -> None:
+    answer = seq("answer", math.inf, estimate=Estimate(ToldBounds(5, 9), 10.0, due=3.0, latest=3.0))
+    assert order(PluginSettings("s_edf"), *QUEUE, answer) == ["near", "answer", "far", "open", "missed"]
 
 
 def test_calm_takes_the_seat_of_one_that_is_lost() -> None:

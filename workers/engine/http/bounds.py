@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
+from controller.core.told_hints import MOST_TOKENS
 from workers.engine import fields
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
-from workers.engine.hints import MOST_TOKENS
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.guard import FleetGuard
 

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 
 from controller.core.steps import FinishReason, Seq
+from controller.core.told_hints import estimate_of
 from workers.engine import fields
 from workers.engine.checkpoints import CheckpointLeases
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
-from workers.engine.hints import estimate_of
 from workers.engine.http.asgi import JSON_TYPE, Exchange
 from workers.engine.http.requests import Generation, RequestRules, parse_chat, parse_completion
 from workers.engine.kv.disaggregation import FIELD, Disaggregation

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from controller.core.steps import Sampling
+from controller.core.told_hints import NO_HINTS, ToldHints
 from workers.engine import fields
 from workers.engine.checkpoints import LONGEST_LEASE_S
 from workers.engine.errors import HttpError
-from workers.engine.hints import NO_HINTS, ToldHints, parse_hints
+from workers.engine.hints import parse_hints
 from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_remote_decode
 from workers.engine.kv.transfer import Offer
 from workers.engine.text.tokenizer import Tokenizer
