@@ -112,6 +112,9 @@ class DeferAndPromote:
     - `load_of`: rho: `before`, what goes before the flow; or `all`, as printed, where flows promote one another.
     - `late`: a KV transfer that cannot be in time any more, even alone: `last`, after all that can; or `first`, as
       printed, since its MLU is above 1: under overload transfers that are late then make all others late.
+    - `within`: what goes first of one relative layer index: `batch`, as printed, the first in the order between
+      batches; or `least`, reuse before collectives and of it the flow with the fewest bytes left, so that of several
+      instances that wait for one sender more are in time.
     - `queued`: a batch that waits for its unit has the layers ahead of it added to its relative layer index.
     - `wire`: class of relative layer index r: `shifted`, min(r + 1, K - 1), so that class 0 is level 1 alone; or
       `printed`, min(r, K - 1).
@@ -130,6 +133,7 @@ class DeferAndPromote:
         bytes_of: str = "request"
         load_of: str = "before"
         late: str = "last"
+        within: str = "batch"
         queued: bool = True
         wire: str = "shifted"
         weights_floor: float = 0.05
@@ -147,6 +151,7 @@ class DeferAndPromote:
                 ("bytes_of", self.bytes_of, ("request", "flow")),
                 ("load_of", self.load_of, ("before", "all")),
                 ("late", self.late, ("last", "first")),
+                ("within", self.within, ("batch", "least")),
                 ("wire", self.wire, ("shifted", "printed")),
             ):
                 if value not in valid:
@@ -179,7 +184,10 @@ class DeferAndPromote:
             index = self._layer_index(flow, context)
             state.rli = index if state.rli is None else min(state.rli, index)
         wire = min(state.rli + (self.config.wire == "shifted"), last)
-        return Turn((1.0, float(state.rli), context.batch_rank(flow)), wire_class=wire)
+        if self.config.within == "batch":
+            return Turn((1.0, float(state.rli), context.batch_rank(flow)), wire_class=wire)
+        among = (1.0, context.batch_rank(flow)) if flow.stage is FlowStage.COLLECTIVE else (0.0, state.left)
+        return Turn((1.0, float(state.rli), *among), wire_class=wire)
 
     def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
         flow = state.flow

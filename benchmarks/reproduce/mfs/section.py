@@ -17,6 +17,7 @@ from benchmarks.reproduce.mfs.setting import (
     FREE,
     KARUNA,
     LATE_FIRST,
+    LEAST_FIRST,
     LONG_AGENT,
     LONG_CONVERSATION,
     MFS,
@@ -266,7 +267,7 @@ def _sender(size: ClusterSize, progress: Progress, quick: bool) -> Section:
     do, for MFS and for the best baselines."""
     setting = FlowSetting("llama", LONG_AGENT, size, SLOW_LINKS)
     loads = SENDER_LOADS[-1:] if quick else SENDER_LOADS
-    contenders = (*CONTENDERS, ABLATIONS[-2], LATE_FIRST, NOT_IN_VAIN, *MORE_PRUNING, NO_KV, FREE)
+    contenders = (*CONTENDERS, ABLATIONS[-2], LATE_FIRST, NOT_IN_VAIN, *LEAST_FIRST, *MORE_PRUNING, NO_KV, FREE)
     of = curves(setting, contenders, loads, progress)
     called = f"{setting.shape.model.name}, {setting.workload.name}"
     table = _table(f"One sender, links of {SLOW_LINKS:g} of the bandwidth: {called}", setting, of)

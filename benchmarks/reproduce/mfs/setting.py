@@ -131,6 +131,7 @@ class FlowContender:
 
 
 BUDGET = 0.05  # share of the requests in the cluster that may be pruned
+MORE = 0.5  # the budget of MORE_PRUNING
 FAIR = FlowContender("FS", FairSharing)
 SHORTEST = FlowContender("SJF", ShortestFirst)
 EARLIEST = FlowContender("EDF", EarliestDeadline)
@@ -148,8 +149,15 @@ ABLATIONS = (
 LATE_FIRST = FlowContender(  # as printed
     "MFS, late transfers first", lambda: DeferAndPromote(DeferAndPromote.Config(late="first")), True, BUDGET
 )
+LEAST_FIRST = tuple(
+    FlowContender(called, lambda: DeferAndPromote(DeferAndPromote.Config(within="least")), True, budget, in_vain)
+    for called, budget, in_vain in (
+        ("MFS, least reuse first", BUDGET, True),
+        ("MFS, least reuse first, nobody pruned in vain", BUDGET, False),
+        (f"MFS, least reuse first, budget {MORE:g}", MORE, True),
+    )
+)
 NOT_IN_VAIN = FlowContender("MFS, nobody pruned in vain", DeferAndPromote, ordered=True, budget=BUDGET, in_vain=False)
-MORE = 0.5  # the budget of MORE_PRUNING
 MORE_PRUNING = tuple(
     FlowContender(f"{each.name}, budget {MORE:g}", each.policy, True, MORE) for each in (FAIR, SHORTEST, MFS)
 )

@@ -73,11 +73,12 @@ def test_no_order_is_shorter_than_the_smallest_index_first(block):
     assert worse > 20  # in many instances the order matters
 
 
+@pytest.mark.parametrize("within", ["batch", "least"])
 @pytest.mark.parametrize("seed", range(40))
-def test_the_scheduler_serves_the_smallest_index_first(seed):
+def test_the_scheduler_serves_the_smallest_index_first(seed, within):
     """The same instances through the scheduler and the network that the simulator uses."""
     compute, transfers = instance(seed)
-    run = FlowRun({"out": 1.0, "in": 9.0}, DeferAndPromote)
+    run = FlowRun({"out": 1.0, "in": 9.0}, lambda: DeferAndPromote(DeferAndPromote.Config(within=within)))
     pending = {each.name: each for each in transfers}
     layer, computing_until, waits = 0, None, {each.name for each in transfers}
 

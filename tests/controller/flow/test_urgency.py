@@ -112,6 +112,21 @@ def test_equal_layer_indices_go_by_the_order_between_batches():
     assert expired["x"].rank == expired["y"].rank
 
 
+def test_of_equal_layer_indices_the_least_reuse_can_go_first():
+    made = scheduler(within="least")
+    flows = [
+        MsFlow("collective10", FlowStage.COLLECTIVE, 0.1, "out", "in", "u", "b", ("r",), 10),
+        MsFlow("much", FlowStage.REUSE, 2.0, "out", "in", "v", "x", ("r",), 0),
+        MsFlow("little", FlowStage.REUSE, 1.0, "out", "in", "w", "y", ("s",), 0),
+        MsFlow("later", FlowStage.REUSE, 0.2, "out", "in", "w", "y", ("s",), 2),
+    ]
+    turns = permits(made.handle([Submitted(flow) for flow in flows], 0.0)[0])
+    turns |= permits(made.handle([OrderSent(1, ("x", "y", "b"), frozenset(), 9.0)], 0.1)[0])
+    assert sorted(turns, key=lambda name: turns[name].rank) == ["little", "much", "collective10", "later"]
+    moved = permits(made.handle([FlowProgress("much", 0.5)], 0.2)[0])
+    assert moved["much"].rank < turns["little"].rank  # what is left counts, not what there was
+
+
 def test_a_flow_is_promoted_only():
     """M2: an MLU of 0.05, then 0.01 because the link emptied, stays at level 2."""
     made = scheduler(levels=4, bytes_of="flow")
@@ -248,6 +263,7 @@ def test_a_flow_that_is_not_taken_says_why_and_the_others_go_on():
         ({"load_of": "self"}, "load_of"),
         ({"wire": "raw"}, "wire"),
         ({"late": "never"}, "late"),
+        ({"within": "unit"}, "within"),
         ({"weights_floor": 1.0}, "weights_floor"),
     ],
 )

@@ -22,7 +22,11 @@ def table_1():
 
 
 def promoted_at(utilisation):
-    config = DeferAndPromote.Config(level_one=utilisation, load_of="before")
+    return mfs(level_one=utilisation, load_of="before")
+
+
+def mfs(**settings):
+    config = DeferAndPromote.Config(**settings)
     return lambda: DeferAndPromote(config)
 
 
@@ -34,6 +38,7 @@ def promoted_at(utilisation):
         (FLOW_POLICIES["earliest_deadline"], (7, 9, 3), 2),
         (FLOW_POLICIES["karuna"], (3.5, 9, 7), 2),
         (promoted_at(1.0), (9, 4, 7), 4),
+        (mfs(level_one=1.0, load_of="before", within="least"), (9, 4, 7), 4),
         (promoted_at(0.5), (9, 7, 4), 2),
         (promoted_at(0.125), (9, 7, 3), 2),
     ],
@@ -51,7 +56,7 @@ def test_promotions_wait_for_the_next_period():
 
 @pytest.mark.parametrize(
     ("policy", "layer_2"),
-    [("fair_sharing", 3), ("shortest_first", 3), ("earliest_deadline", 3), ("mfs", 2)],
+    [("fair_sharing", 3), ("shortest_first", 3), ("earliest_deadline", 3), ("mfs", 2), (mfs(within="least"), 2)],
 )
 def test_m7_figure_6_ingress(policy, layer_2):
     """Layer 2 starts when the collective of layer 1 has ended."""
@@ -59,19 +64,23 @@ def test_m7_figure_6_ingress(policy, layer_2):
         PlannedFlow(0.0, MsFlow("collective", FlowStage.COLLECTIVE, 2.0, "out", "in", "u", "b", ("r",), 1)),
         PlannedFlow(0.0, MsFlow("reuse", FlowStage.REUSE, 1.0, "out", "in", "v", "c", ("s",), 3)),
     ]
-    assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
+    assert run_flows(plan, LINK, FLOW_POLICIES[policy] if isinstance(policy, str) else policy)[
+        "collective"
+    ] == pytest.approx(layer_2)
 
 
 @pytest.mark.parametrize(
     ("policy", "layer_2"),
-    [("fair_sharing", 4), ("shortest_first", 4), ("earliest_deadline", 4), ("mfs", 3)],
+    [("fair_sharing", 4), ("shortest_first", 4), ("earliest_deadline", 4), ("mfs", 3), (mfs(within="least"), 3)],
 )
 def test_m7_figure_7_egress(policy, layer_2):
     plan = [
         PlannedFlow(0.0, MsFlow("collective", FlowStage.COLLECTIVE, 3.0, "out", "in", "u", "b", ("r",), 2)),
         PlannedFlow(0.0, MsFlow("p2d", FlowStage.KV_TRANSFER, 1.0, "out", "in", "w", "c", ("s",), deadline=40.0)),
     ]
-    assert run_flows(plan, LINK, FLOW_POLICIES[policy])["collective"] == pytest.approx(layer_2)
+    assert run_flows(plan, LINK, FLOW_POLICIES[policy] if isinstance(policy, str) else policy)[
+        "collective"
+    ] == pytest.approx(layer_2)
 
 
 @pytest.mark.parametrize("policy", list(FLOW_POLICIES))
