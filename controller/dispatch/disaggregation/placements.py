@@ -44,6 +44,15 @@ class Prefilled(NamedTuple):
         """Seconds a token after the first byte; infinite for an answer of one token."""
         return self.request.targets.tpot_s if self.request.output_tokens > 1 else math.inf
 
+    def deadline_pace_s(self, instance_id: str, now: float) -> float:
+        """Seconds a token that its deadline leaves once its first byte has come from there, if the answer is as long as
+        its upper bound; infinite without a deadline or a second token, below 0 if it is late by then."""
+        deadline_s, tokens = self.request.targets.deadline_s, self.request.reserved_tokens - 1
+        if deadline_s is None or tokens < 1:
+            return math.inf
+        left_s = self.request.arrival + deadline_s - now - self.first_byte_s(instance_id, 0.0, now)
+        return left_s / tokens
+
     def slack_s(self, now: float) -> float:
         """Seconds left to its TTFT target; below 0 once it is missed."""
         return self.request.ttft_due - now
@@ -205,9 +214,19 @@ class TpotBudget:
         return not any(self._keeps(stage, instance, instance.latency.decode(1, prompt), now) for instance in instances)
 
     def _keeps(self, stage: Prefilled, instance: ShadowInstance, step_s: float, now: float) -> bool:
-        """Whether it would keep its TTFT and its TPOT there with steps of `step_s`."""
+        """Whether it would keep its TTFT, its TPOT and its deadline there with steps of `step_s`."""
         in_time = stage.first_byte_s(instance.id, step_s, now) <= stage.slack_s(now)
-        return in_time and step_s <= self.config.share * stage.pace_s
+        return in_time and step_s <= self.config.share * self._pace_s(stage, instance, now)
+
+    def _pace_s(self, stage: Prefilled, instance: ShadowInstance, now: float) -> float:
+        """Seconds a token that it needs there. A deadline that it could not keep there even alone does not count: the
+        upper bound gives nobody up (decision 41), and no room would ever be good enough."""
+        by_deadline = stage.deadline_pace_s(instance.id, now)
+        if by_deadline >= stage.pace_s:
+            return stage.pace_s
+        longest = stage.request.prompt_tokens + stage.request.reserved_tokens
+        alone_s = instance.latency.decode(1, longest)
+        return by_deadline if alone_s <= self.config.share * by_deadline else stage.pace_s
 
     def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
         """In which order instances are tried: by the end of their next step."""

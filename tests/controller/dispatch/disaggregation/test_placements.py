@@ -282,3 +282,32 @@ def test_a_negative_charge_is_refused():
     with pytest.raises(ConfigError) as error:
         build_migrator("slackline", {"migration": {"charge": -0.1}})
     assert error.value.field == "charge"
+
+
+@pytest.mark.parametrize(
+    ("deadline", "most", "placed"),
+    [
+        (None, None, True),
+        (0.0235 * 99, None, True),  # a step of three takes 23 ms
+        (0.0225 * 99, None, False),
+        (0.0235 * 99, 110, False),  # it may be longer than expected
+        (0.0155 * 99, None, True),  # a deadline that it could not keep even alone does not hold it back
+    ],
+)
+def test_a_deadline_asks_for_the_pace_that_it_leaves(deadline, most, placed):
+    made = migrator()
+    made.handle([done("a", tpot=0.05, output=100), done("b", tpot=0.05, output=100)], 0.0)
+    asked = request("dated", ttft=60.0, tpot=0.05, output=100, deadline=deadline)
+    asked.most_tokens = most
+    reply = made.handle([ev.PrefillDone(asked, "p", asked.prompt_tokens)], 0.0)
+    assert places(reply) == ([("dated", "d0")] if placed else [])
+    made.handle([up("d1")], 0.1)
+    assert made.waiting() == 0, "alone it has the pace"
+
+
+def test_the_way_of_its_kv_takes_from_the_time_that_a_deadline_leaves():
+    asked = request("dated", tpot=0.05, output=100, deadline=5.0)
+    near, far = (Prefilled(asked, 1.0, {"d": move_s}).deadline_pace_s("d", 1.0) for move_s in (0.0, 2.02))
+    assert (near, far) == (pytest.approx(4.0 / 99), pytest.approx(1.98 / 99))
+    single = request("one", output=1, deadline=5.0)
+    assert Prefilled(single, 1.0).deadline_pace_s("d", 1.0) == float("inf")
