@@ -117,21 +117,23 @@ class StoredResponses:
 
     # ---- write ----------------------------------------------------------------------------------------------------
 
-    async def keep(self, tenant: str, response: dict[str, Any], conversation: Sequence[Item]) -> None:
-        """A response that has ended well. While Redis is unavailable it is not kept."""
+    async def keep(self, tenant: str, response: dict[str, Any], conversation: Sequence[Item]) -> bool:
+        """A response that has ended well. False: it could not be kept."""
         board, retention_s = self._steps.board, self._steps.retentions.get(tenant, 0)
         if board is None or not retention_s:
-            return
+            return False
         raw = self._raw(StoredResponse(False, response, list(conversation)))
         if len(raw) > LARGEST_BYTES:
             self.counts["too_large"] += 1
-            return
+            return False
         try:
             async with self._steps.lane(tenant).writes:
-                self.counts[await board.run(keep_response(tenant, response["id"], raw, retention_s))] += 1
+                came = await board.run(keep_response(tenant, response["id"], raw, retention_s))
         except LiveUnavailable as error:
             log.info("a response was not kept: %s", error)
-            self.counts["unwritten"] += 1
+            came = "unwritten"
+        self.counts[came] += 1
+        return came == "kept"
 
     def _raw(self, stored: StoredResponse) -> bytes:
         name = str(stored.response["id"]).removeprefix("resp_")
@@ -228,7 +230,8 @@ SETTLE_TRIES = 8
 
 
 class KeepingAnswer:
-    """The `send` of a response that is kept with what it answers, before the last of it goes out."""
+    """The `send` of a response that is kept with what it answers, before the last of it goes out. If it could not be,
+    that last part says so in `store`."""
 
     def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput, send: Send) -> None:
         self.response: ResponseObject
@@ -236,12 +239,31 @@ class KeepingAnswer:
         self._tenant = tenant
         self._kept: KeptInput | None = kept
         self._send = send
+        self._missing = False
+        self._body: bytes | None = None
 
     async def __call__(self, message: Message) -> None:
         if self._kept is not None and self.response.whole is not None:
             items, self._kept = self._kept.items, None
-            await self._responses.keep(self._tenant, self.response.whole, items)
-        await self._send(message)
+            self._missing = not await self._responses.keep(self._tenant, self.response.whole, items)
+        await self._send(self._told(message) if self._missing else message)
+
+    def _told(self, message: Message) -> Message:
+        """Of the whole answer, whose length comes first, or of the last event of a stream."""
+        whole = {**(self.response.whole or {}), "store": False}
+        if message["type"] == "http.response.start":
+            self._body = orjson.dumps(whole)
+            length = (b"content-length", str(len(self._body)).encode())
+            headers = [length if name == length[0] else (name, value) for name, value in message["headers"]]
+            return {**message, "headers": headers}
+        if self._body is not None:
+            return {**message, "body": self._body}
+        before, event, last = message.get("body", b"").rpartition(b"event: response.%s\n" % whole["status"].encode())
+        if not event:
+            return message
+        fields = orjson.loads(last.removeprefix(b"data: "))
+        last = b"data: " + orjson.dumps({**fields, "response": whole}) + b"\n\n"
+        return {**message, "body": before + event + last}
 
 
 class BackgroundAnswer:

@@ -11,6 +11,7 @@ import pytest
 from django.conf import settings
 
 from tests.api.openai import workflow_gateways
+from tests.api.openai.protocol.responses import told
 from tests.api.openai.test_steps import AWAY, calls, keeps, names
 from tests.api.openai.workflow_gateways import OTHER
 from tests.waiting import until_on_loop
@@ -373,6 +374,7 @@ async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch):
     monkeypatch.setattr("api.openai.stored_responses.LARGEST_BYTES", 1100)
     async with gateway() as bed:
         made = await ask(bed, asked("x" * 300))
+        assert made["store"] is False
         assert (await call(bed, made["id"])).status == 404
         assert bed.gateway.responses.counts["too_large"] == 1
         made = await ask(bed, asked("x" * 300, background=True))
@@ -383,8 +385,16 @@ async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch):
 
 async def test_without_redis_responses_are_computed_and_not_kept():
     async with gateway(url=AWAY) as bed:
-        made = await ask(bed, asked())
-        assert bed.gateway.responses.counts["unwritten"] == 1
+        answer = await bed.ask(asked(), PATH)
+        made = json.loads(answer.body)
+        assert (made["store"], made["status"], int(answer.headers["content-length"])) == (
+            *(False, "completed"),
+            len(answer.body),
+        )
+        *_, last = told(await bed.ask(asked(stream=True), PATH))
+        assert (last["type"], last["response"]["store"]) == ("response.completed", False)
+        assert last["response"]["output"][0]["content"][0]["text"].strip() == "t0 t1 t2 t3"
+        assert bed.gateway.responses.counts["unwritten"] == 2
         for answer in (
             await call(bed, made["id"]),
             await bed.ask(asked(previous_response_id=made["id"]), PATH),
