@@ -32,6 +32,7 @@ MAGIC = b"slackline pattern graphs 1\n"
 MOST_GRAPHS = 500  # the paper's; more hardly lower its error
 MOST_NODES = 35
 MOST_KINDS = 255
+UNKNOWN = -2  # in place of the number of a kind that no graph has
 WIDTH = 0.5  # of the kernels, in natural logarithms of tokens
 TOKEN_STEPS = 17.0  # codes in a factor of e: exp(1/17) is 1.06
 TIME_STEPS = 13.0
@@ -64,7 +65,8 @@ class Level(NamedTuple):
 
 class Match(NamedTuple):
     """The graph that a running workflow is most like. `similarity`: 0 to 1. `candidates`: graphs that begin with its
-    structure. `seconds`: of the level that its last call belongs to, from its beginning, and of those after it."""
+    structure; 0: none does, and only what is alike was compared. `seconds`: of the level that its last call belongs to,
+    from its beginning, and of those after it."""
 
     graph: int
     similarity: float
@@ -106,6 +108,24 @@ def rest_of(calls: Sequence[Call], level: int) -> list[float]:
     ordered, levels = in_order(calls)
     own, *later = times_of(ordered, levels)[level:]
     return [own.run_s, *(each.gap_s + each.run_s for each in later)]
+
+
+def levels_in(calls: Sequence[Call]) -> list[float]:
+    """When the first call of each level began."""
+    begins: dict[int, float] = {}
+    ordered, levels = in_order(calls)
+    for call, level in zip(ordered, levels, strict=True):
+        begins.setdefault(level, call.began)
+    return list(begins.values())
+
+
+def so_far(calls: Sequence[Call], now: float) -> list[Call]:
+    """What was known of a workflow then: the calls that had begun, and the answers of those that had ended."""
+    return [
+        call if call.ended is not None and call.ended <= now else call._replace(ended=None, output_tokens=0)
+        for call in calls
+        if call.began <= now
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,20 +220,23 @@ class GraphSet:
         ordered, levels = in_order(calls)
         current = max(ordered, key=lambda call: call.began)
         known = ordered[:MOST_NODES]
-        numbers = [self._numbers.get(call.kind) for call in known]
-        if None in numbers:
-            return None
+        numbers = np.array([self._numbers.get(call.kind, UNKNOWN) for call in known], dtype=np.int16)
         level = levels[-1] + more if more else levels[ordered.index(current)]
         beyond = (len(ordered) - len(known) + more, levels[-1] - levels[len(known) - 1] + more)
-        starts = [index == 0 or levels[index] != levels[index - 1] for index in range(len(known))]
-        rows = self._rows.beginning_as(np.array(numbers, dtype=np.int16), np.array(starts), beyond)
-        if not len(rows):
-            return None
-        similarities = self._rows.similarities(rows, known)
-        best = int(np.lexsort((-self.used[rows], -similarities))[0])
-        graph = int(rows[best])
+        starts = np.array([index == 0 or levels[index] != levels[index - 1] for index in range(len(known))])
+        rows = self._rows.beginning_as(numbers, starts, beyond)
+        if len(rows):
+            similarities = self._rows.similarities(rows, known)
+        else:
+            similarities = self._rows.partly(known, numbers, starts)
+            similarities[self._rows.levels <= level] = 0.0
+        found = rows if len(rows) else np.arange(len(self))
+        best = int(np.lexsort((-self.used[found], -similarities))[0])
+        graph = int(found[best])
         seconds = self.seconds_from(graph, level)
-        return None if seconds is None else Match(graph, float(similarities[best]), len(rows), seconds)
+        if seconds is None or not similarities[best] > 0:
+            return None
+        return Match(graph, float(similarities[best]), len(rows), seconds)
 
     def levels(self, graph: int) -> list[Level]:
         """Of all its calls; those that are not stored one by one are equally long."""
@@ -294,6 +317,7 @@ class Rows:
     nodes: npt.NDArray[np.int32]
     tail_nodes: npt.NDArray[np.int32]
     tail_levels: npt.NDArray[np.int32]
+    levels: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, graphs: GraphSet) -> Rows:
@@ -305,7 +329,7 @@ class Rows:
         tails = (graphs.tail_nodes.astype(np.int32), graphs.tail_levels.astype(np.int32))
         start = within & (graphs.run[index] > 0)
         tokens = (graphs.input[index].astype(np.int16), graphs.output[index].astype(np.int16))
-        return cls(kind, start, *tokens, sizes, *tails)
+        return cls(kind, start, *tokens, sizes, *tails, levels=start.sum(axis=1).astype(np.int32) + tails[1])
 
     def beginning_as(
         self, kinds: npt.NDArray[np.int16], starts: npt.NDArray[np.bool_], beyond: tuple[int, int]
@@ -328,6 +352,17 @@ class Rows:
         outputs = np.array([_tokens(calls[index].output_tokens) for index in ended], dtype=np.int16)
         nodes = _KERNEL[np.abs(self.output[rows][:, ended] - outputs)].sum(axis=1) if ended else 0.0
         return np.asarray((edges + nodes) / (count + len(ended)), dtype=np.float32)
+
+    def partly(self, calls: Sequence[Call], kinds: npt.NDArray[np.int16], starts: npt.NDArray[np.bool_]) -> Floats:
+        """How similar each graph is to these calls, where those of the same place, kind and level alone are alike."""
+        count = min(len(calls), self.kind.shape[1])
+        same = (self.kind[:, :count] == kinds[:count]) & (self.start[:, :count] == starts[:count])
+        inputs = np.array([_tokens(call.input_tokens) for call in calls[:count]], dtype=np.int16)
+        outputs = np.array([_tokens(call.output_tokens) for call in calls[:count]], dtype=np.int16)
+        ended = np.array([call.ended is not None for call in calls[:count]])
+        edges = _KERNEL[np.abs(self.input[:, :count] - inputs)]
+        nodes = _KERNEL[np.abs(self.output[:, :count] - outputs)] * ended
+        return np.asarray(((edges + nodes) * same).sum(axis=1) / (len(calls) + ended.sum()), dtype=np.float32)
 
     def whole(self, row: int) -> Floats:
         """How similar each graph is to this one, over all calls of the longer one: behind the first call where their

@@ -24,9 +24,10 @@ from controller.predict.pattern_graphs import (
     Call,
     GraphSet,
     graph_of,
-    in_order,
     kind_of,
+    levels_in,
     rest_of,
+    so_far,
 )
 from controller.services.records.graph_versions import JudgedGraphs, graph_version_store
 
@@ -151,23 +152,10 @@ def step_errors(graphs: GraphSet, calls: Sequence[Call], length: float) -> Itera
     has all that is left. `length`: mean number of levels, which equal shares are told."""
     levels = levels_in(calls)
     for level, began in enumerate(levels[:-1]):
-        known = [
-            call if call.ended is not None and call.ended <= began else call._replace(ended=None, output_tokens=0)
-            for call in calls
-            if call.began <= began
-        ]
+        known = so_far(calls, began)
         rest = rest_of(calls, level)
         truth = rest[0] / sum(rest)
         match = graphs.match(known[:MOST_NODES], len(known[MOST_NODES:]))
         share = None if match is None else match.seconds[0] / sum(match.seconds)
         even = 1.0 / max(1.0, length - level)
         yield StepError(level, None if share is None else abs(share - truth), abs(even - truth))
-
-
-def levels_in(calls: Sequence[Call]) -> list[float]:
-    """When the first call of each level began."""
-    begins: dict[int, float] = {}
-    ordered, levels = in_order(calls)
-    for call, level in zip(ordered, levels, strict=True):
-        begins.setdefault(level, call.began)
-    return list(begins.values())

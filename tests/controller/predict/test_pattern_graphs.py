@@ -87,7 +87,20 @@ def test_graphs_with_another_beginning_are_left_out() -> None:
     assert [match and match.candidates for match in found] == [2, 1, 1, 1, 1]
     assert all(match is not None and match.graph == 0 for match in found[1:])
     assert graphs.match([Call(kind_of("other", ""), 0, None, 5, 0)]) is None
-    assert graphs.match(running([*chain([1, 1, 1, 1]), *workflow()], 4)) is None  # longer than any such graph
+    assert graphs.match(running(chain([1, 1, 1, 1, 1]), 4)) is None  # longer than any such graph
+
+
+def test_a_new_structure_is_compared_where_it_is_alike() -> None:
+    graphs = one_set(graph_of(workflow()), graph_of(chain([1, 2, 3, 4])))
+    match = graphs.match(running([*workflow(searches=5)], 6))
+    assert match is not None
+    assert (match.graph, match.candidates) == (0, 0)
+    assert match.seconds == pytest.approx([5], rel=0.04)
+    other = [Call(kind_of("other", ""), at, at + 0.5, 5, 5) for at in (0.0, 1.0)]
+    mixed = graphs.match(running([*other, *chain([1, 2, 3])[2:]], 2))
+    assert mixed is not None
+    assert mixed.candidates == 0
+    assert mixed.similarity < 0.5
 
 
 def test_a_workflow_is_matched_anew_as_its_answers_come() -> None:
@@ -152,8 +165,10 @@ def test_medoids_stand_for_groups_and_old_ones_go() -> None:
     assert sorted(found.used.tolist()) == pytest.approx([20, 30], abs=0.01)
     assert found.to_bytes() == medoids([*many, *old], [0.0] * 50 + [48.0], most=2).to_bytes()
     asked = running(workflow(searches=1), 2)
-    assert medoids([*many, *old], [0.0] * 51).match(asked) is not None
-    assert medoids([*many, *old], [0.0] * 50 + [48.0]).match(asked) is None
+    fresh, late = (medoids([*many, *old], [0.0] * 50 + [hours]).match(asked) for hours in (0.0, 48.0))
+    assert fresh is not None
+    assert late is not None
+    assert (fresh.candidates, late.candidates) == (1, 0)
     with pytest.raises(ValueError, match="0 graphs"):
         medoids(many[:1], [1_000.0])
 
