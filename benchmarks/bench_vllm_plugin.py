@@ -1,12 +1,12 @@
 """`make bench-vllm-plugin`: vLLM's own queue against the plug-in's, on real servers, answers with a long tail.
 
-One server for each policy, all started before the first load; only one is under load at a time, and the policies take
-turns on the same arrivals, so that they share whatever the machine does. `attainment` is the share of requests with
-TTFT and TPOT met, the median over the rounds, at 1.0 and 1.3 times the knee of fcfs (attainment 0.9). `priority` is the
-better of vLLM's priority by class and by deadline. `equal_alone`: greedy answers to the same requests, one at a time,
-have the tokens of vLLM's own scheduler. `differing_share`: of the answers in one batch of concurrent requests, those
-with other tokens than in a first fcfs run (two runs of fcfs differ too, since batches differ). `throughput_share`: of
-the tokens a second of fcfs for that batch.
+One server for each policy, on one core each, all started before the first load; only one is under load at a time, and
+the policies take turns on the same arrivals, so that they share whatever the machine does. `attainment` is the share of
+requests with TTFT and TPOT met, the median over the rounds, at 1.0 and 1.3 times the knee of fcfs (attainment 0.9).
+`priority` is the better of vLLM's priority by class and by deadline. `equal_alone`: greedy answers to the same
+requests, one at a time, have the tokens of vLLM's own scheduler. `differing_share`: of the answers in one batch of
+concurrent requests, those with other tokens than in a first fcfs run (two runs of fcfs differ too, since batches
+differ). `throughput_share`: of the tokens a second of fcfs for that batch.
 
 QUICK=1: one round of 30 s a load, and 40 requests in the batch.
 """
@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.load.generator import Target, run_plan
-from benchmarks.load.knee import NoKnee, find_knee
+from benchmarks.load.knee import find_knee
 from benchmarks.load.scoring import Score, score
 from benchmarks.load.trials import note, wait_idle
 from benchmarks.load.workloads import PlannedArrival, sustained
@@ -61,20 +61,17 @@ ANSWER_S = 300.0
 
 @contextlib.contextmanager
 def servers(folder: Path, contenders: Sequence[PluginContender]) -> Iterator[dict[str, RunningEngine]]:
-    """One server for each different setting, all on one core: only one has work at a time."""
-    with contextlib.ExitStack() as stack:
-        by_setting: dict[str, RunningEngine] = {}
-        found = {}
-        for contender in contenders:
-            arguments = ["--scheduling-policy", contender.scheduling]
-            arguments += [] if contender.settings is None else plugin_arguments(contender.settings)
-            setting = json.dumps(arguments)
-            if setting not in by_setting:
-                started = vllm_servers(1, folder / contender.name, arguments=arguments, environment=PLUGIN_ENVIRONMENT)
-                by_setting[setting] = stack.enter_context(started)[0]
-                note(f"{contender.name}: server ready")
-            found[contender.name] = by_setting[setting]
-        yield found
+    """By contender, one server for each different setting, all started at once."""
+    wanted = {
+        contender.name: (
+            *("--scheduling-policy", contender.scheduling),
+            *(() if contender.settings is None else plugin_arguments(contender.settings)),
+        )
+        for contender in contenders
+    }
+    settings = list(dict.fromkeys(wanted.values()))
+    with vllm_servers(len(settings), folder, environment=PLUGIN_ENVIRONMENT, each=settings) as started:
+        yield {name: started[settings.index(setting)] for name, setting in wanted.items()}
 
 
 class PluginBench:
@@ -82,6 +79,7 @@ class PluginBench:
 
     def __init__(self, engines: dict[str, RunningEngine], contenders: Sequence[PluginContender], load_s: float) -> None:
         self.engines, self.contenders, self.load_s = engines, contenders, load_s
+        self.plugins = [contender for contender in contenders if contender.settings is not None]
         self.figures = PluginFigures()
 
     def run(self, contender: PluginContender, plan: Sequence[PlannedArrival]) -> Score:
@@ -115,10 +113,10 @@ class PluginBench:
         alone = self._batch(FCFS, plan[:ALONE], 1)[0]
         first = self._batch(FCFS, plan, len(plan))[0]
         self.figures.differing["fcfs"] = differing_share(first, self._batch(FCFS, plan, len(plan))[0])
-        for contender in PLUGINS:
+        for contender in self.plugins:
             self.figures.equal_alone[contender.name] = self._batch(contender, plan[:ALONE], 1)[0] == alone
         for _ in range(rounds):
-            for contender in (FCFS, *PLUGINS):
+            for contender in (FCFS, *self.plugins):
                 answers, seconds = self._batch(contender, plan, len(plan))
                 self.figures.seconds.setdefault(contender.name, []).append(seconds)
                 if contender is not FCFS:
@@ -167,7 +165,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long a load lasts")
     parser.add_argument("--batch", type=int, default=80, help="requests of the closed batch")
     parser.add_argument("--knee", type=float, help="requests/s, instead of searching for it")
-    return parser.parse_args()
+    names = [contender.name for contender in PLUGINS]
+    parser.add_argument("--policies", default=",".join(names), help="only these of the plug-in, comma-separated")
+    arguments = parser.parse_args()
+    wanted = arguments.policies.split(",")
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"--policies: unknown {unknown[0]!r}; valid: {', '.join(names)}")
+    arguments.contenders = [each for each in CONTENDERS if each.settings is None or each.name in wanted]
+    return arguments
 
 
 def main() -> int:
@@ -181,12 +186,12 @@ def main() -> int:
     rounds = 1 if quick else arguments.rounds
     with tempfile.TemporaryDirectory(prefix="slackline-plugin-") as name:
         try:
-            with servers(Path(name), CONTENDERS) as engines:
-                bench = PluginBench(engines, CONTENDERS, 30.0 if quick else arguments.seconds)
+            with servers(Path(name), arguments.contenders) as engines:
+                bench = PluginBench(engines, arguments.contenders, 30.0 if quick else arguments.seconds)
                 knee = arguments.knee or bench.knee()
                 bench.loads(knee, rounds)
                 bench.tokens(rounds, 40 if quick else arguments.batch)
-        except (NoKnee, RuntimeError) as error:
+        except RuntimeError as error:  # a server that does not start, or no knee
             print(f"bench-vllm-plugin: {error}", file=sys.stderr)
             return 1
     report = {**bench.figures.report(), "knee": round(knee, 3), "rounds": rounds, "quick": quick}

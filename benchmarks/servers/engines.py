@@ -189,16 +189,17 @@ def vllm_servers(
     prefix_caching: bool = False,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    each: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[RunningEngine]]:
     """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments` and
-    variables."""
+    variables. `each`: arguments of the single servers, one entry each; empty: none."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineStartFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
 
     def start(index: int) -> RunningEngine:
         port = free_port()
-        command = [*vllm_command(home, port, prefix_caching), *arguments]
+        command = [*vllm_command(home, port, prefix_caching), *arguments, *(each[index] if each else ())]
         engine = spawn(f"vllm-{index}", command, port, logs, {**VLLM_ENVIRONMENT, **(environment or {})})
         os.sched_setaffinity(
             engine.pid, {cores[index % len(cores)]}

@@ -1,7 +1,8 @@
 """The load, policies and figures of `bench-vllm-plugin`.
 
 Answers have a long tail, and nothing in a request tells its length: `max_tokens` is one cap for all, and an answer ends
-at the stop token, which `min_tokens` forbids until its length is reached and a bias makes certain from then on.
+at the stop token, which `min_tokens` forbids until its length is reached and a bias makes certain from then on. What
+the plug-in is told of lengths is what earlier traffic shows: the 0.1 and 0.9 quantiles of the class, from another seed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from benchmarks.load.workloads import PlannedArrival, Task
+from benchmarks.load.scoring import percentile
+from benchmarks.load.workloads import PlannedArrival, Task, sustained
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
+from workers.backends.hints import Hints
 from workers.vllm_plugin.hints import PluginHints, hint_fields
 
 CAP_TOKENS = 800
+EARLIER_SEED = 3700
 STOP_TOKEN = 2  # the first plain byte: prompts do not contain it (`FIRST_PLAIN_TOKEN`)
 LONG_TAIL = (
     Task("chat", Targets(1.0, 0.25, None, 3600.0), Lengths(60, 40, 8, 300), Lengths(60, 110, 4, 700, "lognormal")),
@@ -43,8 +48,21 @@ class PluginContender:
         elif self.says == "deadline":
             said["priority"] = round(1000 * (arrival.at + targets.ttft_s))
         elif self.says == "hints":
-            said["vllm_xargs"] = hint_fields(PluginHints(targets.ttft_s, targets.ttft_s, targets.tpot_s))
+            lower, upper = class_bounds()[arrival.task.name]
+            told = Hints(lower=lower, upper=upper).fields()
+            said["vllm_xargs"] = hint_fields(PluginHints(targets.ttft_s, targets.ttft_s, targets.tpot_s), told)
         return {**length_of(arrival.output_tokens), **said}
+
+
+@cache
+def class_bounds() -> Mapping[str, tuple[int, int]]:
+    """Tokens, by class."""
+    earlier = sustained(LONG_TAIL, 20.0, EARLIER_SEED, 60.0)
+    found = {}
+    for task in LONG_TAIL:
+        lengths = [float(arrival.output_tokens) for arrival in earlier if arrival.task.name == task.name]
+        found[task.name] = (int(percentile(lengths, 0.1)), int(percentile(lengths, 0.9)))
+    return found
 
 
 def length_of(tokens: int) -> dict[str, Any]:
