@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,6 +15,7 @@ from django.utils.html import format_html
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import actor_of, allows
+from console.charts.workflow_timeline import DrawnRequest, timeline
 from console.forms.base import WorkflowSearch
 from console.forms.numbers import number_of
 from console.live.ttl_cache import TtlCache
@@ -38,7 +40,17 @@ from workers.workflow_reading import all_workflows, find_workflow
 PAGE_ROWS = 50
 KEPT_S = 2.0
 DECISIONS_MAX = 20
+MOST_DRAWN = 100  # requests
 TENANT_MAX, NAME_MAX = 64, 120  # characters
+
+HOW = {
+    "stored_step": "answer kept before",
+    "shared_call": "answer of an equal request",
+    "call_shared": "shared with equal requests",
+    "from_checkpoint": "branch, from its checkpoint",
+    "sooner_again": "branch, computed again",
+    "checkpoint_lost": "branch, its checkpoint was lost",
+}
 
 READ: TtlCache[RecentWorkflows] = TtlCache(KEPT_S)
 
@@ -84,6 +96,7 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
         "left_s": each.left_s(now),
         "stages": _stages(found),
         "rows": [_row(row) for row in found.requests],
+        "timeline": timeline([_step(row) for row in found.requests[:MOST_DRAWN]], each.due_at),
         "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
         "cancellable": found.kept is not None and not each.cancelled_by,
         "most": MOST_REQUESTS,
@@ -126,7 +139,28 @@ def _row(row: RequestRecord) -> dict[str, Any]:
         "left_s": share.get("left_s"),
         "share_s": share_s,
         "over_share": share_s is not None and row.e2e_s is not None and row.e2e_s > share_s,
+        "how": _how(row),
     }
+
+
+def _how(row: RequestRecord) -> list[str]:
+    """What was special about how it was served: a kept answer, a call shared with equal requests, a branch."""
+    return [HOW[step["reason"]] for step in row.decisions if step.get("reason") in HOW]
+
+
+def _step(row: RequestRecord) -> DrawnRequest:
+    share_s, took_s = share_of(row).get("step_s"), row.e2e_s or 0.0
+    words = [row.stage or "no stage", outcome_in_words(row), f"took {took_s:.3g} s"]
+    words += [f"share {share_s:.3g} s"] if share_s is not None else []
+    return DrawnRequest(
+        row.id,
+        row.stage,
+        row.arrived_at,
+        row.arrived_at + timedelta(seconds=took_s),
+        share_s,
+        row.outcome != "ok" or (share_s is not None and took_s > share_s),
+        ", ".join([*words, *_how(row)]),
+    )
 
 
 def _stages(found: OneWorkflow) -> list[dict[str, Any]]:

@@ -34,6 +34,12 @@ def test_two_requests_of_a_workflow_share_its_deadline(visit, stack):
     expect(page.locator("#workflow-requests tr")).to_have_count(2)
     expect(page.locator("#workflow-requests tr").first).to_contain_text("plan")
     expect(page.get_by_role("button", name="Cancel workflow")).to_have_count(0)  # a viewer only reads
+    drawn = page.get_by_role("group", name=re.compile("^Requests of the workflow"))
+    expect(drawn.get_by_role("link")).to_have_count(2)
+    drawn.get_by_role("link", name=re.compile("^plan, ")).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("Deadline of its workflow")
+    page.go_back()
     page.locator("#workflow-requests tr").last.get_by_role("link").first.click()
     expect(page.locator("main")).to_contain_text("Deadline of its workflow")
     expect(page.locator("main")).to_contain_text("its share of the time left in the workflow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -209,3 +210,23 @@ def test_decisions_of_another_tenants_workflow_are_not_shown(operator, acme):
     assert Decision.objects.filter(kind="workflow_cancel").count() == 1
     assert "No decisions." in one(operator)
     assert datetime.now(UTC).timestamp() < live.run(read_workflow("acme", "w1")).due_at
+
+
+def test_its_requests_are_drawn_over_time(viewer, acme):
+    kept = {"kind": "step", "reason": "stored_step", "at": 0.0, "figures": {}}
+    again = call("w", 20, 1.0, left_s=30, stage="<write>")
+    factories.records_stored(
+        call("w", 30, 5.0, left_s=40, steps_left=10, stage="plan"),
+        replace(again, decisions=[*again.decisions, kept]),
+        *(call("w", 10 - 0.1 * number, 0.05, left_s=20) for number in range(60)),
+    )
+    page = viewer.get("/workflows/one/", {"tenant": "acme", "workflow": "w"}).content.decode()
+    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    assert drawn.count("<rect class=") - drawn.count('class="share"') == 62
+    assert drawn.count('class="bad"') == 1  # took longer than its share
+    assert re.search('aria-label="plan, [^"]*, took 5 s, share 4 s"', drawn)
+    assert "answer kept before" in drawn
+    assert "&lt;write&gt;" in drawn
+    assert "<write>" not in drawn
+    assert 'href="/requests/' in drawn
+    assert page.count("answer kept before") == 3  # read out, on hover, in the table
