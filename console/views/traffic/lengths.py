@@ -1,4 +1,5 @@
-"""Answer lengths: the versions of each model's length forest, how they were judged, and which is in force."""
+"""Answer lengths: the versions of each model's length forest, how they were judged, and which is in force; below them
+those of each tenant's pattern graphs."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from controller.predict.answer_lengths import LEAST_ANSWERS, MOST_AGE_S, TARGET
+from controller.selectors.records.graph_versions import tenant_versions
 from controller.selectors.records.length_versions import RECENT, model_versions
 from controller.selectors.roles import UserRole
 
@@ -16,8 +18,10 @@ from controller.selectors.roles import UserRole
 @require_GET
 @allows(UserRole.VIEWER)
 def lengths_page(request: HttpRequest) -> HttpResponse:
+    now = timezone.now()
     context = {
-        "models": model_versions(timezone.now()),
+        "models": model_versions(now),
+        "tenants": tenant_versions(now),
         "target": TARGET,
         "recent": RECENT,
         "least": LEAST_ANSWERS,

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controller.models import LengthVersion
+from controller.models import GraphVersion, LengthVersion
 from controller.predict.answer_lengths import MOST_AGE_S
 from tests import factories
 
@@ -90,3 +90,33 @@ def test_a_request_shows_what_was_predicted_and_which_version_said_so(viewer):
     assert "5 to 1,200" in page
     assert 'href="/lengths/">version 2</a>' in page
     assert "Predicted tokens out" not in viewer.get(f"/requests/{other.id}/").content.decode()
+
+
+def graph_version(number, tenant="acme", *, age_s=60.0, **fields):
+    at = timezone.now() - timedelta(seconds=age_s)
+    passed = {"digest": "0" * 64, "content": b"graphs"} if not fields.get("refused") else {}
+    given = {
+        "tenant": tenant, "version": number, "trained_at": at, "first_at": at - timedelta(hours=2), "last_at": at,
+        "workflows": 1_200, "graphs": 480, "judged": 300, "matched": 0.914, "error": 0.042, "even_error": 0.131,
+        **passed, **fields,
+    }  # fmt: skip
+    return GraphVersion.objects.create(**given)
+
+
+def test_pattern_graphs_of_each_tenant_are_shown_once_there_are_any(viewer):
+    assert "Pattern graphs" not in shown(viewer)
+    graph_version(1, age_s=7_200)
+    graph_version(2)
+    graph_version(3, refused="wrong by 0.300 of the time left, equal shares by 0.131", age_s=10)
+    text = shown(viewer)
+    section = text[text.index("Workflows from") :]
+    assert section.index("failed") < section.index("in use") < section.index("passed")
+    assert "wrong by 0.300 of the time left" in section
+    assert all(each in section for each in ("1,200", "480", "91.4 %", "4.2 %", "13.1 %"))
+
+
+def test_pattern_graphs_that_are_too_old_are_said_not_to_be_used(viewer):
+    graph_version(1, age_s=MOST_AGE_S + 60)
+    text = shown(viewer)
+    assert "too old" in text
+    assert "in use" not in text
