@@ -96,8 +96,8 @@ class _TenantChange(serializers.Serializer):
         min_value=0,
         max_value=LONGEST_RETENTION_S,
         required=False,
-        help_text="Seconds for which answers are kept that its requests ask to be kept (`metadata.step_key`), as text; "
-        "0: none.",
+        help_text="Seconds for which answers of its steps (`metadata.step_key`), and its responses with their "
+        "conversations unless a client says `store` false, are kept as text; 0: none.",
     )
 
 

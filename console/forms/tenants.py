@@ -106,7 +106,8 @@ class TenantForm(EditForm):
         high=LONGEST_RETENTION_S,
         initial=0,
         label="Retention of answers",
-        help_text="How long answers are kept that a request gives a step key, as text. 0 keeps none.",
+        help_text="How long answers of requests with a step key, and responses with their conversations (unless the "
+        "client says store false), are kept as text. 0 keeps none.",
     )
     state = forms.ChoiceField(
         choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."

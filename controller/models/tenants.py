@@ -49,7 +49,7 @@ class Tenant(Versioned):
     tightest_tpot_s = models.FloatField("tightest TPOT", null=True, blank=True, validators=[above_zero])
     tightest_deadline_s = models.FloatField("tightest deadline", null=True, blank=True, validators=[above_zero])
     queue_share = models.FloatField(null=True, blank=True, validators=[above_zero, MaxValueValidator(1.0)])
-    # Of answers that it asks to be kept (`metadata.step_key`). Text is stored of no tenant without it.
+    # Of answers of steps (`metadata.step_key`) and of responses. Text is stored of no tenant without it.
     retention_s = models.PositiveIntegerField(
         "retention of answers", default=0, db_default=0, validators=[MaxValueValidator(LONGEST_RETENTION_S)]
     )

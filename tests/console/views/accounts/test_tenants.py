@@ -183,7 +183,7 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
         "2 (smaller numbers are refused)",
         "250",
         "12",
-        "7,200 s, if a request has a step key",
+        "7,200 s: steps with a key, and responses with their conversations",
     ):
         assert shown in page
     answer = admin.post(url, {**change, "version": 2, "queue_share": "150"})
