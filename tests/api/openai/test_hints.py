@@ -14,33 +14,37 @@ from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.state.bounds_teller import MOST_BOUNDS, BoundsTeller
 from api.openai.state.length_refinements import LengthRefinements
 from controller.core.snapshot import ModelConfig
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, Role
 from controller.dispatch.lifecycle import State
 from controller.predict.answer_lengths import LengthsInForce
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
-from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.backends.fake import FakeBackend
 from workers.engine.errors import HttpError
 from workers.engine.http.bounds import parse_bounds
 
 
 @asynccontextmanager
-async def over(engine: EngineProcess) -> AsyncIterator[TestBed]:
-    """A gateway whose one instance is this engine, which is sent everything."""
-    spec = InstanceSpec("e1", "demo", url=engine.url, backend="reference", selects=True)
+async def over(*specs: InstanceSpec) -> AsyncIterator[TestBed]:
+    """A gateway over these instances."""
     async with aiohttp.ClientSession() as session:
-        bed = TestBed(replace(snapshot(()), instances=(spec,), models=(ModelConfig("demo", context_tokens=4096),)))
+        bed = TestBed(replace(snapshot(()), instances=specs, models=(ModelConfig("demo", context_tokens=4096),)))
         bed.gateway = Gateway(GatewayOptions("test"), session, bed.sink)
         async with bed:
             yield bed
+
+
+def spec(engine: EngineProcess, name: str = "e1", role: Role = Role.COLLOCATED, selects: bool = True) -> InstanceSpec:
+    """`selects`: it is sent everything at once."""
+    return InstanceSpec(name, "demo", url=engine.url, backend="reference", role=role, selects=selects)
 
 
 async def test_the_engine_runs_first_what_is_foretold_to_be_shortest():
     """Both may have 400 tokens, and the longer one comes first. The client's own bounds are not believed."""
     options = ("--model", "demo", "--profile", "constant:2ms", "--max-num-seqs", "1", "--max-model-len", "4096")
     with EngineProcess(*options, "--batching", "shortest_job_first", "--batching-options", '{"slots": 1}') as engine:
-        async with over(engine) as bed:
+        async with over(spec(engine)) as bed:
             bed.gateway.answer_lengths.take({"demo": LengthsInForce(7, forest())})
             body = completion(max_tokens=400, ignore_eos=True, target_ttft=50, target_tbt=5, waiting_time=60)
             running = bed.send({**body, "prompt": [1] * 200})
@@ -58,9 +62,23 @@ async def test_the_engine_hears_the_bounds_of_a_running_answer_again(monkeypatch
     monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
     with EngineProcess(*options, token=FLEET["token"]) as engine:
-        async with over(engine) as bed:
+        async with over(spec(engine)) as bed:
             await follow_one_answer(bed)
             assert await told(engine) == 2
+
+
+async def test_a_decode_engine_hears_bounds_and_later_ones(monkeypatch):
+    """Later bounds count only for a request that came with some."""
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
+    kv = ("--kv-layers", "1", "--kv-token-bytes", "64")
+    with fleet(p=(*options, *kv, "--role", "prefill"), d=(*options, *kv, "--role", "decode")) as engines:
+        roles = {"p": Role.PREFILL, "d": Role.DECODE}
+        async with over(*(spec(engines[name], name, role, selects=False) for name, role in roles.items())) as bed:
+            await follow_one_answer(bed)
+            (record,) = bed.sink.records
+            assert (record.prefill_instance, record.instance) == ("p", "d")
+            assert (await told(engines["p"]), await told(engines["d"])) == (0, 2)
 
 
 async def test_an_engine_that_refuses_bounds_serves_on_and_is_left_alone(monkeypatch):
@@ -68,7 +86,7 @@ async def test_an_engine_that_refuses_bounds_serves_on_and_is_left_alone(monkeyp
     monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
     with EngineProcess(*options, token="") as engine:
-        async with over(engine) as bed:
+        async with over(spec(engine)) as bed:
             refinements = await follow_one_answer(bed)
             assert await told(engine) == 0
             assert list(refinements._engines.refused) == ["e1"]
@@ -138,7 +156,7 @@ async def test_the_newest_bounds_wait_for_the_call_under_way():
 async def test_an_engine_that_is_sent_everything_ends_what_waits_too_long(stream):
     options = ("--model", "demo", "--profile", "constant:20ms", "--max-num-seqs", "1", "--batching", "calm")
     with EngineProcess(*options) as engine:
-        async with over(engine) as bed:
+        async with over(spec(engine)) as bed:
             body = completion(max_tokens=60, ignore_eos=True, target_ttft=50, target_tbt=5, stream=stream)
             running = bed.send({**body, "waiting_time": 60})
             await asyncio.sleep(0.3)
@@ -158,7 +176,7 @@ async def test_calm_gives_a_slot_to_who_can_still_use_it():
     the slot becomes free, so it goes after the one that came later."""
     options = ("--model", "demo", "--profile", "constant:20ms", "--max-num-seqs", "1", "--max-model-len", "4096")
     with EngineProcess(*options, "--batching", "calm", "--batching-options", '{"slots": 1}') as engine:
-        async with over(engine) as bed:
+        async with over(spec(engine)) as bed:
             body = completion(ignore_eos=True, target_ttft=3, target_tbt=5, waiting_time=60)
             running = bed.send({**body, "max_tokens": 60})
             await asyncio.sleep(0.2)
