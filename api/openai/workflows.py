@@ -141,6 +141,11 @@ class Workflows:
         if (counts := self._count(tenant, workflow)) is not None:
             counts.seen += 1
 
+    def refused(self, tenant: str, workflow: str, number: int) -> None:
+        """A request that has asked for its workflow was not let in: it is none of the calls that are matched."""
+        if 0 < number <= MOST_NODES and (counts := self._count(tenant, workflow)) is not None:
+            counts.ends.append((number, -1, time.monotonic()))
+
     def ended(
         self, tenant: str, workflow: str, *, answered: bool, output_tokens: int, number: int = 0, computed: bool = True
     ) -> None:

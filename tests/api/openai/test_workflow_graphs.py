@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from django.conf import settings
@@ -122,3 +123,18 @@ async def test_calls_that_failed_are_no_part_of_the_match():
         await asyncio.sleep(0.4)
         await bed.ask(step("plan"))
         assert joined(bed)[0]["figures"]["steps_left"] == 3
+
+
+async def test_a_step_that_was_refused_is_no_part_of_the_match():
+    """It has asked for its workflow before the quota on tokens refuses it."""
+    async with gateway() as bed:
+        (acme, other) = bed.gateway.snapshot.tenants
+        bed.gateway.workflows.take({"acme": GRAPHS})
+        bed.gateway.configure(replace(bed.gateway.snapshot, tenants=(replace(acme, tpm=1), other)))
+        assert (await bed.ask(step("plan", workflow_deadline=100))).status == 429
+        bed.gateway.configure(replace(bed.gateway.snapshot, tenants=(acme, other)))
+        await asyncio.sleep(0.4)
+        await bed.ask(step("plan"))
+        again = joined(bed)[0]["figures"]
+        await bed.ask(step("plan", "w2", workflow_deadline=100))
+        assert again["similarity"] == joined(bed)[0]["figures"]["similarity"]
