@@ -51,8 +51,13 @@ class PrefixLender:
         self._engine, self._store, self._turns = engine, store, turns
 
     async def answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Raises KvTransferError, OSError, TimeoutError."""
-        seq = await self._named(asked, reader)
+        """Raises KvTransferError, OSError, TimeoutError. What is wrong with a question the other engine is told."""
+        try:
+            seq = await self._named(asked, reader)
+        except KvTransferError as error:
+            write_frame(writer, {"error": str(error)})
+            await drained(writer)
+            raise
         if asked.get("op") == "holds":
             write_frame(writer, {"holds": self._engine.scheduler.blocks.cached_tokens(seq)})
             return
@@ -65,17 +70,17 @@ class PrefixLender:
     async def _named(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> Seq:
         """A sequence of the tokens and the salt that follow the question."""
         count, salt = asked.get("tokens"), asked.get("salt")
-        if not isinstance(count, int) or not 0 < count <= MOST_TOKENS:
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_TOKENS:
             raise KvTransferError(f"tokens must be between 1 and {MOST_TOKENS}", "refused")
+        tokens = array("q")
+        async with asyncio.timeout(TAKEN_S):
+            tokens.frombytes(await reader.readexactly(count * TOKEN_BYTES))
         try:
             salted = bytes.fromhex(salt) if isinstance(salt, str) and len(salt) <= MOST_SALT else None
         except ValueError:
             salted = None
         if salted is None:
             raise KvTransferError(f"salt must be at most {MOST_SALT} hexadecimal digits", "refused")
-        tokens = array("q")
-        async with asyncio.timeout(TAKEN_S):
-            tokens.frombytes(await reader.readexactly(count * TOKEN_BYTES))
         if sys.byteorder == "big":
             tokens.byteswap()
         engine = self._engine

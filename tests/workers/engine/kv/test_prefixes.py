@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.waiting import until_on_loop
 from tests.workers.engine.client import complete, post, samples
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.proxy import ELSEWHERE, Wire
+from workers.engine.kv.transfer import KvConnection
+from workers.engine.kv.wire import KvTransferError
 
 PROMPT = list(range(10, 330))
 LAYERS, TOKEN_BYTES = 3, 1024
@@ -122,6 +125,62 @@ async def test_what_is_lost_on_the_way_is_computed(linked, how):
     assert answer["usage"]["completion_tokens"] == 3
     assert await borrowed(linked["borrower"]) == (before[0], before[1] + 1)
     assert (await samples(linked["borrower"]))["vllm:kv_cache_usage_perc", ""] == 0.0
+
+
+async def test_an_engine_that_hangs_is_not_waited_for(linked, engines):
+    await complete(linked["source"], prompt=[*PROMPT, 1], max_tokens=1)
+    before = await borrowed(linked["borrower"])
+    engines["source"].process.send_signal(signal.SIGSTOP)
+    try:
+        answer = await asyncio.wait_for(complete(linked["borrower"], prompt=[*PROMPT, 1], max_tokens=1), 10.0)
+    finally:
+        engines["source"].process.send_signal(signal.SIGCONT)
+    assert cached(answer) == 0
+    assert await borrowed(linked["borrower"]) == before
+
+
+async def test_without_room_for_it_the_prompt_is_computed(linked):
+    """The borrower's blocks are full of a running answer."""
+    await complete(linked["source"], prompt=[*PROMPT, 1], max_tokens=1)
+    before = await borrowed(linked["borrower"])
+    others = [
+        asyncio.ensure_future(
+            complete(linked["borrower"], prompt=[n] * 400, max_tokens=110, min_tokens=110, ignore_eos=True)
+        )
+        for n in (7, 8)
+    ]
+
+    async def full() -> bool:
+        return (await samples(linked["borrower"]))["vllm:kv_cache_usage_perc", ""] > 0.75
+
+    await until_on_loop(full, within_s=10.0)
+    answer = await complete(linked["borrower"], prompt=[*PROMPT, 1], max_tokens=1)
+    await asyncio.gather(*others)
+    assert cached(answer) == 0
+    assert await borrowed(linked["borrower"]) == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "data", "message"),
+    [
+        ({"op": "holds", "tokens": 0, "salt": ""}, b"", "tokens must be between"),
+        ({"op": "holds", "tokens": 1 << 21, "salt": ""}, b"", "tokens must be between"),
+        ({"op": "holds", "tokens": "8", "salt": ""}, b"", "tokens must be between"),
+        ({"op": "holds", "tokens": 1, "salt": "no"}, bytes(8), "salt must be"),
+        ({"op": "holds", "tokens": 1}, bytes(8), "salt must be"),
+        ({"op": "lend", "tokens": 1, "salt": "", "start": 0}, bytes(8), "0 tokens are cached here"),
+        ({"op": "lend", "tokens": 1, "salt": "", "start": -1}, bytes(8), "0 tokens are cached here"),
+    ],
+)
+async def test_a_wrong_question_is_refused_and_nothing_is_lent(linked, asked, data, message):
+    at = (await links_of(linked["source"]))["at"]
+    connection = await KvConnection.open(at["host"], at["port"], FLEET["token"], 5.0)
+    try:
+        with pytest.raises(KvTransferError, match=message):
+            await connection._ask(asked, 5.0, data)
+    finally:
+        connection.close()
+    assert (await samples(linked["source"]))["vllm:kv_cache_usage_perc", ""] == 0.0
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(linked):
