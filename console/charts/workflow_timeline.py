@@ -27,7 +27,7 @@ class DrawnRequest:
     ended_at: datetime
     share_s: float | None
     missed: bool
-    told: str  # what a screen reader says of it
+    told: str  # what a screen reader says of it after its number and name, which are seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def _how(row: RequestRecord) -> list[str]:
 
 def _step(row: RequestRecord) -> DrawnRequest:
     share_s, took_s = share_of(row).get("step_s"), row.e2e_s or 0.0
-    words = [row.stage or "no stage", outcome_in_words(row), f"took {took_s:.3g} s"]
+    words = [outcome_in_words(row), f"took {took_s:.3g} s"]
     words += [f"share {share_s:.3g} s"] if share_s is not None else []
     return DrawnRequest(
         row.id,

@@ -36,7 +36,7 @@ def test_two_requests_of_a_workflow_share_its_deadline(visit, stack):
     expect(page.get_by_role("button", name="Cancel workflow")).to_have_count(0)  # a viewer only reads
     drawn = page.get_by_role("group", name=re.compile("^Requests of the workflow"))
     expect(drawn.get_by_role("link")).to_have_count(2)
-    drawn.get_by_role("link", name=re.compile("^plan, ")).focus()
+    drawn.get_by_role("link", name=re.compile("^1 plan: ")).focus()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_contain_text("Deadline of its workflow")
     page.go_back()

@@ -224,7 +224,7 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
     drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
     assert drawn.count("<rect class=") - drawn.count('class="share"') == 62
     assert drawn.count('class="bad"') == 1  # took longer than its share
-    assert re.search('aria-label="plan, [^"]*, took 5 s, share 4 s"', drawn)
+    assert re.search('aria-label="1 plan: [^"]*, took 5 s, share 4 s"', drawn)
     assert "answer kept before" in drawn
     assert "&lt;write&gt;" in drawn
     assert "<write>" not in drawn
