@@ -109,7 +109,7 @@ class Pass:
             new = instance.uncached(request)[0] if cached else request.prompt_tokens
             fits = used + new < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
-            alone = not chosen and (idle or (has_blocks and not instance.waiting_count and own.tokens > 1))
+            alone = not chosen and (idle or (has_blocks and not instance.waiting_before and own.tokens > 1))
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
             if not (fits or alone):

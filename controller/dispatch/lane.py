@@ -15,7 +15,8 @@ from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.policy import Cost, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
-from controller.dispatch.shadow_state import Roster, ShadowInstance, longest_context
+from controller.dispatch.roster import Roster, longest_context
+from controller.dispatch.shadow_state import ShadowInstance
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -409,13 +410,14 @@ def _guessed(instance: ShadowInstance) -> bool:
 def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:
     """The sum over the instances. Prefills get what eq. 5 leaves them; steps of full slots take as long as eq. 2 says,
     and longer by the share of time that went to prefills lately. Slots count with this gateway's share of them.
-    Prefills count whole: what the other gateways prefill is already in the part that eq. 5 leaves (decision 153).
+    Prefills count whole where decodes show what the other gateways prefill: eq. 5 leaves that out already (decision
+    153). An instance that only prefills has none, and its prefills count with this gateway's share (decision 239).
     """
     count = free_slots = 0
     prefill_rate = backlog_s = step_s = token_rate = constant_s = 0.0
     for each in instances:
         count += 1
-        prefill_rate += max(LEAST_KEPT, each.kept_for_prefills())
+        prefill_rate += max(LEAST_KEPT, each.kept_for_prefills()) * (1.0 if each.decodes else each.share)
         backlog_s += each.waiting_prefill_s()
         constant_s = max(constant_s, each.latency.coefficients.prefill_a)
         if each.decodes:

@@ -178,9 +178,9 @@ class Backlog:
     """Eq. 7 kept continuously: prefill work sent and not finished stays below a share of the tightest TTFT.
 
     backlog = tail + E_P(waiting) x TPOT / (TPOT - E_d); a request fits while backlog plus its own share stays below
-    min(share x TTFT, most_s). `tail` is the amortisation (E_P / relax x E_d) of prefills that ended just now, which
-    leaves running decodes the steps they need to keep their mean TPOT. What the engine reports early (first
-    tokens) frees room at once.
+    min(share x TTFT, most_s), of which each of several gateways has its share of the instance (decision 239). `tail` is
+    the amortisation (E_P / relax x E_d) of prefills that ended just now, which leaves running decodes the steps they
+    need to keep their mean TPOT. What the engine reports early (first tokens) frees room at once.
 
     `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (decision 3
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
@@ -223,7 +223,7 @@ class Backlog:
         tail = max(0.0, instance.mature_at - now)
         waiting = instance.waiting_prefill_s()
         backlog = tail + instance.latency.maturity(waiting, decode_s, tpot_s)
-        allowed = min(self.config.share * ttft_s, self.config.most_s)
+        allowed = instance.share * min(self.config.share * ttft_s, self.config.most_s)
         tokens = instance.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
         if tokens > 0:
             stall_s = self.config.stall_share * instance.stall_s(now)

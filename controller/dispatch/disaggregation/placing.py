@@ -30,7 +30,8 @@ from controller.dispatch.disaggregation.transfers import (
 )
 from controller.dispatch.lane import MOST_NAMED
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
-from controller.dispatch.shadow_state import Roster, ShadowInstance
+from controller.dispatch.roster import Roster
+from controller.dispatch.shadow_state import ShadowInstance
 
 StuckKinds = dict[Kind, Stuck]  # of one model, in one pass
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.bench_prune import plan, run
 from controller.core import events as ev
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.scale import ScalingConfig
 from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
 from controller.simulator.mapping import around
+from controller.simulator.report.summary import attainment
 from controller.simulator.settings import ElasticSettings
 from tests.controller.simulator.runs import simulate
 
@@ -244,3 +246,12 @@ def test_prefixes_that_an_instance_has_cached_are_not_charged():
     requests = {demand.slo_class: demand.request("", targets, 10, None) for demand in demands}
     assert instance.uncached(requests["agents"])[0] == pytest.approx(576, rel=0.15)
     assert instance.uncached(requests["chat"])[0] == pytest.approx(400, rel=0.15)
+
+
+@pytest.mark.parametrize("gateways", [2, 4])
+def test_several_gateways_do_not_fill_a_prefill_instance_each_as_if_alone(gateways):
+    """Nothing decodes there, so that no gateway sees what the others sent except by late first tokens."""
+    shared, alone = (
+        [*run(plan(count, 5.0, (1000,), None, "disaggregated"), "slackline", 65.0)] for count in (gateways, 1)
+    )
+    assert attainment(shared[0].records) >= attainment(alone[0].records) - 0.02
