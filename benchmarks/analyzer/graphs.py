@@ -21,6 +21,7 @@ from controller.predict.graph_medoids import medoids
 from controller.predict.pattern_graphs import (
     MOST_GRAPHS,
     MOST_NODES,
+    SHORTEST_S,
     Call,
     GraphSet,
     graph_of,
@@ -69,12 +70,14 @@ def stage_errors(graphs: GraphSet, recorded: Sequence[Sequence[Call]], asked: Se
     for calls in asked:
         levels = levels_in(calls)
         for level, began in enumerate(levels[:-1]):
+            rest = rest_of(calls, level)
+            if rest[0] <= SHORTEST_S:
+                continue  # it ran beside an earlier level, and has no time of its own
             stage = max(each for each in STAGES if each <= level)
             steps[stage] += 1
             known = so_far(calls, began)
             match = graphs.match(known[:MOST_NODES], len(known[MOST_NODES:]))
             alike[stage] += match is not None and match.candidates > 0
-            rest = rest_of(calls, level)
             truth = rest[0] / sum(rest)
             shares = {
                 "last": 1.0,

@@ -16,6 +16,7 @@ A graph takes at most 200 bytes: MOST_NODES calls of five bytes each, with token
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ WIDTH = 0.5  # of the kernels, in natural logarithms of tokens
 TOKEN_STEPS = 17.0  # codes in a factor of e: exp(1/17) is 1.06
 TIME_STEPS = 13.0
 SHORTEST_S = 1e-3  # times below it count as it
+OWN_SHARE = 0.5  # of a level's time that may not lie beside earlier levels, or it has no time of its own
 _NODES = ("kind", "input", "output", "run", "gap")  # a byte for each call
 _GRAPHS = ("offset", "used", "tail_s", "tail_nodes", "tail_levels")
 _KERNEL = np.exp(-((np.arange(256) / TOKEN_STEPS / WIDTH) ** 2) / 2).astype(np.float32)
@@ -82,32 +84,52 @@ def kind_of(model: str, stage: str) -> int:
 def levels_of(calls: Sequence[Call]) -> list[int]:
     """The level of each call, from 0. `calls` in the order in which they began."""
     levels: list[int] = []
-    for index, call in enumerate(calls):
-        before = zip(calls[:index], levels, strict=True)
-        ended = [level for each, level in before if each.ended is not None and each.ended <= call.began]
-        levels.append(max(ended) + 1 if ended else 0)
+    running: list[tuple[float, int]] = []  # a heap of when those before end, and their levels
+    highest = -1  # level of those that have ended
+    for call in calls:
+        while running and running[0][0] <= call.began:
+            highest = max(highest, heapq.heappop(running)[1])
+        levels.append(highest + 1)
+        if call.ended is not None:
+            heapq.heappush(running, (call.ended, highest + 1))
     return levels
 
 
 def times_of(calls: Sequence[Call], levels: Sequence[int]) -> list[Level]:
-    """Of each level, for calls that have all ended. They add up to the whole workflow's time."""
+    """Of each level, for calls that have all ended. They add up to the whole workflow's time.
+
+    A level that ran for the most part beside earlier ones has no time of its own: what it was longer than they were
+    counts as the pause before the next level. The last one takes what is left.
+    """
+    spans: list[tuple[float, float]] = [(math.inf, -math.inf)] * (max(levels) + 1)
+    for call, level in zip(calls, levels, strict=True):
+        begins, ends = spans[level]
+        spans[level] = min(begins, call.began), max(ends, call.ended or call.began)
     found: list[Level] = []
     upto = calls[0].began
-    for level in range(max(levels) + 1):
-        mine = [call for call, its in zip(calls, levels, strict=True) if its == level]
-        began = max(upto, min(call.began for call in mine))
-        ended = max(began, *(call.ended or call.began for call in mine))
-        found.append(Level(began - upto, ended - began))
-        upto = ended
+    for level, (begins, ends) in enumerate(spans):
+        began = max(upto, begins)
+        ended = max(began, ends)
+        if ended - began < OWN_SHARE * (ends - begins) and level + 1 < len(spans):
+            found.append(Level(began - upto, 0.0))
+            upto = began
+        else:
+            found.append(Level(began - upto, ended - began))
+            upto = ended
     return found
 
 
 def rest_of(calls: Sequence[Call], level: int) -> list[float]:
     """What a workflow that has ended took from the beginning of this level on: it, whose pause is over, and each of
     those after it."""
-    ordered, levels = in_order(calls)
-    own, *later = times_of(ordered, levels)[level:]
-    return [own.run_s, *(each.gap_s + each.run_s for each in later)]
+    return rests_of(calls)[level]
+
+
+def rests_of(calls: Sequence[Call]) -> list[list[float]]:
+    """`rest_of` each level."""
+    times = times_of(*in_order(calls))
+    later = [each.gap_s + each.run_s for each in times]
+    return [[own.run_s, *later[level + 1 :]] for level, own in enumerate(times)]
 
 
 def levels_in(calls: Sequence[Call]) -> list[float]:
@@ -234,7 +256,7 @@ class GraphSet:
         best = int(np.lexsort((-self.used[found], -similarities))[0])
         graph = int(found[best])
         seconds = self.seconds_from(graph, level)
-        if seconds is None or not similarities[best] > 0:
+        if seconds is None or seconds[0] <= SHORTEST_S or not similarities[best] > 0:
             return None
         return Match(graph, float(similarities[best]), len(rows), seconds)
 

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db.models import Max
 from django.utils import timezone
 
@@ -21,12 +22,13 @@ from controller.models import GraphVersion, RequestRecord
 from controller.predict.graph_medoids import medoids
 from controller.predict.pattern_graphs import (
     MOST_NODES,
+    SHORTEST_S,
     Call,
     GraphSet,
     graph_of,
     kind_of,
     levels_in,
-    rest_of,
+    rests_of,
     so_far,
 )
 from controller.services.records.graph_versions import JudgedGraphs, graph_version_store
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MOST_WORKFLOWS = 1_500  # of a tenant, the newest
 MOST_CALLS = 60_000  # of a tenant, the newest, that are read for them
+MOST_EACH = 500  # calls of a workflow that is learned from: comparing one takes time with the square of them
 LEAST_WORKFLOWS = 20
 NEW_WORKFLOWS = 0.1  # as a share of the last version's, before another one is made
 RECENT_S = 3_600.0  # whose tenants are looked at
@@ -69,10 +72,16 @@ def train_tenants() -> list[GraphVersion]:
         new = sum(before is None or each.ended > before for each in workflows)
         if len(workflows) < LEAST_WORKFLOWS or (last is not None and new < NEW_WORKFLOWS * last.workflows):
             continue
-        judged = judge(tenant, workflows, now.timestamp())
-        if judged is None:
+        try:
+            judged = judge(tenant, workflows, now.timestamp())
+            if judged is None:
+                continue
+            row = graph_version_store(judged)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:  # what one tenant recorded must not keep the others from theirs
+            log.exception("no pattern graphs of %s", tenant)
             continue
-        row = graph_version_store(judged)
         stored.append(row)
         log.info("pattern graphs %s: %s", row, row.refused or f"in force, wrong by {row.error:.3f} of the time left")
     return stored
@@ -86,7 +95,7 @@ def _usable() -> Any:
 
 def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
     """The newest MOST_WORKFLOWS, by their end. Where not all calls are read, those that began in the oldest tenth are
-    left out: their first calls may be missing."""
+    left out: their first calls may be missing. So are those of more than MOST_EACH calls."""
     since = now - timedelta(seconds=READ_S)
     rows = _usable().filter(tenant=tenant, arrived_at__gt=since).order_by("-arrived_at", "-id")
     columns = ("workflow", "arrived_at", "e2e_s", "model", "stage", "prompt_tokens", "output_tokens")
@@ -99,7 +108,7 @@ def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
     found = [
         FinishedWorkflow(each, max(call.ended or call.began for call in each))
         for workflow, each in calls.items()
-        if each[0].began >= whole
+        if each[0].began >= whole and len(each) <= MOST_EACH
     ]
     ended = [each for each in found if now.timestamp() - each.ended >= IDLE_S]
     return sorted(ended, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
@@ -148,12 +157,14 @@ class StepError(NamedTuple):
 
 
 def step_errors(graphs: GraphSet, calls: Sequence[Call], length: float) -> Iterable[StepError]:
-    """At the beginning of each level of a workflow, as a gateway would have been asked, except the last one's, which
-    has all that is left. `length`: mean number of levels, which equal shares are told."""
+    """At the beginning of each level of a workflow, as a gateway would have been asked. Not of the last one, which has
+    all that is left, nor of those that ran beside an earlier one. `length`: mean number of levels, which equal shares
+    are told."""
     levels = levels_in(calls)
-    for level, began in enumerate(levels[:-1]):
+    for level, (began, rest) in enumerate(list(zip(levels, rests_of(calls), strict=True))[:-1]):
+        if rest[0] <= SHORTEST_S:
+            continue  # it ran beside an earlier level, and has no time of its own
         known = so_far(calls, began)
-        rest = rest_of(calls, level)
         truth = rest[0] / sum(rest)
         match = graphs.match(known[:MOST_NODES], len(known[MOST_NODES:]))
         share = None if match is None else match.seconds[0] / sum(match.seconds)

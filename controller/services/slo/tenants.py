@@ -7,8 +7,9 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import transaction
 
-from controller.models import Tenant
+from controller.models import GraphVersion, Tenant
 from controller.models.base import NAME
 from controller.services import change
 from controller.services.actors import Actor
@@ -70,8 +71,11 @@ def tenant_put(*, actor: Actor, name: str, values: Mapping[str, Any], expected: 
     )
 
 
+@transaction.atomic
 def tenant_remove(*, actor: Actor, tenant_id: int, version: int | None = None) -> None:
-    """Delete the tenant with its keys and its own classes. Its records stay."""
+    """Delete the tenant with its keys, its own classes and its pattern graphs. Its records stay."""
+    name = Tenant.objects.filter(pk=tenant_id).values_list("name", flat=True).first()
+    GraphVersion.objects.filter(tenant=name).delete()
     change.remove(Tenant, tenant_id, actor=actor, kind="tenant", version=version)
 
 

@@ -20,6 +20,7 @@ from controller.predict.pattern_graphs import (
     graph_of,
     kind_of,
     levels_of,
+    rests_of,
     set_of,
 )
 from controller.slo.stage_deadlines import accumulated_shares, stage_due
@@ -186,3 +187,38 @@ def test_500_graphs_are_matched_in_a_millisecond_of_processor_time() -> None:
         assert graphs.match(calls) is not None
         times.append(time.thread_time() - began)
     assert np.median(times) < 2e-3  # bench-analyzer measures it; this finds a factor
+
+
+def test_a_branch_beside_a_longer_call_is_not_told_that_it_has_no_time() -> None:
+    """C, after A, runs for 50 s beside B. The graph has no time of C's level, so nothing is said of its share."""
+    calls = [
+        Call(PLAN, 0, 1, 10, 10),
+        Call(SEARCH, 0.1, 100, 10, 10),
+        Call(WRITE, 2, 52, 10, 10),
+        Call(PLAN, 100.5, 110, 1, 1),
+    ]
+    assert levels_of(calls) == [0, 0, 1, 2]
+    graphs = one_set(graph_of(calls))
+    assert sum(each.gap_s + each.run_s for each in graphs.levels(0)) == pytest.approx(110.0, rel=0.05)
+    assert graphs.match(running(calls, 2)) is None
+    last = graphs.match(running(calls, 3))
+    assert last is not None
+    assert last.seconds == pytest.approx([9.5], rel=0.05)
+    assert rests_of(calls)[1][0] == 0.0
+    assert sum(rests_of(calls)[0]) == pytest.approx(110.0)
+
+
+def test_levels_of_many_calls_are_those_of_comparing_each_with_all_before_it() -> None:
+    rng = random.Random(3)
+    for _ in range(50):
+        begins = sorted(rng.uniform(0, 20) for _ in range(30))
+        calls = [
+            Call(PLAN, at, None if rng.random() < 0.1 else at + rng.choice([0.0, 1.0, 8.0]), 1, 1) for at in begins
+        ]
+        slow: list[int] = []
+        for index, call in enumerate(calls):
+            ended = [
+                slow[n] for n, each in enumerate(calls[:index]) if each.ended is not None and each.ended <= call.began
+            ]
+            slow.append(max(ended) + 1 if ended else 0)
+        assert levels_of(calls) == slow

@@ -11,7 +11,9 @@ import pytest
 from controller.models import GraphVersion
 from controller.predict.pattern_graphs import Call, GraphSet, kind_of
 from controller.selectors.records.graph_versions import published_graph_content, published_graphs
+from controller.services.actors import Actor
 from controller.services.records.graph_versions import CONTENTS_KEPT
+from controller.services.slo.tenants import tenant_remove
 from tests import factories
 from workers.analysis import graph_versions as module
 from workers.analysis.graph_versions import finished_workflows, train_tenants
@@ -101,3 +103,51 @@ def test_the_graphs_of_old_versions_are_dropped(monkeypatch):
         task()
     kept = GraphVersion.objects.filter(content__isnull=False).count()
     assert (GraphVersion.objects.count(), kept) == (CONTENTS_KEPT + 2, CONTENTS_KEPT)
+
+
+def workflow_stored(name, spans, **fields):
+    """A workflow whose calls ran for these seconds of an hour ago."""
+    start = time.time() - 1_500.0
+    rows = [
+        factories.record(
+            arrived_at=start + began, tenant="acme", workflow=name, stage=f"s{number}", e2e_s=ended - began, **fields
+        )
+        for number, (began, ended) in enumerate(spans)
+    ]
+    factories.records_stored(*rows)
+
+
+BESIDE = [(0.0, 100.0), (0.1, 1.0), (2.0, 3.0), (4.0, 5.0)]  # a chain beside one long call
+
+
+def test_a_chain_beside_a_longer_call_keeps_nobody_from_their_graphs():
+    """None of the chain's levels has a time of its own; the workflow is among those that are judged."""
+    stored(39)
+    workflow_stored("beside", BESIDE)
+    stored(40, tenant="zeta", seed=2)
+    assert [(row.tenant, row.refused) for row in train_tenants()] == [("acme", ""), ("zeta", "")]
+
+
+def test_a_tenant_whose_graphs_cannot_be_made_keeps_nobody_from_theirs(monkeypatch, caplog):
+    stored(40)
+    stored(40, tenant="zeta", seed=2)
+    judged = module.judge
+    monkeypatch.setattr(module, "judge", lambda tenant, *rest: 1 / 0 if tenant == "acme" else judged(tenant, *rest))
+    assert [row.tenant for row in train_tenants()] == ["zeta"]
+    assert "no pattern graphs of acme" in caplog.text
+
+
+def test_a_workflow_of_very_many_calls_is_left_out():
+    workflow_stored("long", [(float(each), each + 0.9) for each in range(module.MOST_EACH + 1)])
+    workflow_stored("most", [(float(each), each + 0.9) for each in range(module.MOST_EACH)])
+    (found,) = finished_workflows("acme", module.timezone.now())
+    assert len(found.calls) == module.MOST_EACH
+
+
+def test_the_graphs_of_a_tenant_go_with_it():
+    tenant = factories.tenant(name="acme")
+    stored(40)
+    stored(40, tenant="zeta", seed=2)
+    train_tenants()
+    tenant_remove(actor=Actor.person("olga"), tenant_id=tenant.pk)
+    assert [row.tenant for row in GraphVersion.objects.all()] == ["zeta"]
