@@ -129,8 +129,9 @@ class Engine:
             raise HttpError("no free KV blocks for this request", "kv_transfer_params", status=503)
 
     def borrow(self, seq: Seq) -> bool:
-        """Reserve blocks for a prefix that another engine holds; PrefixEnded must follow. False without room."""
-        if self.failed or self.closing or self.refusing:
+        """Reserve blocks for a prefix that another engine holds; PrefixEnded must follow. False without room, and
+        while the engine is paused, since it may have given its KV memory up."""
+        if self.failed or self.closing or self.refusing or self.scheduler.paused:
             return False
         self.handle(Reserve(seq))
         return seq.state is SeqState.ARRIVING

@@ -123,6 +123,11 @@ class PrefixBorrower:
             if connection is not None:
                 connection.close()
             return 0
+        except Exception:  # the request can do without the copy: whatever is wrong must not fail it
+            log.exception("a prefix of %d tokens from %s was lost", seq.tokens, link.peer.id)
+            if connection is not None:
+                connection.close()
+            return 0
         except BaseException:
             if connection is not None:
                 connection.close()
