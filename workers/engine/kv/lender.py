@@ -2,8 +2,8 @@
 
 An engine that is about to compute a prompt sends its tokens and its tenant's salt. They are hashed here, so that a
 prefix is found only by who has its tokens, and never across tenants. `holds` asks how many tokens are cached; `lend`
-copies them, layer by layer, from token `start` on, in the frames of a KV transfer (`transfer`). The blocks are in use
-until then.
+copies them, layer by layer, from token `start` to `stop` (without it to the last that is cached), in the frames of a KV
+transfer (`transfer`). The blocks are in use until then.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class PrefixLender:
     async def _lend(
         self, seq: Seq, asked: dict[str, Any], gone: Callable[[], bool], writer: asyncio.StreamWriter
     ) -> None:
-        start, stop = asked.get("start"), seq.computed
-        if not isinstance(start, int) or not 0 <= start < stop:
-            write_frame(writer, {"error": f"{stop} tokens are cached here", "lost": True})
+        start, stop = asked.get("start"), asked.get("stop", seq.computed)
+        if not isinstance(start, int) or not isinstance(stop, int) or not 0 <= start < stop <= seq.computed:
+            write_frame(writer, {"error": f"{seq.computed} tokens are cached here", "lost": True})
             return
         write_frame(writer, {**self._store.layout.as_json(asked.get("layout")), "tokens": stop})
         size = (stop - start) * self._store.layers * self._store.token_bytes

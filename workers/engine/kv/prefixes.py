@@ -17,7 +17,7 @@ from typing import Any
 
 from controller.core.steps import PrefixEnded, Seq
 from workers.engine.engine import Engine, names_of
-from workers.engine.kv.lender import tokens_as_bytes
+from workers.engine.kv.lender import TOKEN_BYTES, tokens_as_bytes
 from workers.engine.kv.links import NOT_THE_LINKS_FAULT, KvLink, Links
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import KvConnection, KvTraffic
@@ -73,7 +73,8 @@ class PrefixBorrower:
         best = max(answers, key=lambda each: each[0], default=None)
         if best is None:
             return
-        there = min(best[0], seq.tokens - 1) // size * size  # at least one token is left to compute
+        held = min(best[0], seq.tokens - 1)  # at least one token is left to compute
+        there = held // size * size
         if there - here < self._least:
             return
         coming = Seq(self._engine.next_id(names_of(seq)[0]), seq.arrival, there, 1, token_ids=asked[:there])
@@ -83,7 +84,8 @@ class PrefixBorrower:
         came = 0
         try:
             async with asyncio.timeout(self._limit_s):
-                came = await self._copy(best[1], coming, prompt)
+                # One token more than is wanted, since a lender too leaves one to compute.
+                came = await self._copy(best[1], coming, prompt[: (held + 1) * TOKEN_BYTES])
         except TimeoutError:
             log.warning("a prefix of %d tokens took longer than %g s", there, self._limit_s)
         finally:

@@ -211,12 +211,14 @@ class KvConnection:
         self, seq: Seq, prompt: bytes, store: KvStore, traffic: KvTraffic, about: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Copy the KV of `seq`, a prefix of the prompt, into its blocks, from the first token that is not cached here.
-        `about`: what the source is told for its turn on the link. Returns what it says of its turns.
+        The prompt goes on for at least a token, as far as the source said that it holds it: its blocks may have another
+        size. `about`: what the source is told for its turn on the link. Returns what it says of its turns.
 
         Raises KvTransferError; then the content of the blocks is invalid.
         """
         self.received = 0
-        asked = {**_of_prompt("lend", prompt, seq.salt), "start": seq.cached, "layout": ASKED_FOR, **about}
+        asked = {**_of_prompt("lend", prompt, seq.salt), "start": seq.cached, "stop": seq.tokens}
+        asked.update(layout=ASKED_FOR, **about)
         _check_header(await self._ask(asked, STALL_S, prompt), store.layout, seq.tokens)
         layer = 0
         with as_transfer_errors(f"KV of {seq.id}", "cut"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
-from controller.core.steps import PrefixEnded, Reserve, Seq
+from controller.core.steps import Lend, PrefixEnded, Release, Reserve, Seq
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from tests.waiting import until_on_loop
@@ -111,3 +113,53 @@ async def test_a_copy_that_cannot_be_written_is_computed_and_logged(sides, caplo
     mine.store.error = None
     await mine.fetch(PROMPT)
     assert (mine.cached(PROMPT), mine.lost) == (320, 1)
+
+
+async def test_a_lender_that_has_computed_more_meanwhile_sends_what_was_asked_for(sides, monkeypatch):
+    """It computes the prompt in chunks: the second chunk ends between the question and the copy."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT[:128])
+    await mine.link_to(source)
+    lend = source.stages.lender._lend
+
+    async def later(seq: Seq, *args: Any) -> None:
+        source.engine.handle(Release(seq))
+        source.computes(PROMPT)
+        source.engine.handle(Lend(seq))
+        await lend(seq, *args)
+
+    monkeypatch.setattr(source.stages.lender, "_lend", later)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (128, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "cached"),
+    [(16, 32, 288), (32, 16, 320), (48, 32, 288), (32, 48, 288)],
+)
+async def test_blocks_of_another_size_are_lent(sides, there, here, cached):
+    """As far as both have full blocks."""
+    source, mine = sides(block_size=there), sides(block_size=here)
+    source.computes(PROMPT[:310] if there == 16 else PROMPT)
+    await mine.link_to(source)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (cached, 0)
+    assert mine.is_free()
+    assert source.is_free()
+
+
+async def test_a_lender_that_has_less_meanwhile_lends_nothing(sides, monkeypatch):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    named = source.stages.lender._named
+
+    async def forgotten(asked: dict[str, Any], reader: asyncio.StreamReader) -> Seq:
+        if asked["op"] == "lend":
+            source.engine.reset_cache()
+        return await named(asked, reader)
+
+    monkeypatch.setattr(source.stages.lender, "_named", forgotten)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (0, 1)
+    assert mine.is_free()

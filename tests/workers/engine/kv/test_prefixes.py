@@ -170,6 +170,8 @@ async def test_without_room_for_it_the_prompt_is_computed(linked):
         ({"op": "holds", "tokens": 1}, bytes(8), "salt must be"),
         ({"op": "lend", "tokens": 1, "salt": "", "start": 0}, bytes(8), "0 tokens are cached here"),
         ({"op": "lend", "tokens": 1, "salt": "", "start": -1}, bytes(8), "0 tokens are cached here"),
+        ({"op": "lend", "tokens": 1, "salt": "", "start": 0, "stop": 1}, bytes(8), "0 tokens are cached here"),
+        ({"op": "lend", "tokens": 1, "salt": "", "start": 0, "stop": "1"}, bytes(8), "0 tokens are cached here"),
     ],
 )
 async def test_a_wrong_question_is_refused_and_nothing_is_lent(linked, asked, data, message):
