@@ -145,9 +145,11 @@ class Reserve(NamedTuple):
     """Reserve blocks for all but the newest token of the sequence; the KV will come from another engine.
 
     Answered by Reserved, or by Reject("no_room") if there are too few. Landed or Aborted ends the reservation.
+    `needed`: checkpoints that branches may still come for are dropped for it.
     """
 
     seq: Seq
+    needed: bool = True
 
 
 class Landed(NamedTuple):

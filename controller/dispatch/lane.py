@@ -15,8 +15,7 @@ from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.policy import Cost, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
-from controller.dispatch.roster import Roster, longest_context
-from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.shadow_state import Roster, ShadowInstance
 
 REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -405,6 +404,13 @@ def _infeasible(
 def _guessed(instance: ShadowInstance) -> bool:
     """Whether nobody profiled it and too little was measured yet: a plan on guesses would defer what can be in time."""
     return instance.spec.latency is None and instance.doubt() != (1.0, 1.0)
+
+
+def longest_context(instances: Iterable[ShadowInstance]) -> int:
+    """In tokens, of instances that prefill; 0 without any. Sleeping ones count, since requests wait for them; draining
+    ones do not."""
+    able = (each for each in instances if each.state != "draining" and each.spec.role is not Role.DECODE)
+    return max((each.spec.max_model_len for each in able), default=0)
 
 
 def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:

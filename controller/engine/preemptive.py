@@ -128,12 +128,12 @@ class PreemptivePrefill(EngineScheduler):
         """Blocks were freed: a prompt that found none before may fit now."""
         self._round |= self._next is None and len(self._ranked) > 0
 
-    def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
+    def _reserve_for(self, seq: Seq, needed: bool, actions: list[EngineAction]) -> None:
         """As at admission, reserve blocks for its longest possible output, since nothing here is recomputed."""
         if seq.tokens < self.config.max_model_len and self._blocks_wanted(seq) > self.blocks.free:
             actions.append(Reject(seq, "no_room"))
             return
-        super()._reserve_for(seq, actions)
+        super()._reserve_for(seq, needed, actions)
         if seq.state is SeqState.ARRIVING:
             self.blocks.extend(seq, self._longest(seq) - seq.computed)
 

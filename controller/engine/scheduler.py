@@ -145,8 +145,8 @@ class EngineScheduler:
                 self._add(seq, actions)
             case Aborted(seq, reason):
                 self._abort(seq, reason, actions)
-            case Reserve(seq):
-                self._reserve_for(seq, actions)
+            case Reserve(seq, needed):
+                self._reserve_for(seq, needed, actions)
             case Landed(seq):
                 self._in_transit.land(seq)
             case PrefixEnded(seq, tokens):
@@ -177,12 +177,12 @@ class EngineScheduler:
             self.checkpoints.join(seq)
         self._waiting.add(seq)
 
-    def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
+    def _reserve_for(self, seq: Seq, needed: bool, actions: list[EngineAction]) -> None:
         if seq.id in self._ids:
             raise ProtocolError(f"sequence id {seq.id!r} is in use")
         too_long = seq.tokens >= self.config.max_model_len
         reserved = not too_long and self._in_transit.reserve(seq)
-        while not reserved and not too_long and self.checkpoints.drop():
+        while needed and not reserved and not too_long and self.checkpoints.drop():
             reserved = self._in_transit.reserve(seq)
         if not reserved:
             actions.append(Reject(seq, "too_long" if too_long else "no_room"))

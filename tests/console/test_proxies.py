@@ -106,6 +106,7 @@ def test_what_is_no_network_is_named():
         networks(["my-proxy"])
 
 
+@pytest.mark.django_db(transaction=True)
 async def test_what_a_proxy_passed_on_reads_no_metrics():
     from console.asgi import application
 

@@ -133,7 +133,7 @@ class Engine:
         while the engine is paused, since it may have given its KV memory up."""
         if self.failed or self.closing or self.refusing or self.scheduler.paused:
             return False
-        self.handle(Reserve(seq))
+        self.handle(Reserve(seq, needed=False))
         return seq.state is SeqState.ARRIVING
 
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:

@@ -34,7 +34,7 @@ from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
 from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
-from controller.dispatch.roster import Roster
+from controller.dispatch.shadow_state import Roster
 
 
 class Migrator:

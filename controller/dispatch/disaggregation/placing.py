@@ -30,8 +30,7 @@ from controller.dispatch.disaggregation.transfers import (
 )
 from controller.dispatch.lane import MOST_NAMED
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
-from controller.dispatch.roster import Roster
-from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.shadow_state import Roster, ShadowInstance
 
 StuckKinds = dict[Kind, Stuck]  # of one model, in one pass
 

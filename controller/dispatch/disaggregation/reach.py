@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from controller.core.types import Load, Request, Role
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
-from controller.dispatch.roster import longest_context
+from controller.dispatch.lane import longest_context
 from controller.dispatch.shadow_state import ShadowInstance
 
 NO_INSTANCE: frozenset[str] = frozenset()

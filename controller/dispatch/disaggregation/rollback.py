@@ -21,7 +21,7 @@ from controller.dispatch.disaggregation.migrator_config import MigratorConfig
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
 from controller.dispatch.lifecycle import UNDER_WAY, On, State
-from controller.dispatch.roster import Roster
+from controller.dispatch.shadow_state import Roster
 
 Kept = tuple[str, str]  # request, prefill instance
 

@@ -4,7 +4,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.types import Load, Role
-from controller.dispatch import POLICY_SETS, build_dispatcher, lane, roster
+from controller.dispatch import POLICY_SETS, build_dispatcher, lane
 from tests.controller.dispatch.disaggregation import decoders
 from tests.controller.dispatch.disaggregation.decoders import of
 from tests.controller.dispatch.disaggregation.test_links import seen
@@ -87,7 +87,8 @@ def test_the_longest_context_is_looked_for_once_however_many_wait_that_are_too_l
     """Engines that take all they are sent: each of them is asked of each request. The next time it is looked for
     again, as instances come and go."""
     walks = []
-    monkeypatch.setattr(lane, "longest_context", lambda of: walks.append(1) or roster.longest_context(of))
+    longest = lane.longest_context
+    monkeypatch.setattr(lane, "longest_context", lambda of: walks.append(1) or longest(of))
     dispatcher = fleet("round_robin")
     arrivals = [ev.Arrived(request(f"r{i}", prompt=5000)) for i in range(8)]
     assert {where for _, where in sends(dispatcher.handle(arrivals, 0.0))} == {"b-long"}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.errors import ConfigError
-from controller.core.steps import Aborted, CacheReset, Paused, Release, Resumed, Seq, Step
+from controller.core.steps import Aborted, CacheReset, Paused, Release, Reserve, Reserved, Resumed, Seq, Step
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from tests.controller.engine.driver import Driver, make_seq
@@ -172,6 +172,17 @@ def test_checkpoints_give_way_before_a_running_sequence_is_evicted():
     driver.add(seq)
     driver.run()
     assert (driver.ended["long"], seq.preemptions, len(driver.scheduler.checkpoints)) == ("length", 0, 0)
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_checkpoints_give_way_to_kv_that_comes_for_an_answer_and_not_to_a_borrowed_prefix(needed):
+    driver = Driver(kv_blocks=16, max_model_len=64, pinned_share=1.0)
+    ended(driver)
+    free = driver.scheduler.blocks.free * driver.scheduler.config.block_size
+    coming = make_seq("coming", list(range(500, 500 + free + 2)), max_tokens=1)
+    (answer,) = driver.scheduler.handle([Reserve(coming, needed)], driver.now).actions
+    assert isinstance(answer, Reserved) == needed
+    assert len(driver.scheduler.checkpoints) == (not needed)
 
 
 def test_a_prompt_that_needs_all_blocks_is_served():

@@ -168,7 +168,7 @@ class Generator:
 
     async def _borrowed(self, seq: Seq, asked: Generation, gone: asyncio.Future[None]) -> bool:
         """Return once a prefix that other engines hold is here, or cannot be had. False: the client went away."""
-        if self._disaggregation is None or asked.offer is not None:
+        if self._disaggregation is None or not self._disaggregation.borrows or asked.offer is not None:
             return True
         fetching = asyncio.ensure_future(self._disaggregation.prefixes.fetch(seq))
         try:
@@ -190,10 +190,7 @@ class Generator:
             else:
                 await self._prefill(exchange, stream, form, asked, self._disaggregation)
             return
-        self._engine.submit(stream)
-        if math.isfinite(asked.hints.waiting_s):
-            wait_s = max(0.0, asked.hints.waiting_s)
-            stream.expiry = asyncio.get_running_loop().call_later(wait_s, self._engine.end_if_waiting, stream)
+        self._submit(stream, asked)
         if asked.stream:
             await exchange.start(200, EVENT_STREAM, NO_CACHE)
             await self._stream(exchange, stream, form, asked)
@@ -203,18 +200,27 @@ class Generator:
             raise waited_out()
         await exchange.answer(self._whole(stream, form))
 
+    def _submit(self, stream: Stream, asked: Generation) -> None:
+        """Queue it, for at most as long as its waiting time says from its arrival on."""
+        self._engine.submit(stream)
+        if math.isfinite(asked.hints.waiting_s):
+            wait_s = max(0.0, stream.seq.arrival + asked.hints.waiting_s - self._engine.now())
+            stream.expiry = asyncio.get_running_loop().call_later(wait_s, self._engine.end_if_waiting, stream)
+
     async def _prefill(
         self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, disaggregation: Disaggregation
     ) -> None:
         """Prefill for another engine, which decodes. An early offer is sent in the headers of the response, whose body
         follows at the end."""
         disaggregation.begin(stream.seq)
-        self._engine.submit(stream)
+        self._submit(stream, asked)
         early = asked.offers_early and disaggregation.has_room(stream.seq) and await disaggregation.ending(stream)
         if early:
             early_offer = orjson.dumps(disaggregation.early_offer(stream.seq))
             await exchange.start(200, JSON_TYPE, (OFFER_HEADER, early_offer))
         await stream.ready()
+        if stream.waited_out:  # then it never began, and no early offer was made
+            raise waited_out()
         body = self._whole(stream, form, {FIELD: disaggregation.offer(stream.seq)})
         if early:
             await exchange.write(body, more=False)

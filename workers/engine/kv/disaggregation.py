@@ -78,6 +78,7 @@ class Disaggregation:
         self.lender = PrefixLender(engine, store, turns)
         self.server = KvServer(store, token, self._find, self.release, self._progress, turns, self.lender)
         self.links = Links(store, token, self.traffic, timeout_s, self._about)
+        self.borrows = borrow_tokens > 0
         self.prefixes = PrefixBorrower(engine, store, self.links, borrow_tokens, timeout_s, self._about)
 
     def expose(self, registry: CollectorRegistry) -> None:

@@ -24,6 +24,7 @@ from workers.engine.kv.transfer import KvConnection, KvTraffic
 from workers.engine.kv.wire import KvTransferError
 
 ASK_S = 0.2  # an engine that does not answer within this is not asked to lend
+MOST_FETCHES = 8  # prefixes that are asked for at a time; beyond, prompts are computed
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +55,7 @@ class PrefixBorrower:
         self._kv = KvTraffic()
         self._engine, self._store, self._links = engine, store, links
         self._least, self._limit_s, self._about = least_tokens, limit_s, about
+        self._fetching: dict[tuple[bytes, bytes], asyncio.Future[None]] = {}  # by salt and first tokens
 
     @property
     def received_bytes(self) -> int:
@@ -61,14 +63,28 @@ class PrefixBorrower:
 
     async def fetch(self, seq: Seq) -> None:
         """Return when as much of its prompt as possible is cached here. Raises nothing: what fails is computed."""
-        scheduler, size = self._engine.scheduler, self._engine.config.block_size
+        scheduler = self._engine.scheduler
         if not self._least or not scheduler.blocks.caching or seq.token_ids is None or seq.branch_of:
             return
-        here = scheduler.blocks.cached_tokens(seq)
-        if seq.tokens - here < self._least:
+        if seq.tokens - scheduler.blocks.cached_tokens(seq) < self._least:
             return
         asked = array("q", seq.token_ids)
-        prompt = tokens_as_bytes(asked)
+        begins = seq.salt, tokens_as_bytes(asked[: self._least])
+        while (other := self._fetching.get(begins)) is not None:
+            await asyncio.wait((other,))  # one copy serves all that begin alike
+        here = scheduler.blocks.cached_tokens(seq)
+        if seq.tokens - here < self._least or len(self._fetching) >= MOST_FETCHES:
+            return
+        fetched = self._fetching[begins] = asyncio.get_running_loop().create_future()
+        try:
+            await self._fetch(seq, asked, here)
+        finally:
+            del self._fetching[begins]
+            fetched.set_result(None)
+
+    async def _fetch(self, seq: Seq, asked: array[int], here: int) -> None:
+        """`here`: tokens of it that are cached."""
+        size, prompt = self._engine.config.block_size, tokens_as_bytes(asked)
         answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
         best = max(answers, key=lambda each: each[0], default=None)
         if best is None:

@@ -15,7 +15,7 @@ from controller.core.steps import FinishReason, Seq, SeqState
 from tests.waiting import until_on_loop
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
 from tests.workers.engine.offers import fleet_offer, signed
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import EngineProcess, fleet
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvMismatch
@@ -248,3 +248,19 @@ def test_emulated_entries_tell_tokens_and_layers_apart():
     assert len(STORE.read(source, 0, 1, 3)) == 2 * 64
     with pytest.raises(KvMismatch):
         STORE.write(source, 0, 1, STORE.read(source, 0, 0, 1))
+
+
+async def test_a_prefill_that_waits_too_long_is_ended():
+    """Its engine computes one request at a time, and that one takes longer."""
+    with fleet(prefill=(*OPTIONS, *KV, "--max-num-seqs", "1")) as engines:
+        async with aiohttp.ClientSession(engines["prefill"].url) as http:
+            body = {"prompt": [7] * 20, "max_tokens": 400, "ignore_eos": True}
+            running = asyncio.ensure_future(complete(http, **body))
+            await asyncio.sleep(0.1)
+            asked = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+            status, said = await post(http, COMPLETIONS, {**asked, "waiting_in": 0.2})
+            assert (status, said["error"]["param"]) == (503, "waiting_in"), said
+            assert not running.done(), "its slot was taken all the time"
+            await running
+            assert (await samples(http))["vllm:kv_cache_usage_perc", ""] == 0.0
+            await complete(http, **asked, waiting_in=0.2)  # what begins in time is not ended

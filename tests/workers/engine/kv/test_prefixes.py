@@ -198,3 +198,22 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(linked):
 
     await until_on_loop(idle, within_s=10.0)
     assert cached(await complete(linked["borrower"], prompt=[*PROMPT, 1], max_tokens=1)) == len(PROMPT)
+
+
+async def test_one_copy_serves_prompts_that_come_together(linked):
+    """Sixteen with one system prompt: one copies it, the others wait for that."""
+    before = await borrowed(linked["borrower"])
+    await complete(linked["source"], prompt=[*PROMPT, 1], max_tokens=1)
+    prompts = [[*PROMPT, 100 + number] for number in range(16)]
+    answers = await asyncio.gather(*(complete(linked["borrower"], prompt=each, max_tokens=1) for each in prompts))
+    assert [cached(answer) for answer in answers] == [len(PROMPT)] * 16
+    assert await borrowed(linked["borrower"]) == (before[0] + len(PROMPT), before[1])
+
+
+async def test_a_lender_that_has_more_lends_what_was_asked(linked):
+    """The borrower rounds down to a token before its prompt's end; the lender has all of it."""
+    before = await borrowed(linked["borrower"])
+    await complete(linked["source"], prompt=[*PROMPT, *range(500, 560)], max_tokens=1)
+    answer = await complete(linked["borrower"], prompt=PROMPT, max_tokens=1)
+    assert cached(answer) == len(PROMPT) - 16
+    assert await borrowed(linked["borrower"]) == (before[0] + len(PROMPT) - 16, before[1])
