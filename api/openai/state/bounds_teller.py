@@ -12,13 +12,15 @@ from workers.backends.base import Backend, EngineError
 
 MOST_BOUNDS = 5_000  # of one call; beyond that they are not told
 AGAIN_S = 60.0  # how long an engine that refused them is not told any
+FAILED_AGAIN_S = 5.0  # the same, of an engine that did not take them for another reason
 REFUSED = (403, 404)  # no fleet's token, or an older engine
 
 log = logging.getLogger(__name__)
 
 
 class BoundsTeller:
-    """`spawn`: runs a call as a task. `refused`: engines that take none, and until when they are not asked."""
+    """`spawn`: runs a call as a task. `refused`: engines that took none the last time, and until when they are not told
+    any. An engine that fails is logged when that begins, when its error changes, and when it takes bounds again."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class BoundsTeller:
         self._next: dict[str, dict[str, tuple[int, int]]] = {}  # by instance: for its next call
         self._calling: set[str] = set()
         self.refused: dict[str, float] = {}
+        self._errors: dict[str, str] = {}  # by instance: of its last call, as logged
 
     def add(self, instance_id: str, request_id: str, bounds: tuple[int, int]) -> None:
         """The newest bounds of a request replace those that wait."""
@@ -56,9 +59,14 @@ class BoundsTeller:
         try:
             await backend.tell_bounds(bounds)
             self.refused.pop(instance_id, None)
+            if self._errors.pop(instance_id, None) is not None:
+                log.info("instance %s takes the bounds of answers again", instance_id)
         except EngineError as error:
-            if error.status in REFUSED:
-                self.refused[instance_id] = self._clock() + AGAIN_S
-            log.info("instance %s was not told the bounds of %d answers: %s", instance_id, len(bounds), error)
+            again_s = AGAIN_S if error.status in REFUSED else FAILED_AGAIN_S
+            self.refused[instance_id] = self._clock() + again_s
+            self._next.pop(instance_id, None)  # what came during the call would be sent at once
+            if self._errors.get(instance_id) != str(error):
+                self._errors[instance_id] = str(error)
+                log.info("instance %s was not told the bounds of %d answers: %s", instance_id, len(bounds), error)
         finally:
             self._calling.discard(instance_id)

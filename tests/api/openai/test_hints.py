@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from controller.predict.answer_lengths import LengthsInForce
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend
 from workers.engine.errors import HttpError
 from workers.engine.http.bounds import parse_bounds
@@ -150,6 +152,35 @@ async def test_the_newest_bounds_wait_for_the_call_under_way():
     engines.send()
     await asyncio.gather(*tasks)
     assert len(calls[-1]) == MOST_BOUNDS
+
+
+@pytest.mark.parametrize(("status", "pause_s"), [(0, 5), (401, 5), (500, 5), (403, 60)])
+async def test_an_engine_that_fails_is_left_alone_for_a_while_and_logged_once(caplog, status, pause_s):
+    """It is down, or answers with an error, while answers run: a call every 250 ms would not help it."""
+    caplog.set_level(logging.INFO, "api.openai.state.bounds_teller")
+    now, calls, tasks, errors = 0.0, [], [], [EngineError("no", status=status)] * 2
+    backend = FakeBackend(InstanceSpec("e1", "demo"))
+    backend.capabilities = replace(backend.capabilities, takes_bounds=True)
+
+    async def tell_bounds(bounds):
+        calls.append(now)
+        engines.add("e1", "r2", (1, 2))  # comes during the call
+        if errors:
+            raise errors.pop()
+
+    backend.tell_bounds = tell_bounds
+    engines = BoundsTeller({"e1": backend}, lambda work: tasks.append(asyncio.ensure_future(work)), lambda: now)
+    while now <= 2 * pause_s:
+        engines.add("e1", "r1", (1, 2))
+        engines.send()
+        await asyncio.gather(*tasks)
+        now += 0.25
+    assert calls == [0, pause_s, 2 * pause_s]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "instance e1 was not told the bounds of 1 answers: no",
+        "instance e1 takes the bounds of answers again",
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
