@@ -3,7 +3,7 @@
 Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one with the
 most lends it: the KV is copied into reserved blocks, which then belong to the prefix cache like those of prompts that
 were computed here. So nothing else in the engine knows of it, and what is lost on the way, or evicted before the prompt
-runs, is computed.
+runs, is computed. Prompts that begin alike borrow once, and a few different ones at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,36 +55,59 @@ class PrefixBorrower:
         self._kv = KvTraffic()
         self._engine, self._store, self._links = engine, store, links
         self._least, self._limit_s, self._about = least_tokens, limit_s, about
-        self._fetching: dict[tuple[bytes, bytes], asyncio.Future[None]] = {}  # by salt and first tokens
+        # By the hash of what prompts must have in common to wait; the result is False if it was cancelled.
+        self._fetching: dict[Hashable, asyncio.Future[bool]] = {}
 
     @property
     def received_bytes(self) -> int:
         return self._kv.received_bytes
 
     async def fetch(self, seq: Seq) -> None:
-        """Return when as much of its prompt as possible is cached here. Raises nothing: what fails is computed."""
-        scheduler = self._engine.scheduler
-        if not self._least or not scheduler.blocks.caching or seq.token_ids is None or seq.branch_of:
-            return
-        if seq.tokens - scheduler.blocks.cached_tokens(seq) < self._least:
-            return
-        asked = array("q", seq.token_ids)
-        begins = seq.salt, tokens_as_bytes(asked[: self._least])
-        while (other := self._fetching.get(begins)) is not None:
-            await asyncio.wait((other,))  # one copy serves all that begin alike
-        here = scheduler.blocks.cached_tokens(seq)
-        if seq.tokens - here < self._least or len(self._fetching) >= MOST_FETCHES:
-            return
-        fetched = self._fetching[begins] = asyncio.get_running_loop().create_future()
-        try:
-            await self._fetch(seq, asked, here)
-        finally:
-            del self._fetching[begins]
-            fetched.set_result(None)
+        """Return when as much of its prompt as possible is cached here. Raises nothing: what fails is computed.
 
-    async def _fetch(self, seq: Seq, asked: array[int], here: int) -> None:
-        """`here`: tokens of it that are cached."""
-        size, prompt = self._engine.config.block_size, tokens_as_bytes(asked)
+        Prompts that begin alike would copy the same KV: the first of them borrows, and the others wait for it and look
+        again. They borrow too what is then missing, but only if something came, or if the first was cancelled.
+        """
+        blocks = self._engine.scheduler.blocks
+        if not self._least or not blocks.caching or seq.token_ids is None or seq.branch_of:
+            return
+        before = -1  # tokens that were cached here when the last fetch that was waited for began
+        while (here := blocks.cached_tokens(seq)) > before and (start := self._start_of_missing(seq, here)) is not None:
+            other = self._fetching.get(start)
+            if other is None:
+                if len(self._fetching) < MOST_FETCHES:
+                    await self._fetch_first(start, seq, here)
+                return
+            if await asyncio.shield(other):
+                before = here
+
+    def _start_of_missing(self, seq: Seq, here: int) -> Hashable | None:
+        """The hash of the prompt up to the fewest tokens that are borrowed: prompts that have it in common can use each
+        other's copies. None if less than that is missing."""
+        size = self._engine.config.block_size
+        last = (here + max(self._least, size)) // size - 1
+        if seq.tokens - here < self._least or last >= len(seq.block_hashes):
+            return None
+        return seq.block_hashes[last]
+
+    async def _fetch_first(self, start: Hashable, seq: Seq, here: int) -> None:
+        """Fetch, while prompts that start alike wait."""
+        ended = self._fetching[start] = asyncio.get_running_loop().create_future()
+        tried = True
+        try:
+            await self._fetch(seq, here)
+        except asyncio.CancelledError:  # its client went away: another one goes on
+            tried = False
+            raise
+        finally:
+            del self._fetching[start]
+            ended.set_result(tried)
+
+    async def _fetch(self, seq: Seq, here: int) -> None:
+        """`here`: how many of its tokens are cached here."""
+        size = self._engine.config.block_size
+        asked = array("q", seq.token_ids or ())
+        prompt = tokens_as_bytes(asked)
         answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
         best = max(answers, key=lambda each: each[0], default=None)
         if best is None:

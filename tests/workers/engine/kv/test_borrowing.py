@@ -16,6 +16,7 @@ from tests.waiting import until_on_loop
 from workers.engine.engine import Engine
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Peer
+from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.store import EmulatedKv
 
 PROMPT = list(range(100, 421))
@@ -38,7 +39,7 @@ class Side:
     """One engine. Nothing runs on it; its prefix cache is filled by hand."""
 
     def __init__(self, block_size: int = 16, kv_blocks: int = 64) -> None:
-        sizes = EngineConfig(kv_blocks=kv_blocks, block_size=block_size, max_model_len=512)
+        sizes = EngineConfig(kv_blocks=kv_blocks, block_size=block_size, max_model_len=512, pinned_share=1.0)
         self.engine = Engine("m", EngineScheduler(sizes, BATCHINGS["chunked_prefill"]()), lambda: 1.0)
         self.store = FailingKv(LAYERS, TOKEN_BYTES)
         self.stages = Disaggregation(self.engine, self.store, "t", "127.0.0.1", borrow_tokens=LEAST)
@@ -163,3 +164,136 @@ async def test_a_lender_that_has_less_meanwhile_lends_nothing(sides, monkeypatch
     await mine.fetch(PROMPT)
     assert (mine.cached(PROMPT), mine.lost) == (0, 1)
     assert mine.is_free()
+
+
+async def test_a_borrowed_prefix_ends_no_checkpoint(sides):
+    """Its lease was promised to branches."""
+    source, mine = sides(), sides(kv_blocks=32)
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    kept = mine.seq([7] * 320)
+    kept.checkpoint = "kept"
+    mine.engine.handle(Reserve(kept))
+    kept.computed = kept.prompt_tokens
+    mine.engine.scheduler.checkpoints.keep(kept)
+    await mine.fetch(PROMPT)
+    assert mine.engine.scheduler.checkpoints.holds(kept)
+    assert (mine.cached(PROMPT), source.stages.lender.traffic.lent) == (0, 0)
+
+
+# ---- many prompts at once -------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """What the borrower asks of a source: questions, and copies under way and in all. Copies wait for `go`, if set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, side: Side) -> None:
+        self.asked = self.copies = self.under_way = self.most = 0
+        self.go: asyncio.Event | None = None
+        borrower, held, copy = side.stages.prefixes, side.stages.prefixes._held, side.stages.prefixes._copy
+
+        async def counted_held(*args: Any) -> Any:
+            self.asked += 1
+            return await held(*args)
+
+        async def counted_copy(*args: Any) -> int:
+            self.copies += 1
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            try:
+                if self.go is not None:
+                    await self.go.wait()
+                return await copy(*args)
+            finally:
+                self.under_way -= 1
+
+        monkeypatch.setattr(borrower, "_held", counted_held)
+        monkeypatch.setattr(borrower, "_copy", counted_copy)
+
+
+async def test_prompts_that_begin_alike_are_asked_for_and_copied_once(sides, monkeypatch):
+    source, mine = sides(), sides(kv_blocks=1024)
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    await asyncio.gather(*(mine.fetch([*PROMPT, 1000 + n]) for n in range(30)))
+    assert (counted.asked, counted.copies) == (1, 1)
+    assert mine.stages.prefixes.traffic.tokens == 320
+    assert all(mine.cached([*PROMPT, 1000 + n]) == 320 for n in range(30))
+
+
+async def test_one_that_waited_borrows_what_is_still_missing(sides, monkeypatch):
+    """The first prompt has only a part of what the second has in common with the lender."""
+    source, mine = sides(), sides(kv_blocks=1024)
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    await asyncio.gather(mine.fetch(PROMPT[:161]), mine.fetch(PROMPT))
+    assert mine.cached(PROMPT) == 320
+    assert (counted.copies, mine.stages.prefixes.traffic.tokens) == (2, 320)
+
+
+async def test_what_one_could_not_have_the_others_do_not_ask_for_again(sides, monkeypatch):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    mine.store.error = IndexError("broken")
+    await asyncio.gather(*(mine.fetch([*PROMPT, 1000 + n]) for n in range(10)))
+    assert (counted.copies, mine.lost, mine.cached(PROMPT)) == (1, 1, 0)
+    mine.store.error = None
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 320
+
+
+async def test_when_the_first_client_goes_away_another_one_borrows(sides, monkeypatch):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    counted.go = asyncio.Event()
+    first, *others = [asyncio.ensure_future(mine.fetch(PROMPT)) for _ in range(3)]
+    await until_on_loop(lambda: counted.under_way == 1)
+    first.cancel()
+    others[0].cancel()
+    await until_on_loop(lambda: counted.copies == 2)
+    counted.go.set()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    assert (mine.cached(PROMPT), counted.copies) == (320, 2)
+    assert mine.is_free()
+
+
+async def test_few_are_borrowed_at_once_and_the_rest_is_computed(sides, monkeypatch):
+    prompts = [[*range(1000 * n, 1000 * n + 97)] for n in range(1, MOST_FETCHES + 6)]
+    source, mine = sides(kv_blocks=1024), sides(kv_blocks=1024)
+    for prompt in prompts:
+        source.computes(prompt)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    counted.go = asyncio.Event()
+    fetches = [asyncio.ensure_future(mine.fetch(prompt)) for prompt in prompts]
+    await until_on_loop(lambda: sum(each.done() for each in fetches) == 5)
+    await until_on_loop(lambda: counted.under_way == MOST_FETCHES)
+    counted.go.set()
+    await asyncio.gather(*fetches)
+    assert (counted.most, counted.copies) == (MOST_FETCHES, MOST_FETCHES)
+    assert [mine.cached(prompt) for prompt in prompts] == [96] * MOST_FETCHES + [0] * 5
+    await mine.fetch(prompts[-1])
+    assert mine.cached(prompts[-1]) == 96
+
+
+async def test_prompts_with_nothing_more_in_common_than_is_here_do_not_wait_for_each_other(sides, monkeypatch):
+    """Conversations with one system prompt, which is cached already."""
+    prompts = [[*PROMPT[:160], *range(1000 * n, 1000 * n + 97)] for n in (1, 2)]
+    source, mine = sides(), sides()
+    mine.computes(PROMPT[:160])
+    for prompt in prompts:
+        source.computes(prompt)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    counted.go = asyncio.Event()
+    fetches = [asyncio.ensure_future(mine.fetch(prompt)) for prompt in prompts]
+    await until_on_loop(lambda: counted.under_way == 2, within_s=3.0)
+    counted.go.set()
+    await asyncio.gather(*fetches)
+    assert [mine.cached(prompt) for prompt in prompts] == [256, 256]
