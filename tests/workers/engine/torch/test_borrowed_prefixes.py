@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,15 @@ async def links_of(http: aiohttp.ClientSession) -> dict[str, Any]:
         return await answer.json()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
-async def test_an_answer_from_a_borrowed_prefix_is_the_lenders(sessions, sampling):
+async def lent(http: aiohttp.ClientSession) -> str:
+    """The line of the metrics with the number of prefixes that were lent."""
+    async with http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(line for line in lines if line.startswith("slackline_kv_lent "))
+
+
+async def link(sessions: dict[str, aiohttp.ClientSession]) -> None:
+    """The borrower's cache is empty, and it reads from the source."""
     at = (await links_of(sessions["source"]))["at"]
     peers = [{"id": "source", **at}]
     await post(sessions["borrower"], "/links", {"id": "borrower", "peers": peers, "wait_s": 5.0, **FLEET})
@@ -41,8 +49,28 @@ async def test_an_answer_from_a_borrowed_prefix_is_the_lenders(sessions, samplin
         return (await links_of(sessions["borrower"]))["peers"][0]["state"] == "up"
 
     await until_on_loop(up)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
+async def test_an_answer_from_a_borrowed_prefix_is_the_lenders(sessions, sampling):
+    await link(sessions)
     body = {"prompt": [*PREFIX, 5, 6, 7], "ignore_eos": True, "max_tokens": 20, **sampling}
     whole = await complete(sessions["source"], **body)
     answer = await complete(sessions["borrower"], **body)
     assert answer["choices"][0]["text"] == whole["choices"][0]["text"]
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PREFIX)
+
+
+async def test_a_prompt_that_arrives_asleep_is_answered_after_the_sleep(sessions):
+    """There is no KV memory that a prefix could be copied to."""
+    await link(sessions)
+    body = {"prompt": [*PREFIX, 8, 9], "ignore_eos": True, "max_tokens": 5, "temperature": 0}
+    whole = await complete(sessions["source"], **body)
+    before = await lent(sessions["source"])
+    assert (await post(sessions["borrower"], "/sleep?level=1&mode=keep", {**FLEET}))[0] == 200
+    coming = asyncio.ensure_future(complete(sessions["borrower"], **body))
+    await asyncio.wait((coming,), timeout=0.5)
+    assert not coming.done()
+    assert (await post(sessions["borrower"], "/wake_up", {**FLEET}))[0] == 200
+    assert (await coming)["choices"][0]["text"] == whole["choices"][0]["text"]
+    assert await lent(sessions["source"]) == before
