@@ -101,6 +101,7 @@ class InFlightRequest:
         "translation",
         "two_stages",
         "usage",
+        "waits_until",
         "workflow_due",
     )
 
@@ -135,8 +136,8 @@ class InFlightRequest:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
-        # Whether its workflow has a deadline, when that is, and its number among the calls.
-        self.timed, self.workflow_due, self.call_number = False, math.inf, 0
+        # Whether its workflow has a deadline, when that is, an earlier end of its waiting time, its number among calls.
+        self.timed, self.workflow_due, self.waits_until, self.call_number = False, math.inf, math.inf, 0
         self.follows = self.stored = False  # it got the answer of another request's call; or one that was kept
         self.step: NamedStep | None = None  # whose answer is to be kept
         self.captured: Captured | None = None  # that answer
@@ -181,7 +182,7 @@ class InFlightRequest:
             salt=self.salt,
             checkpoint_s=self.checkpoint_s,
             branch_of=self.branch_of,
-            hints=hints_of(request, now, self.workflow_due),
+            hints=hints_of(request, now, self.workflow_due, self.waits_until),
         )
 
     def later(self, call: UpstreamCall, now: float) -> UpstreamCall:
@@ -189,7 +190,8 @@ class InFlightRequest:
         if call.targets is None:
             return call
         targets = call.targets._replace(waited_s=now - self.request.arrival)
-        return replace(call, targets=targets, hints=hints_of(self.request, now, self.workflow_due))
+        hints = hints_of(self.request, now, self.workflow_due, self.waits_until)
+        return replace(call, targets=targets, hints=hints)
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

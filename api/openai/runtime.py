@@ -53,6 +53,18 @@ class Outcomes(Protocol):
     ) -> None: ...
 
 
+def waited_out(request: Request, instance_id: str, now: float) -> Decision:
+    """Its engine, which is sent everything, ended it before it began."""
+    figures: dict[str, Figure] = {
+        "waited_s": now - request.arrival,
+        "hopeless": now > request.due,
+        "paused": False,
+        "instance": instance_id,
+        "instances": 1,
+    }
+    return Decision("expire", "waiting_time", request.id, now, figures)
+
+
 class Runtime:
     """Owns all open requests. Not thread-safe: everything happens on the loop."""
 
@@ -74,6 +86,8 @@ class Runtime:
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
         self.to_refine: list[InFlightRequest] = []  # whose bound is to be predicted again, since it was last emptied
+        # An engine ended a call that waited too long: asked for the request as which it goes on. None: it ends.
+        self.goes_on: Callable[[InFlightRequest, str], Request | None] = lambda in_flight, instance_id: None
         self.clock = clock
         self.rates = StageRates()
         self.transfers = KvTransfers(self, backends)
@@ -226,17 +240,15 @@ class Runtime:
 
     def _waited_out(self, in_flight: InFlightRequest, instance_id: str) -> None:
         """An engine that is sent everything ended it, as the scheduler ends what has waited too long in its queue."""
-        request, now = in_flight.request, self.clock()
-        figures: dict[str, Figure] = {
-            "waited_s": now - request.arrival,
-            "hopeless": now > request.due,
-            "paused": False,
-            "instance": instance_id,
-            "instances": 1,
-        }
-        decision = Decision("expire", "waiting_time", request.id, now, figures)
+        again = self.goes_on(in_flight, instance_id)
+        if again is not None:
+            self._stop_stages(in_flight)
+            in_flight.restart()
+            self.arrive_again(in_flight, again)
+            return
+        decision = waited_out(in_flight.request, instance_id, self.clock())
         self.note(in_flight, decision)
-        self.push(ev.Cancelled(request.id))
+        self.push(ev.Cancelled(in_flight.request.id))
         self._refuse(in_flight, Cause.EXPIRED, refusal(decision))
 
     # ---- passes ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ like any other. What it sends to its client is kept and written to each request 
 request that comes while the call runs gets what was sent so far at once. While the call waits in the queue it is due
 when the first of its requests is.
 
+An engine that is sent everything ends a call that has not begun when the first of its requests has waited too long.
+Only those that have end with it; for the others the call is sent again.
+
 Each request has its own targets, its own place in the tenant's quotas and its own record. The tokens belong to the one
 that has shared the call for longest: if its client goes, to the next. With the last of them the call ends.
 """
@@ -25,9 +28,9 @@ from api.openai.in_flight import InFlightRequest, end_with_error
 from api.openai.protocol.errors import ApiError, key_revoked, workflow_cancelled
 from api.openai.protocol.response_streams import CheckedResponse, as_response
 from api.openai.protocol.step_answers import Captured
-from api.openai.runtime import Outcomes, Runtime, workflow_end
+from api.openai.runtime import Outcomes, Runtime, waited_out, workflow_end
 from controller.core.decisions import Decision, Figure
-from controller.core.types import Outcome
+from controller.core.types import Outcome, Request
 from controller.dispatch.lifecycle import ENDS, Cause, outcome
 from controller.slo.sharing import call_for
 from controller.wording.refusals import refusal
@@ -48,6 +51,10 @@ class Sharer:
         self.read = 0  # messages
         self.writer: asyncio.Task[None] | None = None
         self.expires: asyncio.TimerHandle | None = None  # its own waiting time
+
+    @property
+    def waits_until(self) -> float:
+        return waits_until(self.in_flight)
 
 
 class SharedCall:
@@ -175,7 +182,7 @@ class SharedCalls:
     def arrive(self, in_flight: InFlightRequest, key: bytes) -> bool:
         """A request that may share. False: it shares a call that is in flight. `key`: of its tenant and its body."""
         found = self._open.get(key)
-        if found is None or not found.joinable:
+        if found is None or not self._joins(found, in_flight):
             found = self._begin(in_flight, key)
         sharer = Sharer(in_flight)
         found.sharers.append(sharer)
@@ -188,13 +195,37 @@ class SharedCalls:
         self._joined(found)
         return False
 
+    def _joins(self, found: SharedCall, in_flight: InFlightRequest) -> bool:
+        """False also for one that could not be ended in time: the engine was told to let the call wait for longer."""
+        call = found.call
+        if not found.joinable or call.started or not call.sends or self.runtime.waits(call):
+            return found.joinable
+        backend = self.runtime.backends.get(call.instance)
+        return backend is None or not backend.spec.selects or waits_until(in_flight) >= call.waits_until
+
+    def goes_on(self, call: InFlightRequest, instance_id: str) -> Request | None:
+        """Of the runtime: an engine ended a call that had waited for too long. Ends the requests that have, and returns
+        the call for those that have not; None if there are none of these."""
+        found = self._calls.get(call)
+        if found is None:
+            return None
+        over = [sharer for sharer in found.sharers if sharer.waits_until <= call.waits_until]
+        if len(over) == len(found.sharers):
+            return None
+        for sharer in over:
+            decision = waited_out(sharer.in_flight.request, instance_id, self.runtime.clock())
+            self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
+        call.waits_until = min(sharer.waits_until for sharer in found.sharers)
+        requests = [sharer.in_flight.request for sharer in found.sharers]
+        return call_for(requests, call.request, requests[-1].id)
+
     def _begin(self, in_flight: InFlightRequest, key: bytes) -> SharedCall:
         call = copy.copy(in_flight)
         found = self._open[key] = self._calls[call] = SharedCall(key, call)
         # Requests of other workflows may share it, and keys of other requests may be revoked.
         call.request = replace(in_flight.request, workflow="", stage="")
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
-        call.workflow_due = math.inf
+        call.workflow_due, call.waits_until = math.inf, waits_until(in_flight)
         call.send, call.decisions, call.captured = found.send, None, None
         if in_flight.translation is not None:
             streamed = in_flight.streamed
@@ -210,6 +241,8 @@ class SharedCalls:
             found.shared_at = self.runtime.clock()
             self._limit(found.sharers[0])
         self._limit(found.sharers[-1])
+        if not found.call.sends:
+            found.call.waits_until = min(sharer.waits_until for sharer in found.sharers)
         if self._waits(found):
             shared = [sharer.in_flight.request for sharer in found.sharers]
             request = call_for(shared, found.call.request, newest.request.id)
@@ -225,8 +258,7 @@ class SharedCalls:
 
     def _limit(self, sharer: Sharer) -> None:
         """Its own waiting time: the call waits for the one that waits longest."""
-        request = sharer.in_flight.request
-        left_s = request.arrival + request.targets.waiting_time_s - self.runtime.clock()
+        left_s = sharer.waits_until - self.runtime.clock()
         if math.isfinite(left_s):
             sharer.expires = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expired, sharer)
 
@@ -244,8 +276,7 @@ class SharedCalls:
             "instances": sum(1 for instance in lane.instances.values() if instance.takes) if lane is not None else 0,
         }
         decision = Decision("expire", "waiting_time", request.id, now, figures)
-        error = ApiError(ENDS[Cause.EXPIRED].code, refusal(decision))
-        self._end_with_error(sharer.in_flight, Cause.EXPIRED, error, decision)
+        self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
 
     # ---- ends of one of them --------------------------------------------------------------------------------------
 
@@ -350,6 +381,15 @@ class SharedCalls:
         reason = "call_shared" if pays else "shared_call"
         at = max(found.shared_at, request.arrival)
         self.runtime.note(in_flight, Decision("share", reason, request.id, at, figures))
+
+
+def waits_until(in_flight: InFlightRequest) -> float:
+    """When its own waiting time ends: monotonic seconds."""
+    return in_flight.request.arrival + in_flight.request.targets.waiting_time_s
+
+
+def expired(decision: Decision) -> ApiError:
+    return ApiError(ENDS[Cause.EXPIRED].code, refusal(decision))
 
 
 def reached(in_flight: InFlightRequest, call: InFlightRequest) -> None:

@@ -47,8 +47,9 @@ class Hints(NamedTuple):
         return found
 
 
-def hints_of(request: Request, now: float, workflow_due: float = math.inf) -> Hints:
-    """Of a call that is made `now`. `workflow_due`: on the same clock; infinite: its workflow has no deadline."""
+def hints_of(request: Request, now: float, workflow_due: float = math.inf, waits_until: float = math.inf) -> Hints:
+    """Of a call that is made `now`. `workflow_due`: on the same clock; infinite: its workflow has no deadline.
+    `waits_until`: on the same clock; it waits no longer than that either."""
     deadline_s = request.targets.deadline_s
     bounded = request.least_tokens is not None and request.most_tokens is not None
     return Hints(
@@ -57,7 +58,7 @@ def hints_of(request: Request, now: float, workflow_due: float = math.inf) -> Hi
         lower=request.least_tokens if bounded else None,
         upper=request.most_tokens if bounded else None,
         workflow=_name(request) if math.isfinite(workflow_due) else "",
-        waiting_s=request.arrival + request.targets.waiting_time_s - now,
+        waiting_s=min(request.arrival + request.targets.waiting_time_s, waits_until) - now,
     )
 
 
