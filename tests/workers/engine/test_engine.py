@@ -1,13 +1,19 @@
 """The live driver without a server: what it does when a part of it breaks."""
 
+import asyncio
+
 import pytest
 
 from controller.core.steps import FinishReason, Seq, Step, StepDone
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
+from workers.engine.config import parse
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
+from workers.engine.http.generate import Generator
+from workers.engine.http.requests import RequestRules, parse_completion
 from workers.engine.text.streams import Stream
+from workers.engine.text.tokenizer import ChunkTokenizer
 
 
 class ManualExecutor:
@@ -75,3 +81,20 @@ def test_a_full_queue_leaves_nothing_behind():
     with pytest.raises(HttpError, match="queue is full"):
         submit(engine)
     assert engine.streams == 1
+
+
+async def test_the_waiting_time_begins_when_a_request_comes():
+    """Two seconds of it passed before it was queued: another engine's prefix was copied."""
+    now = [1.0]
+    sizes = EngineConfig(kv_blocks=64, max_model_len=64)
+    engine = Engine("m", EngineScheduler(sizes, BATCHINGS["chunked_prefill"]()), lambda: now[0])
+    engine.attach(ManualExecutor())
+    rules = RequestRules("m", 64, ChunkTokenizer())
+    asked = parse_completion({"prompt": [1, 2, 3], "max_tokens": 4, "waiting_in": 2.5}, {}, rules)
+    generator = Generator(engine, parse(["--model", "m", "--port", "0"]), rules)
+    stream = Stream(generator._sequence(asked), (), wake_each=True)
+    now[0] += 2.0
+    generator._submit(stream, asked)
+    assert stream.expiry is not None
+    assert stream.expiry.when() - asyncio.get_running_loop().time() == pytest.approx(0.5, abs=0.1)
+    engine.abort(stream.seq)
