@@ -166,6 +166,8 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         heavy = len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES)
         if path == RESPONSES:
             parsed = await _parse_response(raw, gateway, caller, arrival, heavy=heavy)
+            whole = len(parsed.head) * (1 if parsed.kept is None else 2)  # the kept input is in memory as well
+            held.add(max(0, whole - held.size))
         else:
             parsed = await _run(partial(_parse, path, raw, gateway), heavy=heavy)
         del raw  # a waiting request keeps only the body for its engine
@@ -184,9 +186,10 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         chat = path != COMPLETIONS
         known: dict[str, Any] = {"workflow": workflow, "stored": stored, "origin": origin}
         if parsed.kept is not None and parsed.kept.background:
-            answer = BackgroundAnswer(gateway.responses, caller.tenant.name, parsed.kept)
+            answer = BackgroundAnswer(gateway.responses, caller.tenant.name, parsed.kept, held)
             in_flight = gateway.submit(parsed, caller, answer, arrival, chat=chat, **known)
             begun = await gateway.responses.begin(in_flight, answer)
+            held = Held(gateway.quotas, caller.tenant, arrival)  # the answer gives its own back
             await respond(send, 200, orjson.dumps(begun), in_flight.headers())
             return
         in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, **known)

@@ -57,7 +57,10 @@ async def stored_response(gateway: Gateway, scope: Scope, receive: Receive, send
 
 def _asked(scope: Scope, known: tuple[str, ...]) -> dict[str, str]:
     """The fields of the query. Raises ApiError for one that is not served."""
-    fields = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=16))
+    try:
+        fields = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=16))
+    except ValueError:
+        raise wrong("query", "has too many fields") from None
     for field, value in fields.items():
         if field not in known and not (field == "stream" and value == "false"):
             raise wrong(field, "is not supported here")

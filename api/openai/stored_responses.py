@@ -20,7 +20,8 @@ from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.response_objects import ResponseObject
 from api.openai.protocol.schemas import Item, KeptInput
-from api.openai.steps import Steps
+from api.openai.steps import MOST_WAITING, READ_S, Steps
+from api.openai.tenants import Held
 from workers.live import Dialogue, LiveUnavailable
 from workers.steps import LARGEST_BYTES
 from workers.stored_responses import (
@@ -33,9 +34,10 @@ from workers.stored_responses import (
 
 log = logging.getLogger(__name__)
 
+RUN_S = 2.0  # longest that Redis may take, with the waiting of a tenant's calls for one another
 RENEW_S = 1.0  # between two renewals of a lease, in which it is seen that a response was cancelled elsewhere
 LOST = {"code": "server_error", "message": "The gateway that computed this response has died."}
-TOO_LARGE = {"code": "server_error", "message": f"The response has more than {LARGEST_BYTES} bytes to be kept."}
+TOO_LARGE = {"code": "server_error", "message": f"The response is too large to be stored (over {LARGEST_BYTES} bytes)."}
 
 
 class StoredResponse(NamedTuple):
@@ -59,6 +61,7 @@ class StoredResponses:
     def __init__(self, steps: Steps, now: Callable[[], float], hang_up: Callable[[InFlightRequest, str], None]) -> None:
         self.counts: Counter[str] = Counter()
         self.open: dict[tuple[str, str], InFlightRequest] = {}  # background ones of this gateway, by tenant and id
+        self._held: dict[tuple[str, str], Held] = {}  # their bodies, until they have ended
         self._steps = steps
         self._now = now
         self._hang_up = hang_up
@@ -108,9 +111,9 @@ class StoredResponses:
         try:
             if board is None:
                 raise LiveUnavailable("this gateway runs alone")
-            async with self._steps.lane(tenant).reads:
+            async with asyncio.timeout(RUN_S), self._steps.lane(tenant).reads:
                 return await board.run(dialogue)
-        except LiveUnavailable:
+        except (LiveUnavailable, TimeoutError):
             self.counts["unread"] += 1
             told = "Stored responses cannot be read or changed now. Try again shortly."
             raise ApiError("responses_unavailable", told, retry_after_s=1.0) from None
@@ -118,7 +121,8 @@ class StoredResponses:
     # ---- write ----------------------------------------------------------------------------------------------------
 
     async def keep(self, tenant: str, response: dict[str, Any], conversation: Sequence[Item]) -> bool:
-        """A response that has ended well. False: it could not be kept."""
+        """A response that has ended well. False: it could not be kept, as while Redis hangs: its client waits for
+        this, so that it takes READ_S at most."""
         board, retention_s = self._steps.board, self._steps.retentions.get(tenant, 0)
         if board is None or not retention_s:
             return False
@@ -126,18 +130,30 @@ class StoredResponses:
         if len(raw) > LARGEST_BYTES:
             self.counts["too_large"] += 1
             return False
+        lane = self._steps.lane(tenant)
+        if lane.waiting >= MOST_WAITING:
+            self.counts["too_many_waiting"] += 1
+            return False
+        lane.waiting += 1
         try:
-            async with self._steps.lane(tenant).writes:
+            async with asyncio.timeout(READ_S), lane.writes:
                 came = await board.run(keep_response(tenant, response["id"], raw, retention_s))
-        except LiveUnavailable as error:
-            log.info("a response was not kept: %s", error)
+        except (LiveUnavailable, TimeoutError) as error:
+            log.info("a response was not kept: %s", error or "Redis did not answer in time")
             came = "unwritten"
+        finally:
+            lane.waiting -= 1
         self.counts[came] += 1
         return came == "kept"
 
     def _raw(self, stored: StoredResponse) -> bytes:
         name = str(stored.response["id"]).removeprefix("resp_")
-        named = [{"id": f"item_{name}_{at}", **item} for at, item in enumerate(stored.input)]
+        named, known = [], set[str]()
+        for at, item in enumerate(stored.input):
+            own = item.get("id")  # a client may send an item twice, and pages go by ids
+            item_id = own if isinstance(own, str) and own not in known else f"item_{name}_{at}"
+            known.add(item_id)
+            named.append({**item, "id": item_id})
         told = {"open": stored.open, "kept_at": self._now(), "response": stored.response, "input": named}
         return orjson.dumps(told)
 
@@ -174,9 +190,15 @@ class StoredResponses:
         return cancelled.response
 
     def _stop(self, tenant: str, response_id: str) -> None:
-        in_flight = self.open.pop((tenant, response_id), None)
+        in_flight = self._close(tenant, response_id)
         if in_flight is not None:
             self._hang_up(in_flight, "client_closed")
+
+    def _close(self, tenant: str, response_id: str) -> InFlightRequest | None:
+        held = self._held.pop((tenant, response_id), None)
+        if held is not None:
+            held.give_back()
+        return self.open.pop((tenant, response_id), None)
 
     # ---- in the background ----------------------------------------------------------------------------------------
 
@@ -185,7 +207,7 @@ class StoredResponses:
         tenant, begun = in_flight.request.tenant, answer.response.begun()
         name = (tenant, begun["id"])
         stored = StoredResponse(True, begun, answer.kept.items)
-        self.open[name] = in_flight
+        self.open[name], self._held[name] = in_flight, answer.held
         try:
             retention_s = self._steps.retentions.get(tenant, 0)
             came = await self._run(tenant, keep_response(*name, self._raw(stored), retention_s))
@@ -210,7 +232,7 @@ class StoredResponses:
                 break
             except ApiError:
                 await asyncio.sleep(RENEW_S)
-        self.open.pop(name, None)
+        self._close(*name)
 
     async def watch(self) -> None:
         """Until cancelled: leases are renewed, and what was cancelled or deleted elsewhere ends."""
@@ -267,14 +289,16 @@ class KeepingAnswer:
 
 
 class BackgroundAnswer:
-    """The `send` of a background response, whose client has gone. `begun`: what is kept of it while it is open."""
+    """The `send` of a background response, whose client has gone. `begun`: what is kept of it while it is open. `held`:
+    its body, until it has ended."""
 
-    def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput) -> None:
+    def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput, held: Held) -> None:
         self.response: ResponseObject
         self.kept = kept
         self.begun: asyncio.Future[StoredResponse] = asyncio.get_running_loop().create_future()
         self._responses = responses
         self._tenant = tenant
+        self.held = held
         self._said = bytearray()
 
     async def __call__(self, message: Message) -> None:

@@ -415,3 +415,64 @@ async def test_what_cannot_be_read_is_not_there(raw):
         (name,) = [name for name in names() if name.endswith(made["id"]) and "||" not in name]
         client.set(name, raw)
         assert (await call(bed, made["id"])).status == 404
+
+
+class Hanging:
+    """A Redis that takes commands and never answers."""
+
+    async def run(self, dialogue):
+        await asyncio.Event().wait()
+
+
+async def test_answers_wait_for_a_redis_that_hangs_no_longer_than_for_steps(monkeypatch):
+    monkeypatch.setattr("api.openai.stored_responses.RUN_S", 0.3)
+    async with gateway() as bed:
+        bed.gateway.steps.board = Hanging()
+        began = asyncio.get_running_loop().time()
+        made = await asyncio.gather(*(ask(bed, asked(f"hello {number}")) for number in range(80)))
+        assert asyncio.get_running_loop().time() - began < 3.0, "all at once, and not four after one another"
+        assert {each["store"] for each in made} == {False}
+        assert (await call(bed, made[0]["id"])).status == 503
+        assert bed.gateway.steps.lane("acme").waiting == 0
+
+
+async def test_a_long_conversation_is_held_in_memory_as_a_long_body_is():
+    """A short request that goes on from it counts with all that it stands for, until its answer is out."""
+    async with gateway() as bed:
+        first = await ask(bed, asked("word " * 480))
+        bed.every(Script(hang_after=0))
+        long = bed.send(asked(previous_response_id=first["id"]), PATH)
+        await until_on_loop(lambda: calls(bed) == 2)
+        assert bed.gateway.quotas.body_bytes > 4_000
+        await long.hang_up()
+        await until_on_loop(lambda: bed.gateway.quotas.body_bytes == 0)
+
+
+async def test_the_body_of_a_background_response_is_held_until_it_has_ended():
+    async with gateway() as bed:
+        bed.every(Script(hang_after=0))
+        made = await ask(bed, asked("word " * 480, background=True))
+        assert bed.gateway.quotas.body_bytes > 4_000
+        await shown(bed, made["id"], "/cancel", "POST")
+        await until_on_loop(lambda: bed.gateway.quotas.body_bytes == 0)
+
+
+async def test_a_query_of_very_many_fields_is_refused():
+    async with gateway() as bed:
+        made = await ask(bed, asked())
+        answer = await call(bed, made["id"], query="&".join(["limit=1"] * 17))
+        assert (answer.status, answer.error["param"]) == (400, "query")
+
+
+async def test_items_that_came_twice_or_without_a_usable_id_are_paged_through():
+    async with gateway() as bed:
+        item = {"type": "message", "role": "user", "content": "hello", "id": "same"}
+        made = await ask(bed, asked([item, item, {**item, "id": None}]))
+        listed, after = [], ""
+        while True:
+            page = await shown(bed, made["id"], "/input_items", query=f"limit=1&order=asc{after}")
+            listed += [each["id"] for each in page["data"]]
+            if not page["has_more"]:
+                break
+            after = f"&after={page['last_id']}"
+        assert len(set(listed)) == len(listed) == 3
