@@ -109,7 +109,7 @@ def test_a_conversation_is_refused_alike(system, change, param):
     [
         ({"input": []}, "invalid_value", "input"),
         ({"input": [{"type": "input_image"}]}, "invalid_value", "input[0].type"),
-        ({"previous_response_id": "resp_1"}, "invalid_value", "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "not_found", "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
         ({"deadline": -30}, "invalid_slo", "deadline"),
         ({"input": "word " * 40_000}, "context_length_exceeded", "input"),
@@ -117,8 +117,8 @@ def test_a_conversation_is_refused_alike(system, change, param):
 )
 def test_a_response_is_refused_alike(system, change, code, param):
     answer = post(system, RESPONSE | change, "responses")
-    error = error_of(answer)
-    assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+    error, status = error_of(answer), 404 if code == "not_found" else 400
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
     assert queued(system) == 0
 
 

@@ -1,8 +1,10 @@
 """Refusals that come faster than a rate are recorded as one: a tenant that hammers must not fill PostgreSQL.
 
 The first `SINGLE` refusals of a second are recorded one by one. What else is refused in that second for the same
-tenant, class, model and reason becomes one record: the first of them, with how many requests it stands for. All figures
-count every request. A group never spans two minutes, since the roll-up is by minute. Decision 175.
+tenant, class, model, type and reason becomes one record: the first of them, with how many requests it stands for.
+Requests of a workflow count for that workflow, so each of the first MOST_WORKFLOWS has a record of its own; what is
+refused for more of them is added to the last one's. All figures count every request. A group never spans two minutes,
+since the roll-up is by minute. Decision 175.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from controller.core.types import RequestRecord
+from controller.slo.request_types import RequestType, type_of
 
+MOST_WORKFLOWS = 20  # clients choose their names
 SINGLE = 10  # refusals of one kind in one second that are recorded one by one
 OPEN_S = 1.0  # how long a group waits for more, after its first refusal
 
@@ -28,31 +32,32 @@ class Kind(NamedTuple):
     tenant: str
     slo_class: str
     model: str
+    type: RequestType
     error_code: str
     reason: str
     second: int
 
 
-class _Group:
-    __slots__ = ("first_at", "last_at", "prompt_tokens", "requests", "sample", "single")
+class _Sum:
+    """Of refusals that become one record."""
 
-    def __init__(self) -> None:
-        self.single = 0
-        self.sample: RequestRecord | None = None
+    __slots__ = ("first_at", "last_at", "prompt_tokens", "requests", "sample")
+
+    def __init__(self, sample: RequestRecord) -> None:
+        self.sample = sample
         self.requests = 0
         self.prompt_tokens = 0
         self.first_at = math.inf
         self.last_at = -math.inf
 
     def add(self, record: RequestRecord) -> None:
-        self.sample = self.sample or record
         self.requests += 1
         self.prompt_tokens += record.prompt_tokens
         self.first_at = min(self.first_at, record.arrived_at)
         self.last_at = max(self.last_at, record.arrived_at)
 
-    def record(self) -> RequestRecord | None:
-        if self.sample is None or self.requests == 1:
+    def record(self) -> RequestRecord:
+        if self.requests == 1:
             return self.sample
         return replace(
             self.sample,
@@ -61,6 +66,23 @@ class _Group:
             last_arrived_at=self.last_at,
             all_prompt_tokens=self.prompt_tokens,
         )
+
+
+class _Group:
+    """`sums` by workflow, "" for requests of none."""
+
+    __slots__ = ("last", "single", "sums")
+
+    def __init__(self) -> None:
+        self.single = 0
+        self.sums: dict[str, _Sum] = {}
+        self.last = ""
+
+    def add(self, record: RequestRecord) -> None:
+        name = record.workflow if record.workflow in self.sums or len(self.sums) < MOST_WORKFLOWS else self.last
+        if name not in self.sums:
+            self.sums[name], self.last = _Sum(record), name
+        self.sums[name].add(record)
 
 
 class RefusalGroups:
@@ -74,7 +96,8 @@ class RefusalGroups:
         """Of a request that was refused before any engine was asked. `reason`: why it missed its targets, in one short
         code."""
         second = math.floor(record.arrived_at)
-        kind = Kind(record.tenant, record.slo_class, record.model, record.error_code, reason, second)
+        asked = record.tenant, record.slo_class, record.model, type_of(record)
+        kind = Kind(*asked, record.error_code, reason, second)
         group = self._groups.get(kind)
         if group is None:
             group = self._groups[kind] = _Group()
@@ -88,13 +111,12 @@ class RefusalGroups:
     @property
     def waiting(self) -> int:
         """Refused requests that no record stands for yet."""
-        return sum(group.requests for group in self._groups.values())
+        return sum(each.requests for group in self._groups.values() for each in group.sums.values())
 
     def _close(self, kind: Kind) -> None:
         group = self._groups.pop(kind, None)
-        record = group.record() if group is not None else None
-        if record is not None:
-            self._sink.add(record)
+        for each in group.sums.values() if group is not None else ():
+            self._sink.add(each.record())
 
     def close(self) -> None:
         """At shutdown: records for all groups that are open."""

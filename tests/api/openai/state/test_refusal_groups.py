@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from api.openai.state import refusal_groups
-from api.openai.state.refusal_groups import SINGLE, RefusalGroups
+from api.openai.state.refusal_groups import MOST_WORKFLOWS, SINGLE, RefusalGroups
 from controller.core.snapshot import TenantConfig
 from controller.core.types import RequestRecord
 from tests import factories
@@ -101,3 +101,28 @@ async def test_what_a_gateway_had_grouped_is_recorded_when_it_stops() -> None:
     assert [(record.stands_for, round(record.arrived_at - factories.NOON, 3)) for record in grouped] == [
         (2, 0.0), (2, 1.0), (2, 59.9), (2, 60.1),
     ]  # fmt: skip
+
+
+async def test_types_stay_apart_and_each_workflow_is_told_of_its_own_refusals() -> None:
+    """Goodput counts a workflow as missed for a request of it that was refused, and others by their type."""
+    sink = ListSink()
+    groups = RefusalGroups(sink)
+    for number in range(SINGLE + 6):
+        groups.add(factories.record(outcome="refused", attempts=0, workflow=f"w{number % 3}"), "queue_full")
+    for _ in range(SINGLE + 4):
+        groups.add(factories.record(outcome="refused", attempts=0), "queue_full")
+        groups.add(factories.record(outcome="refused", attempts=0, target_deadline_s=5.0), "queue_full")
+    groups.close()
+    grouped = sink.records[3 * SINGLE :]
+    told = sorted((each.workflow, each.target_deadline_s or 0.0, each.stands_for) for each in grouped)
+    assert told == [("", 0.0, 4), ("", 5.0, 4), ("w0", 0.0, 2), ("w1", 0.0, 2), ("w2", 0.0, 2)]
+
+
+async def test_a_flood_of_workflow_names_is_few_records() -> None:
+    sink = ListSink()
+    groups = RefusalGroups(sink)
+    for number in range(1_000):
+        groups.add(factories.record(outcome="refused", attempts=0, workflow=f"w{number}"), "queue_full")
+    groups.close()
+    assert len(sink.records) == SINGLE + MOST_WORKFLOWS
+    assert stood_for(sink.records) == 1_000
