@@ -80,9 +80,16 @@ function act.replace(mark, name, ...)
   return act.keep(name, ...)
 end
 
-function act.renew(mark, name, lease, ms)
-  if not is_open(name, mark) then return 0 end
+function act.renew(mark, name, lease, ms, seconds)
+  local open, found = is_open(name, mark)
+  if not open then return 0 end
   redis.call('SET', lease, 1, 'PX', ms)
+  local kept_ms = math.ceil(seconds * 1000)
+  redis.call('PEXPIRE', key .. '|' .. name, kept_ms)
+  redis.call('ZADD', key, 'XX', string.format('%.3f', now + seconds), #found .. ':' .. name)
+  lasts(key .. '||' .. string.sub(name, 34), kept_ms)
+  lasts(key, kept_ms + 60000)
+  lasts(bytes, kept_ms + 60000)
   return 1
 end
 

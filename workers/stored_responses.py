@@ -53,9 +53,10 @@ def end_response(tenant: str, response_id: str, raw: bytes, retention_s: float) 
     return found.decode()
 
 
-def renew_response(tenant: str, response_id: str) -> Dialogue[bool]:
-    """Hold its lease for LEASE_S more. False: it is not open any more."""
-    told = (_name(response_id), _lease(tenant, response_id), round(LEASE_S * 1000))
+def renew_response(tenant: str, response_id: str, retention_s: float) -> Dialogue[bool]:
+    """Hold its lease for LEASE_S more. Its retention begins anew, so that it neither ends nor makes room for others
+    while it is computed. False: it is not open any more."""
+    told = (_name(response_id), _lease(tenant, response_id), round(LEASE_S * 1000), retention_s)
     open_still: int = yield from run_script(tenant, "renew", OPEN, *told)
     return bool(open_still)
 

@@ -35,6 +35,7 @@ from workers.stored_responses import (
 log = logging.getLogger(__name__)
 
 RUN_S = 2.0  # longest that Redis may take, with the waiting of a tenant's calls for one another
+RENEWED_AT_ONCE = 32  # leases
 RENEW_S = 1.0  # between two renewals of a lease, in which it is seen that a response was cancelled elsewhere
 LOST = {"code": "server_error", "message": "The gateway that computed this response has died."}
 TOO_LARGE = {"code": "server_error", "message": f"The response is too large to be stored (over {LARGEST_BYTES} bytes)."}
@@ -76,7 +77,7 @@ class StoredResponses:
         try:
             told = orjson.loads(raw or b"null")
             found = StoredResponse(told["open"], told["response"], told["input"])
-            gone = self._now() - told["kept_at"] > retention_s
+            gone = self._now() - told["kept_at"] > retention_s and not (found.open and leased)
         except (orjson.JSONDecodeError, KeyError, TypeError):
             gone = True
         if gone:
@@ -214,7 +215,7 @@ class StoredResponses:
             if came != "kept":
                 told = "background: what this tenant keeps leaves no room for another response."
                 raise ApiError("rate_limit_exceeded", told, param="background", retry_after_s=5.0)
-            await self._run(tenant, renew_response(*name))
+            await self._run(tenant, renew_response(*name, retention_s))
         except BaseException:
             answer.begun.cancel()
             self._stop(*name)
@@ -238,14 +239,21 @@ class StoredResponses:
         """Until cancelled: leases are renewed, and what was cancelled or deleted elsewhere ends."""
         while True:
             await asyncio.sleep(RENEW_S)
-            for name, in_flight in list(self.open.items()):
-                try:
-                    open_still = self._steps.board is None or await self._steps.board.run(renew_response(*name))
-                except LiveUnavailable as error:
-                    log.debug("a lease of a response was not renewed: %s", error)
-                    break
-                if not open_still and self.open.get(name) is in_flight:
-                    self._stop(*name)
+            opened = list(self.open.items())
+            for at in range(0, len(opened), RENEWED_AT_ONCE):
+                await asyncio.gather(*(self._renew(*each) for each in opened[at : at + RENEWED_AT_ONCE]))
+
+    async def _renew(self, name: tuple[str, str], in_flight: InFlightRequest) -> None:
+        if self._steps.board is None:
+            return
+        retention_s = self._steps.retentions.get(name[0], 0) or 1  # without one it has been forgotten
+        try:
+            open_still = await self._steps.board.run(renew_response(*name, retention_s))
+        except LiveUnavailable as error:
+            log.debug("a lease of a response was not renewed: %s", error)
+            return
+        if not open_still and self.open.get(name) is in_flight:
+            self._stop(*name)
 
 
 SETTLE_TRIES = 8

@@ -149,14 +149,14 @@ def test_gateways_alone_read_the_answers_that_are_kept(server):
 def test_gateways_alone_read_responses_that_are_stored(server):
     gateway, response, open_one = client(server, "gateway"), "resp_1", OPEN + b"}"
     assert run(gateway, keep_response("acme", response, open_one, 60)) == "kept"
-    assert run(gateway, renew_response("acme", response))
+    assert run(gateway, renew_response("acme", response, 60))
     assert run(gateway, read_response("acme", response)) == (open_one, True)
     for user in ("console", "worker", "beat"):
-        for dialogue in (read_response("acme", response), renew_response("acme", response)):
+        for dialogue in (read_response("acme", response), renew_response("acme", response, 60)):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 run(client(server, user), dialogue)
     assert run(gateway, end_response("acme", response, b"{}", 60)) == "kept"
-    assert not run(gateway, renew_response("acme", response))
+    assert not run(gateway, renew_response("acme", response, 60))
     assert run(gateway, forget_response("acme", response)) == 1
 
 

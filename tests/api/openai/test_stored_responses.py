@@ -476,3 +476,18 @@ async def test_items_that_came_twice_or_without_a_usable_id_are_paged_through():
                 break
             after = f"&after={page['last_id']}"
         assert len(set(listed)) == len(listed) == 3
+
+
+async def test_one_that_is_computed_neither_expires_nor_makes_room_for_others(monkeypatch):
+    """Its retention is shorter than it takes, and what others keep meanwhile fills all room."""
+    monkeypatch.setattr("workers.steps.MOST_STEPS", 3)
+    async with gateway(retention_s=1) as bed:
+        bed.every(Script(hang_after=0))
+        made = await ask(bed, asked(background=True))
+        await until_on_loop(lambda: calls(bed) == 1)
+        bed.every(Script())
+        for _ in range(4):
+            await asyncio.sleep(0.4)
+            await ask(bed, asked())
+        assert (await shown(bed, made["id"]))["status"] == "in_progress"
+        assert (await shown(bed, made["id"], "/cancel", "POST"))["status"] == "cancelled"
