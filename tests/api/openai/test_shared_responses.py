@@ -128,4 +128,4 @@ async def test_one_in_the_background_is_cancelled_alone(redis_server):
         assert (await shown(two, second["id"]))["status"] == "in_progress"
         await shown(two, second["id"], "/cancel", "POST")
         await until_on_loop(lambda: len(one.sink.records) == 2)
-        assert sum(one.backend(name).running for name in ("e1", "e2")) == 0
+        await until_on_loop(lambda: sum(one.backend(name).running for name in ("e1", "e2")) == 0)
