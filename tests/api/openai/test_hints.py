@@ -84,7 +84,7 @@ async def test_a_decode_engine_hears_bounds_and_later_ones(monkeypatch):
 
 
 async def test_an_engine_that_refuses_bounds_serves_on_and_is_left_alone(monkeypatch):
-    """It has no token, so nobody can prove that he is of its fleet."""
+    """It has no token, so no caller can prove that it belongs to its fleet."""
     monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     options = ("--model", "demo", "--profile", "constant:5ms", "--max-model-len", "4096")
     with EngineProcess(*options, token="") as engine:
