@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from workers.vllm_plugin.hints import PluginHints, hint_fields
+from workers.vllm_plugin.policy import EngineNow, StepPlan
 from workers.vllm_plugin.scheduler import SlacklineScheduler
 
 MODEL = Path(sys.prefix) / "model"
@@ -167,7 +168,28 @@ def paused() -> dict[str, Any]:
     return {"alone": alone, "ended": driver.ended}
 
 
+def full() -> dict[str, Any]:
+    """A plan that pauses all who run for one that waits, again and again, while those who run hold the blocks."""
+    of = scheduler({"order": "calm"}, seats=4, blocks=8)
+    driver = Driver(of)
+    for name in "ab":
+        of.add_request(request(name, PluginHints(), tokens=8, prompt=40))
+    driver.step()
+    driver.step()
+
+    def plan(engine: EngineNow, now: float) -> StepPlan | None:
+        return StepPlan(engine.queue, paused=engine.running) if engine.queue else None
+
+    of._policy.plan = plan
+    of.add_request(request("tight", PluginHints(5.0, 5.0), tokens=4, prompt=40))
+    for _ in range(60):
+        if of.requests:
+            driver.step()
+    return {"ended": sorted(driver.ended), "kept": len(of._seqs)}
+
+
 CASES = {
+    "full": full,
     "s_edf": lambda: by_deadline("s_edf"),
     "edf": lambda: by_deadline("edf"),
     "heap": lambda: by_deadline("s_edf", "priority"),

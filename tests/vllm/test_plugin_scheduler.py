@@ -15,7 +15,7 @@ pytestmark = pytest.mark.vllm
 SCRIPT = ROOT / "tests" / "vllm" / "scheduler_script.py"
 CASES = (
     "s_edf", "heap", "edf", "fcfs", "calm", "forged", "aborted", "preempted_edf", "preempted_calm", "preempted_slack",
-    "paused",
+    "paused", "full",
 )  # fmt: skip
 
 
@@ -59,3 +59,7 @@ def test_preempted_requests_get_all_their_tokens_and_all_blocks_come_back(found:
 def test_slack_lets_a_long_answer_sit_out_steps_and_not_for_ever(found: dict[str, Any]) -> None:
     assert found["paused"]["alone"] >= 3
     assert "long" in found["paused"]["ended"]
+
+
+def test_a_plan_that_pauses_all_for_one_without_blocks_does_not_stop_the_server(found: dict[str, Any]) -> None:
+    assert found["full"] == {"ended": ["a", "b", "tight"], "kept": 0}

@@ -47,6 +47,8 @@ class SlacklineScheduler(AsyncScheduler):
         self._seqs: dict[str, Seq] = {}
         self._sent: deque[tuple[int, _Sent]] = deque()
         self._ended = 0.0  # the last step
+        self._pauses = False  # the plan of this step lets running requests sit out
+        self._stood = False  # the last step ran nothing, while running requests sat out
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ class SlacklineScheduler(AsyncScheduler):
         held = self._arrange(now)
         decoding = {request.request_id for request in self.running if self._seqs[request.request_id].decoding}
         output = super().schedule(throttle_prefills)
+        self._stood = self._pauses and not output.num_scheduled_tokens
         self.waiting.extend(held)
         self._sent.append((id(output), _Sent(self._step(output, decoding), now)))
         return output
@@ -96,10 +99,13 @@ class SlacklineScheduler(AsyncScheduler):
             [self._seqs[request.request_id] for request in self.waiting],
         )
         plan = self._policy.plan(engine, now)
+        # Who is paused keeps its blocks, and who waits may lack them: the same plan again would run nothing for long.
+        paused = () if plan is None or self._stood else plan.paused
+        self._pauses = bool(paused)
         if plan is None:
             return []
         evicted = {seq.id for seq in plan.evicted if self._evict(self.requests[seq.id], now)}
-        for seq in plan.paused:
+        for seq in paused:
             if seq.id not in evicted:  # `schedule` counts the step first
                 self.requests[seq.id].next_decode_eligible_step = self.current_step + 2
         self.waiting.clear()
