@@ -11,21 +11,19 @@ from django.db.models.functions import RowNumber
 
 from controller.models import GraphVersion
 from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
+from controller.selectors.records.learned_versions import content_of, published
 
 SHOWN = 5  # versions of a tenant
 
 
 def published_graphs() -> list[PublishedVersion]:
     """The newest of each tenant that has content."""
-    rows = GraphVersion.objects.filter(content__isnull=False).order_by("tenant", "-version").distinct("tenant")
-    found = rows.values_list("tenant", "version", "trained_at", "digest")
-    return [PublishedVersion(tenant, version, at.timestamp(), digest) for tenant, version, at, digest in found]
+    return published(GraphVersion, "tenant")
 
 
 def published_graph_content(tenant: str, version: int) -> bytes | None:
     """None: it has none any more."""
-    row = GraphVersion.objects.filter(tenant=tenant, version=version).values_list("content", flat=True).first()
-    return None if row is None else bytes(row)
+    return content_of(GraphVersion, tenant=tenant, version=version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from django.db.models.functions import RowNumber
 
 from controller.models import LengthVersion, RequestRecord, ServedModel
 from controller.predict.answer_lengths import FEATURES, MOST_AGE_S, PublishedVersion
+from controller.selectors.records.learned_versions import content_of, published
 
 SHOWN = 10  # versions of a model
 RECENT = 2_000  # requests
@@ -18,15 +19,12 @@ RECENT = 2_000  # requests
 
 def published_versions() -> list[PublishedVersion]:
     """The newest of each model that has content."""
-    rows = LengthVersion.objects.filter(content__isnull=False).order_by("model", "-version").distinct("model")
-    found = rows.values_list("model", "version", "trained_at", "digest")
-    return [PublishedVersion(model, version, at.timestamp(), digest) for model, version, at, digest in found]
+    return published(LengthVersion, "model")
 
 
 def published_content(model: str, version: int) -> bytes | None:
     """None: it has none any more."""
-    row = LengthVersion.objects.filter(model=model, version=version).values_list("content", flat=True).first()
-    return None if row is None else bytes(row)
+    return content_of(LengthVersion, model=model, version=version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from controller.models import GraphVersion
 from controller.predict.pattern_graphs import Call, GraphSet, kind_of
 from controller.selectors.records.graph_versions import published_graph_content, published_graphs
 from controller.services.actors import Actor
-from controller.services.records.graph_versions import CONTENTS_KEPT
+from controller.services.records.learned_versions import CONTENTS_KEPT
 from controller.services.slo.tenants import tenant_remove
 from tests import factories
 from workers.analysis import graph_versions as module

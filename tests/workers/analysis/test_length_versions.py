@@ -12,7 +12,7 @@ from controller.models import LengthVersion
 from controller.predict.answer_lengths import FEATURES, TARGET
 from controller.predict.length_forest import LengthForest
 from controller.selectors.records.length_versions import published_content, published_versions
-from controller.services.records.length_versions import CONTENTS_KEPT
+from controller.services.records.learned_versions import CONTENTS_KEPT
 from tests import factories
 from workers.analysis import length_versions as module
 from workers.analysis.length_versions import RecordedAnswer, judge, recorded_answers, train_models
