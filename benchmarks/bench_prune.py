@@ -2,7 +2,8 @@
 
 A fleet (`--fleet`; `common`: the two instances of the fleet matrix, `mixed`: one of them twice as slow,
 `disaggregated`: a prefill and a decode instance; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s,
-behind one, two and four gateways. Loads are multiples of the knee of the default policy without pruning. `off`: the
+behind one, two and four gateways; `--long-prompts`: under the matrix's long prompts. Loads are multiples of the knee of
+the default policy without pruning, or `--rates` in requests/s. `off`: the
 default policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards,
 which refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
 
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.fleets.cells import DEFAULT, LINKS, SEEDS, cell, disaggregated, instances, slower
+from benchmarks.fleets.cells import DEFAULT, LINKS, LONG_PROMPTS, SEEDS, cell, disaggregated, instances, slower
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.report.results import RunResult
 from controller.simulator.report.summary import attainment
@@ -40,10 +41,16 @@ FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settin
 
 
 def plan(
-    gateways: int, duration_s: float, seeds: Sequence[int], budget: float | None, fleet: str = "common"
+    gateways: int,
+    duration_s: float,
+    seeds: Sequence[int],
+    budget: float | None,
+    fleet: str = "common",
+    long_prompts: bool = False,
 ) -> ExperimentPlan:
     served_by, settings = FLEETS[fleet]
-    config: dict[str, Any] = cell(f"{gateways} gateways", served_by, gateways=gateways, **settings)
+    tasks = LONG_PROMPTS if long_prompts else "4-task"
+    config: dict[str, Any] = cell(f"{gateways} gateways", served_by, tasks, gateways=gateways, **settings)
     config |= {"policies": [DEFAULT, "scorpio"], "seeds": list(seeds), "rates": [1.0]}
     del config["knee"]
     config["workload"]["duration_s"] = duration_s
@@ -67,24 +74,28 @@ def pruned(results: Sequence[RunResult]) -> dict[str, int]:
     return {"pruned": len(records), "pruned_made_it": sum(record.attained for record in records)}
 
 
-def measure(
-    gateways: int, loads: Sequence[float], duration_s: float, seeds: Sequence[int], budget: float, fleet: str
-) -> Any:
-    """Rows by load."""
-    off, on = (plan(gateways, duration_s, seeds, each, fleet) for each in (None, budget))
+def measure(gateways: int, args: argparse.Namespace) -> Any:
+    """Rows by load, or by rate."""
+    off, on = (
+        plan(gateways, args.duration, args.seeds, budget, args.fleet, args.long_prompts)
+        for budget in (None, args.budget)
+    )
     (default, _) = off.contenders
-    knee = find_knee(replace(off, seeds=off.seeds[:1]), default, LEVEL)
+    if args.rates:
+        rates = {f"{rate:g}/s": rate for rate in args.rates}
+    else:
+        knee = find_knee(replace(off, seeds=off.seeds[:1]), default, LEVEL)
+        rates = {f"{load:g}": load * knee for load in args.loads}
     rows = {}
-    for load in loads:
-        rate = load * knee
+    for name, rate in rates.items():
         coordinated = run(on, DEFAULT, rate)
         attained = {
             "off": outcome(run(off, DEFAULT, rate)),
             "on": outcome(coordinated),
             "scorpio": outcome(run(off, "scorpio", rate)),
         }
-        rows[f"{load:g}"] = {"attainment": attained, **pruned(coordinated), "rate": round(rate, 2)}
-        print(f"{gateways} gateways, {load:g} x {knee:.1f}/s: {rows[f'{load:g}']}", flush=True)
+        rows[name] = {"attainment": attained, **pruned(coordinated), "rate": round(rate, 2)}
+        print(f"{gateways} gateways, {name} ({rate:.1f}/s): {rows[name]}", flush=True)
     return rows
 
 
@@ -98,19 +109,19 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=BUDGET, help="largest share of the waiting that is pruned")
     parser.add_argument("--gateways", type=int, nargs="+", default=GATEWAYS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--rates", type=float, nargs="+", help="requests/s, in place of --loads")
+    parser.add_argument("--long-prompts", action="store_true")
     parser.add_argument("--duration", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--fleet", choices=FLEETS, default="common")
     args = parser.parse_args()
     if os.environ.get("QUICK", "") not in ("", "0"):
         args.gateways, args.loads, args.duration, args.seeds = [2], [1.0, 1.7], 10.0, SEEDS[:1]
-    found = {
-        str(count): measure(count, args.loads, args.duration, args.seeds, args.budget, args.fleet)
-        for count in args.gateways
-    }
+    found = {str(count): measure(count, args) for count in args.gateways}
     ratio = {count: ratios(rows) for count, rows in found.items()}
     report = {
         "fleet": args.fleet,
+        "long_prompts": args.long_prompts,
         "budget": args.budget,
         "seeds": list(args.seeds),
         "attainment": {n: {load: row["attainment"] for load, row in rows.items()} for n, rows in found.items()},
