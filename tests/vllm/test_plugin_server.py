@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,17 @@ def complete(url: str, prompt: list[int], tokens: int, hints: PluginHints = NONE
     return found
 
 
-def waiting(url: str) -> int:
+def counted(url: str, state: str) -> int:
+    """Requests that are `waiting` or `running`."""
     lines = requests.get(f"{url}/metrics", timeout=10).text.splitlines()
-    return int(float(next(line for line in lines if line.startswith("vllm:num_requests_waiting{")).split()[-1]))
+    return int(float(next(line for line in lines if line.startswith(f"vllm:num_requests_{state}{{")).split()[-1]))
+
+
+def until_counted(url: str, state: str, count: int, held: list[Future[None]]) -> None:
+    """Until so many are, or one of `held` has ended."""
+    until = time.monotonic() + 20
+    while counted(url, state) < count and time.monotonic() < until and not any(each.done() for each in held):
+        time.sleep(0.01)
 
 
 async def test_a_gateway_learns_from_the_metrics_that_hints_are_read(
@@ -81,12 +89,10 @@ def test_the_earliest_deadline_that_can_be_met_is_served_first(server: RunningEn
     asked = {"missed": -30.0, "far": 900.0, "near": 300.0}
     with ThreadPoolExecutor(8) as pool:
         held = [pool.submit(ask, "held", NONE, tokens) for tokens in (180, 380)]
-        time.sleep(0.3)
+        until_counted(server.url, "running", 2, held)
         for count, (name, left_s) in enumerate(asked.items(), 1):
             pool.submit(ask, name, PluginHints(left_s, 1000.0, 5.0))
-            until = time.monotonic() + 20
-            while waiting(server.url) < count and time.monotonic() < until and not any(h.done() for h in held):
-                time.sleep(0.01)
+            until_counted(server.url, "waiting", count, held)
         assert not held[0].done(), "the machine was too slow: the first answer ended before all others waited"
     order = [name for name in ended if name != "held"]
     assert order == ["near", "far", "missed"]
