@@ -137,9 +137,8 @@ class OrderedQueue:
             prompts = [as_prompt(seq, seq.remaining) for seq in seqs.values()]
             return [seqs[prompt.id] for prompt in self._urgency.order(prompts, now)]
         key, each_s = prefill_order(self._order).key, 1.0 / self._urgency.tokens_per_s
-        return sorted(
-            queue, key=lambda seq: (key(due_of(seq), seq.remaining * each_s, seq.arrival, now), seq.arrival, seq.id)
-        )
+        # What is equal stays as vLLM has it: names of requests are random there.
+        return sorted(queue, key=lambda seq: (key(due_of(seq), seq.remaining * each_s, seq.arrival, now), seq.arrival))
 
     def _paused(self, engine: EngineNow, now: float) -> list[Seq]:
         if self._slack is None:

@@ -19,13 +19,12 @@ from vllm.v1.request import RequestStatus
 
 from controller.core.steps import Aborted, Added, Chunk, FinishReason, Seq, Step, StepRan
 from controller.core.told_hints import estimate_of
+from workers.vllm_plugin.arrivals import Arrivals
 from workers.vllm_plugin.hints import read_hints
 from workers.vllm_plugin.policy import EngineNow, first_due, policy_of, settings_from
 from workers.vllm_plugin.versions import check_version
 
 check_version(vllm.__version__)
-
-MOST_IN_FRONT_S = 60.0  # a request whose front end says that it waited there longer has another clock
 
 
 class _Sent(NamedTuple):
@@ -45,6 +44,7 @@ class SlacklineScheduler(AsyncScheduler):
         # Under `--scheduling-policy priority` vLLM's queue is a heap, which has no other order.
         self.waiting: Any = FCFSRequestQueue()
         self._seqs: dict[str, Seq] = {}
+        self._arrivals = Arrivals(time.monotonic, time.time)
         self._sent: deque[tuple[int, _Sent]] = deque()
         self._ended = 0.0  # the last step
         self._pauses = False  # the plan of this step lets running requests sit out
@@ -54,9 +54,8 @@ class SlacklineScheduler(AsyncScheduler):
 
     def add_request(self, request: Any) -> None:
         if request.request_id not in self.requests:
-            now = time.monotonic()
-            seq = self._seqs[request.request_id] = _seq_of(request, now)
-            self._policy.observe(Added(seq), now)
+            seq = self._seqs[request.request_id] = _seq_of(request, self._arrivals.at(request.arrival_time))
+            self._policy.observe(Added(seq), time.monotonic())
         super().add_request(request)
 
     def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
@@ -155,12 +154,10 @@ class SlacklineScheduler(AsyncScheduler):
             self._policy.observe(StepRan(sent.step, 1, seconds), now)
 
 
-def _seq_of(request: Any, now: float) -> Seq:
-    """Its targets on this clock, from what was left when it reached the server's front end, by `arrival_time` on the
-    wall clock of this machine."""
+def _seq_of(request: Any, arrived: float) -> Seq:
+    """Its targets on this clock, from what was left when it reached the server's front end, at `arrived`."""
     params = request.sampling_params
     hints = read_hints(params.extra_args if params is not None else None)
-    arrived = now - min(max(0.0, time.time() - request.arrival_time), MOST_IN_FRONT_S)
     seq = Seq(
         request.request_id,
         arrived,

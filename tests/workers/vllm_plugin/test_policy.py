@@ -33,6 +33,11 @@ def test_each_order_has_its_own_way_with_what_is_late() -> None:
     assert order(PluginSettings("calm"), *QUEUE)[-1] == "missed"
 
 
+@pytest.mark.parametrize("name", ["s_edf", "edf", "fcfs"])
+def test_requests_that_are_equal_keep_the_order_of_vllms_queue(name: str) -> None:
+    assert order(PluginSettings(name), *(seq(each, 5.0) for each in "cab")) == ["c", "a", "b"]
+
+
 def test_slack_counts_the_prompts_own_time_as_measured() -> None:
     """A prompt of 1,000 tokens that is due in 1 s can be in time at 20,000 tokens/s, and not at 100."""
     policy = policy_of(PluginSettings("s_edf"), 4)
