@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -138,7 +139,8 @@ class Flow:
             self._client.say({"op": "progress", "id": self.id, "left": self._left, "waiting": self._waiting})
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        """Not the loop's time: uvloop's has whole milliseconds, in which a transfer that was held briefly is not."""
+        return time.monotonic()
 
 
 class FlowClient:
