@@ -28,6 +28,7 @@ async def stored_response(gateway: Gateway, scope: Scope, receive: Receive, send
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
     tenant, method = caller.tenant.name, scope["method"]
+    gateway.quotas.call(tenant, gateway.clock())
     name = scope["path"][len(RESPONSES) + 1 :]
     responses = gateway.responses
     shown: dict[str, Any]

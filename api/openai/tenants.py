@@ -110,6 +110,7 @@ class QueueBounds:
     share: float = 0.5
 
 
+CALLS_A_MINUTE = 6_000  # on stored responses, of one tenant
 READ_AT_ONCE = 2  # large bodies of a tenant; the others wait at their clients
 # Of the memory for bodies: a tenant that holds no more always finds room in the last quarter, so that large bodies of
 # others do not shut it out. It is also all that a tenant may hold whose quota is used up.
@@ -143,11 +144,12 @@ class Held:
 
 
 class _Usage:
-    __slots__ = ("active", "body_bytes", "requests", "tokens", "turns")
+    __slots__ = ("active", "body_bytes", "calls", "requests", "tokens", "turns")
 
     def __init__(self) -> None:
         self.active = 0
         self.body_bytes = 0
+        self.calls: Bucket | None = None
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.turns: asyncio.Semaphore | None = None
@@ -226,6 +228,16 @@ class Quotas:
         if usage.requests is not None:
             usage.requests.level -= 1
         usage.active += 1
+
+    def call(self, tenant: str, now: float) -> None:
+        """Count a call that asks for no tokens, as one on a stored response. It takes nothing of the tenant's quotas.
+        Raises ApiError, and counts nothing, where the tenant has called too often."""
+        usage = self._usage.setdefault(tenant, _Usage())
+        usage.calls = calls = _bucket(usage.calls, CALLS_A_MINUTE, now) or Bucket(CALLS_A_MINUTE, now)
+        if (wait := calls.wait_for(1)) > 0:
+            told = f"Over the limit of {CALLS_A_MINUTE} calls a minute on stored responses."
+            raise ApiError("rate_limit_exceeded", told, retry_after_s=wait)
+        calls.level -= 1
 
     def headers(self, tenant: str) -> tuple[Header, ...]:
         """What is left of the minute's requests and tokens as of the last admission, under OpenAI's names."""

@@ -38,7 +38,7 @@ _PAGE = [
     _query("order", "`desc`: the newest first.", type="string", enum=sorted(ORDERS), default="desc"),
     _query("after", "Id of the item before the first one to list.", type="string"),
 ]
-_ERRORS = (400, 401, 403, 404, 405, 503)
+_ERRORS = (400, 401, 403, 404, 405, 429, 503)
 STORED_RESPONSE_PATHS: Fragment = {
     "/v1/responses/{id}": {
         "get": on_data_path(
