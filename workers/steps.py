@@ -43,18 +43,24 @@ end
 
 local act = {}
 
-function act.keep(name, answer, seconds, most, most_bytes, at_once)
-  if redis.call('EXISTS', key .. '|' .. name) == 1 then return 'known' end
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, at_once)) do drop(member) end
+-- Whether there is room for what takes `size` bytes in place of `own` (a member, or nil for none). Some is made.
+local function has_room(size, own, most, most_bytes, at_once)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, at_once)) do
+    if member ~= own then drop(member) end
+  end
+  local own_bytes = own and tonumber(string.match(own, '^%d+')) or 0
   local function over()
-    local taken = tonumber(redis.call('GET', bytes) or 0)
-    return redis.call('ZCARD', key) >= tonumber(most) or taken + #answer > tonumber(most_bytes)
+    local taken = tonumber(redis.call('GET', bytes) or 0) - own_bytes
+    return redis.call('ZCARD', key) - (own and 1 or 0) >= tonumber(most) or taken + size > tonumber(most_bytes)
   end
-  for _, member in ipairs(redis.call('ZRANGE', key, 0, at_once - 1)) do
+  for _, member in ipairs(redis.call('ZRANGE', key, 0, at_once - (own and 0 or 1))) do
     if not over() then break end
-    drop(member)
+    if member ~= own then drop(member) end
   end
-  if over() then return 'full' end
+  return not over()
+end
+
+local function place(name, answer, seconds)
   local ms, member, workflow = math.ceil(seconds * 1000), #answer .. ':' .. name, key .. '||' .. string.sub(name, 34)
   redis.call('SET', key .. '|' .. name, answer, 'PX', ms)
   redis.call('ZADD', key, string.format('%.3f', now + seconds), member)
@@ -66,18 +72,24 @@ function act.keep(name, answer, seconds, most, most_bytes, at_once)
   return 'kept'
 end
 
+function act.keep(name, answer, seconds, ...)
+  if redis.call('EXISTS', key .. '|' .. name) == 1 then return 'known' end
+  if not has_room(#answer, nil, ...) then return 'full' end
+  return place(name, answer, seconds)
+end
+
 local function is_open(name, mark)
   local found = redis.call('GET', key .. '|' .. name)
   return found and string.sub(found, 1, #mark) == mark, found
 end
 
-function act.replace(mark, name, ...)
+function act.replace(mark, name, answer, seconds, ...)
   local open, found = is_open(name, mark)
   if not open then return found and 'known' or 'gone' end
-  for _, member in ipairs(redis.call('SMEMBERS', key .. '||' .. string.sub(name, 34))) do
-    if string.sub(member, -#name) == name then drop(member) end
-  end
-  return act.keep(name, ...)
+  local own = #found .. ':' .. name
+  if not has_room(#answer, own, ...) then return 'full' end
+  drop(own)
+  return place(name, answer, seconds)
 end
 
 function act.renew(mark, name, lease, ms, seconds)

@@ -47,10 +47,14 @@ def keep_response(tenant: str, response_id: str, raw: bytes, retention_s: float)
 
 
 def end_response(tenant: str, response_id: str, raw: bytes, retention_s: float) -> Dialogue[str]:
-    """In place of what was kept while it was open: `kept`, `known` (it had ended), `gone` (deleted) or `full`."""
+    """In place of what was kept while it was open: `kept`, `known` (it had ended), `gone` (deleted) or `full`, and then
+    it is open still. Until there is room for it, others go: each time as many as one script drops."""
     told = (_name(response_id), raw, retention_s, steps.MOST_STEPS, steps.MOST_BYTES, steps.AT_ONCE)
-    found: bytes = yield from run_script(tenant, "replace", OPEN, *told)
-    return found.decode()
+    for _ in range(steps.MOST_STEPS // steps.AT_ONCE + 1):
+        found: bytes = yield from run_script(tenant, "replace", OPEN, *told)
+        if found != b"full":
+            return found.decode()
+    return "full"
 
 
 def renew_response(tenant: str, response_id: str, retention_s: float) -> Dialogue[bool]:

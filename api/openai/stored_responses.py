@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 RUN_S = 2.0  # longest that Redis may take, with the waiting of a tenant's calls for one another
 RENEWED_AT_ONCE = 32  # leases
 RENEW_S = 1.0  # between two renewals of a lease, in which it is seen that a response was cancelled elsewhere
+CONFIRM = 1.5  # periods of renewal until a lease that is missing is looked for again
 LOST = {"code": "server_error", "message": "The gateway that computed this response has died."}
+END_BYTES = 1024  # what the end of a response without output may take beside what was stored at its start
 TOO_LARGE = {"code": "server_error", "message": f"The response is too large to be stored (over {LARGEST_BYTES} bytes)."}
 
 
@@ -69,11 +71,14 @@ class StoredResponses:
 
     # ---- read -----------------------------------------------------------------------------------------------------
 
-    async def find(self, tenant: str, response_id: str, field: str = "response_id") -> StoredResponse:
+    async def find(
+        self, tenant: str, response_id: str, field: str = "response_id", *, confirmed: bool = False
+    ) -> StoredResponse:
         """Raises ApiError that names `field` if this tenant has no such response. One that a dead gateway left open has
-        failed."""
+        failed: it has no lease in two looks, of which `confirmed` is the second."""
         retention_s = self._steps.retentions.get(tenant, 0)
         raw, leased = (None, False) if not retention_s else await self._read(tenant, response_id)
+        leased = leased or (tenant, response_id) in self.open
         try:
             told = orjson.loads(raw or b"null")
             found = StoredResponse(told["open"], told["response"], told["input"])
@@ -84,10 +89,13 @@ class StoredResponses:
             self.counts["unknown"] += 1
             told = f"{field}: this tenant has no stored response {response_id[:100]!r}."
             raise ApiError("not_found", told, param=field)
-        if found.open and not leased and (tenant, response_id) not in self.open:
+        if found.open and not leased:
+            if not confirmed:  # a lease may be late, as after Redis was away: its gateway renews it within RENEW_S
+                await asyncio.sleep(CONFIRM * RENEW_S)
+                return await self.find(tenant, response_id, field, confirmed=True)
             failed = found.ended("failed", LOST)
             if await self._run(tenant, self._end(tenant, response_id, failed, retention_s)) != "kept":
-                return await self.find(tenant, response_id, field)  # it has ended meanwhile
+                return await self.find(tenant, response_id, field, confirmed=True)  # it has ended meanwhile
             self.counts["lost"] += 1
             return failed
         self.counts["found"] += 1
@@ -173,7 +181,7 @@ class StoredResponses:
         await self.find(tenant, response_id)
         await self._run(tenant, forget_response(tenant, response_id))
         self.counts["forgotten"] += 1
-        self._stop(tenant, response_id)
+        self._stop(tenant, response_id, "response_deleted")
 
     async def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
         """What it is then: cancelled, or as it had ended before. Raises ApiError."""
@@ -187,13 +195,14 @@ class StoredResponses:
         retention_s = self._steps.retentions.get(tenant, 0)
         if await self._run(tenant, self._end(tenant, response_id, cancelled, retention_s)) != "kept":
             return (await self.find(tenant, response_id)).response
-        self._stop(tenant, response_id)
+        self._stop(tenant, response_id, "response_cancelled")
         return cancelled.response
 
-    def _stop(self, tenant: str, response_id: str) -> None:
+    def _stop(self, tenant: str, response_id: str, why: str) -> None:
+        """`why`: the error code of its record."""
         in_flight = self._close(tenant, response_id)
         if in_flight is not None:
-            self._hang_up(in_flight, "client_closed")
+            self._hang_up(in_flight, why)
 
     def _close(self, tenant: str, response_id: str) -> InFlightRequest | None:
         held = self._held.pop((tenant, response_id), None)
@@ -211,14 +220,20 @@ class StoredResponses:
         self.open[name], self._held[name] = in_flight, answer.held
         try:
             retention_s = self._steps.retentions.get(tenant, 0)
-            came = await self._run(tenant, keep_response(*name, self._raw(stored), retention_s))
+            raw = self._raw(stored)
+            if len(raw) > LARGEST_BYTES - END_BYTES:
+                self.counts["too_large"] += 1
+                most = LARGEST_BYTES - END_BYTES
+                told = f"background: what is stored of the request takes {len(raw)} bytes, and may take {most} at most."
+                raise ApiError("invalid_value", told, param="background")
+            came = await self._run(tenant, keep_response(*name, raw, retention_s))
             if came != "kept":
                 told = "background: what this tenant keeps leaves no room for another response."
                 raise ApiError("rate_limit_exceeded", told, param="background", retry_after_s=5.0)
             await self._run(tenant, renew_response(*name, retention_s))
         except BaseException:
             answer.begun.cancel()
-            self._stop(*name)
+            self._stop(*name, "response_unstored")
             raise
         answer.begun.set_result(stored)
         return begun
@@ -248,15 +263,28 @@ class StoredResponses:
             return
         retention_s = self._steps.retentions.get(name[0], 0) or 1  # without one it has been forgotten
         try:
-            open_still = await self._steps.board.run(renew_response(*name, retention_s))
+            if await self._steps.board.run(renew_response(*name, retention_s)):
+                return
+            raw, _ = await self._steps.board.run(read_response(*name))
         except LiveUnavailable as error:
             log.debug("a lease of a response was not renewed: %s", error)
             return
-        if not open_still and self.open.get(name) is in_flight:
-            self._stop(*name)
+        if self.open.get(name) is in_flight:
+            self._stop(*name, ended_by(raw))
 
 
 SETTLE_TRIES = 8
+
+
+def ended_by(raw: bytes | None) -> str:
+    """The error code of a background response that its gateway finds ended. `raw`: what is stored of it now."""
+    if raw is None:
+        return "response_deleted"
+    try:
+        status = orjson.loads(raw)["response"]["status"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        status = None
+    return "response_cancelled" if status == "cancelled" else "response_lost"
 
 
 class KeepingAnswer:

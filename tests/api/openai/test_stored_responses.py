@@ -287,6 +287,7 @@ async def test_one_is_ended_at_another_gateway(how):
         await until_on_loop(lambda: one.sink.records)
         (record,) = one.sink.records
         assert (record.outcome, one.gateway.responses.open) == ("cancelled", {})
+        assert record.error_code == {"cancel": "response_cancelled", "delete": "response_deleted"}[how]
         if how == "cancel":
             assert (await shown(one, made["id"]))["status"] == "cancelled"
             assert (await shown(one, made["id"], "/cancel", "POST"))["status"] == "cancelled"
@@ -371,8 +372,9 @@ async def test_input_that_is_too_large_is_served_and_not_kept(monkeypatch):
 
 
 async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch):
-    monkeypatch.setattr("api.openai.stored_responses.LARGEST_BYTES", 1100)
+    monkeypatch.setattr("api.openai.stored_responses.LARGEST_BYTES", 2600)
     async with gateway() as bed:
+        bed.every(Script(tokens=600))
         made = await ask(bed, asked("x" * 300))
         assert made["store"] is False
         assert (await call(bed, made["id"])).status == 404
@@ -491,3 +493,64 @@ async def test_one_that_is_computed_neither_expires_nor_makes_room_for_others(mo
             await ask(bed, asked())
         assert (await shown(bed, made["id"]))["status"] == "in_progress"
         assert (await shown(bed, made["id"], "/cancel", "POST"))["status"] == "cancelled"
+
+
+async def test_what_a_background_response_repeats_must_leave_room_for_its_end(monkeypatch):
+    """Its instructions are no input, but they are stored with it."""
+    monkeypatch.setattr("api.openai.stored_responses.LARGEST_BYTES", 4000)
+    async with gateway() as bed:
+        refused = await bed.ask(asked(background=True, instructions="x" * 4000), PATH)
+        assert (refused.status, refused.error["param"]) == (400, "background")
+        assert (bed.gateway.responses.counts["too_large"], names()) == (1, [])
+        await until_on_loop(lambda: bed.gateway.quotas.active("acme") == 0)
+        assert (bed.gateway.responses.open, bed.gateway.quotas.body_bytes) == ({}, 0)
+        assert (await ask(bed, asked(background=True)))["status"] == "in_progress"
+
+
+async def test_one_whose_lease_is_only_late_is_not_lost(monkeypatch):
+    monkeypatch.setattr(stored_responses, "LEASE_S", 0.2)
+    async with gateway("gw-b") as two, gateway("gw-a", watched=False) as one:
+        one.every(Script(hang_after=0))
+        made = await ask(one, asked(background=True))
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(stored_responses, "LEASE_S", 10.0)
+        monkeypatch.setattr("api.openai.stored_responses.RENEW_S", 0.5)
+        looking = asyncio.create_task(shown(two, made["id"]))
+        await asyncio.sleep(0.1)
+        assert await one.gateway.steps.board.run(stored_responses.renew_response("acme", made["id"], 60))
+        assert (await looking)["status"] == "in_progress"
+        assert two.gateway.responses.counts["lost"] == 0
+        await shown(two, made["id"], method="DELETE")
+        one.gateway.runtime.give_up()
+        await one.gateway.runtime.drain(2)
+
+
+async def test_the_end_of_one_finds_room_among_many_small_answers(monkeypatch):
+    """More of them must go than one look drops."""
+    monkeypatch.setattr("workers.steps.MOST_BYTES", 1000)
+    monkeypatch.setattr("workers.steps.AT_ONCE", 1)
+    async with gateway() as bed:
+        run = bed.gateway.steps.board.run
+        opened = stored_responses.OPEN.ljust(100)
+        assert await run(stored_responses.keep_response("acme", NO_ONE, opened, 60)) == "kept"
+        for number in range(4):
+            assert await run(stored_responses.keep_response("acme", f"resp_{number}", b"x" * 200, 60)) == "kept"
+        assert await run(stored_responses.end_response("acme", NO_ONE, b"y" * 500, 60)) == "kept"
+        assert await run(stored_responses.read_response("acme", NO_ONE)) == (b"y" * 500, False)
+        assert await run(stored_responses.read_response("acme", "resp_3")) == (b"x" * 200, False), "no more than needed"
+
+
+async def test_a_tenant_calls_on_stored_responses_at_a_bounded_rate(monkeypatch):
+    """Whoever polls too often is told when to come again; requests, and other tenants, go on."""
+    monkeypatch.setattr("api.openai.tenants.CALLS_A_MINUTE", 3)
+    async with gateway(other=60) as bed:
+        made = await ask(bed, asked())
+        await shown(bed, made["id"])
+        await shown(bed, made["id"], "/input_items")
+        assert (await call(bed, made["id"], "/cancel", "POST")).status == 400
+        for below, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
+            refused = await call(bed, made["id"], below, method)
+            assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+            assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert (await call(bed, made["id"], key=OTHER)).status == 404
+        await ask(bed, asked())
