@@ -9,7 +9,7 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.wording.attained import attained
+from console.wording.attained import attained, cancelled_how
 from controller.wording.measures import DASH, count, ms, number
 from controller.wording.vocabulary import Figure, figure, reason_in_words, ruled_out, shown
 
@@ -19,6 +19,7 @@ register = template.Library()
 register.filter("ms", ms)
 register.filter("count", count)
 register.filter("attained", attained)
+register.filter("cancelled_how", cancelled_how)
 
 
 @register.filter

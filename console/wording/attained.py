@@ -21,6 +21,22 @@ class Attained(NamedTuple):
     more: str = ""
 
 
+CANCELLED_HOW = {
+    "client_stalled": ": its client stopped reading",
+    "response_cancelled": ": its client cancelled the response",
+    "response_deleted": ": the response was deleted",
+    "response_lost": ": its lease had ended, so that the response counts as failed",
+    "response_unstored": ": the response could not be stored",
+}
+
+
+def cancelled_how(row: RequestRecord) -> str:
+    """What follows the word of `attained`; "" if the request was not cancelled."""
+    if row.outcome != Outcome.CANCELLED.value:
+        return ""
+    return CANCELLED_HOW.get(row.error_code, " by its client")
+
+
 def attained(row: RequestRecord) -> Attained:
     if row.attained:
         return Attained("ok", "attained")

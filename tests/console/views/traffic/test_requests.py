@@ -247,3 +247,18 @@ def test_what_an_engine_refused_is_no_miss(viewer, rejected):
 def test_the_misses_are_those_that_are_counted(viewer, rejected):
     html = viewer.get("/requests/?attained=no").content.decode()
     assert [name in html for name in ("req-slow", "req-dead", "req-asks", "req-left")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("client_closed", "cancelled by its client"),
+        ("client_stalled", "cancelled: its client stopped reading"),
+        ("response_cancelled", "cancelled: its client cancelled the response"),
+        ("response_deleted", "cancelled: the response was deleted"),
+        ("response_lost", "cancelled: its lease had ended, so that the response counts as failed"),
+    ],
+)
+def test_a_cancelled_request_says_how(viewer, db, code, told):
+    stored([factories.record(id="req-gone", outcome="cancelled", error_code=code, attained=False)])
+    assert f">{told}</span>" in viewer.get("/requests/req-gone/").content.decode()
