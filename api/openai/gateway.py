@@ -122,7 +122,7 @@ class Gateway:
             suspect=self.monitor.probe,
             heard=self.fleet.heard,
         )
-        self.runtime.goes_on = self.shared_calls.goes_on
+        self.runtime.goes_on, self.runtime.requeued = self.shared_calls.goes_on, self.shared_calls.requeued
         self.fleet.bind(self.runtime)
         self.arrivals = ModelRates()
         self.snapshot: GatewaySnapshot | None = None

@@ -88,6 +88,7 @@ class Runtime:
         self.to_refine: list[InFlightRequest] = []  # whose bound is to be predicted again, since it was last emptied
         # An engine ended a call that waited too long: asked for the request as which it goes on. None: it ends.
         self.goes_on: Callable[[InFlightRequest, str], Request | None] = lambda in_flight, instance_id: None
+        self.requeued: Callable[[InFlightRequest], None] = lambda in_flight: None
         self.clock = clock
         self.rates = StageRates()
         self.transfers = KvTransfers(self, backends)
@@ -402,6 +403,7 @@ class Runtime:
             in_flight.stop_prefill()
             self._stop_decode(in_flight)
             in_flight.restart()
+            self.requeued(in_flight)
 
     def _stop_decode(self, in_flight: InFlightRequest) -> None:
         """What is left of it is its prefill instance, if it had two stages."""
@@ -415,6 +417,7 @@ class Runtime:
             self.note(in_flight, action.decision)
             self._stop_stages(in_flight)
             in_flight.restart()
+            self.requeued(in_flight)
 
     def _stop_stages(self, in_flight: InFlightRequest) -> None:
         """Stop both stages, and forget its transfer. What KV is to be freed then, the scheduler decides (FreeKv)."""

@@ -31,26 +31,30 @@ from api.openai.protocol.step_answers import Captured
 from api.openai.runtime import Outcomes, Runtime, waited_out, workflow_end
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome, Request
+from controller.dispatch.dispatcher import RETRY_SAME_S
 from controller.dispatch.lifecycle import ENDS, Cause, outcome
+from controller.dispatch.suspects import HOLD_S
 from controller.slo.sharing import call_for
 from controller.wording.refusals import refusal
 
 KEPT_BYTES = 256 << 10  # of an answer, for requests that come later: beyond it none joins
 BEHIND_BYTES = 1 << 20  # that a client may be behind the engine: beyond it the engine waits, as for one request alone
 MOST_SHARING = 256  # requests of one call: each token is written to all of them
+RENEW_AFTER_S = max(RETRY_SAME_S, HOLD_S)  # after one has joined a call that failed: then it may go where it failed
 LENGTH = b"content-length"
 
 
 class Sharer:
     """A request that shares a call, and how much of the answer was written to it."""
 
-    __slots__ = ("expires", "in_flight", "read", "writer")
+    __slots__ = ("expires", "in_flight", "late", "read", "writer")
 
     def __init__(self, in_flight: InFlightRequest) -> None:
         self.in_flight = in_flight
         self.read = 0  # messages
         self.writer: asyncio.Task[None] | None = None
         self.expires: asyncio.TimerHandle | None = None  # its own waiting time
+        self.late = False  # that was over while the call was at an engine
 
     @property
     def waits_until(self) -> float:
@@ -66,6 +70,7 @@ class SharedCall:
         self.sharers: list[Sharer] = []
         self.joined = 0
         self.shared_at = 0.0  # when a second request came; monotonic seconds
+        self.renewed_at: int | None = None  # after how many attempts it is to be renewed for those who joined it since
         self.cut = False  # the start of the answer is not kept any more
         self._start: Message | None = None
         self._kept: list[bytes] = []
@@ -78,6 +83,9 @@ class SharedCall:
     @property
     def joinable(self) -> bool:
         return not self.call.over and not self.cut and len(self.sharers) < MOST_SHARING
+
+    def late(self) -> list[Sharer]:
+        return [sharer for sharer in self.sharers if sharer.late]
 
     async def send(self, message: Message) -> None:
         """The call's own `send`. Returns once no client is too far behind."""
@@ -243,15 +251,43 @@ class SharedCalls:
         self._limit(found.sharers[-1])
         if not found.call.sends:
             found.call.waits_until = min(sharer.waits_until for sharer in found.sharers)
+        if not found.call.sends:
+            self._renew(found)
+        elif found.renewed_at is None:
+            self._renew_later(found)
+
+    def _renew(self, found: SharedCall) -> None:
+        """The call gets the targets of all that share it now, if it waits."""
         if self._waits(found):
             shared = [sharer.in_flight.request for sharer in found.sharers]
-            request = call_for(shared, found.call.request, newest.request.id)
-            self.runtime.arrive_again(found.call, request)
+            self.runtime.arrive_again(found.call, call_for(shared, found.call.request, shared[-1].id))
+
+    def _renew_later(self, found: SharedCall) -> None:
+        """The same, once the call may go where it failed: to arrive again now would forget that it may not yet."""
+        found.renewed_at = found.call.sends
+        asyncio.get_running_loop().call_later(RENEW_AFTER_S, self._renew_failed, found)
+
+    def _renew_failed(self, found: SharedCall) -> None:
+        call, since = found.call, found.renewed_at
+        found.renewed_at = None
+        if call.over or call.started or not found.sharers:
+            return
+        if call.sends == since:
+            self._renew(found)
+        else:
+            self._renew_later(found)  # it has failed again
+
+    def requeued(self, call: InFlightRequest) -> None:
+        """Of the runtime: an engine failed the call, which waits again. Requests end whose waiting time was over while
+        it was there."""
+        found = self._calls.get(call)
+        if found is not None:
+            for sharer in found.late():
+                asyncio.get_running_loop().call_soon(self._expired, sharer)
 
     def _waits(self, found: SharedCall) -> bool:
-        """Whether it may still get other targets. One that an operator has paused stays so, and one that an engine
-        failed keeps what is known of that."""
-        if found.call.sends or not self.runtime.waits(found.call):
+        """Whether it may still get other targets. One that an operator has paused stays so."""
+        if found.call.over or not self.runtime.waits(found.call):
             return False
         row = self.runtime.scheduler.queue().row(found.call.request.id)
         return row is None or not row["paused"]
@@ -263,8 +299,11 @@ class SharedCalls:
             sharer.expires = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expired, sharer)
 
     def _expired(self, sharer: Sharer) -> None:
+        if not self._open_still(sharer.in_flight):
+            return
         found, _ = self._of[sharer.in_flight]
         if not self.runtime.waits(found.call):
+            sharer.late = True
             return
         now, request = self.runtime.clock(), sharer.in_flight.request
         row = self.runtime.scheduler.queue().row(found.call.request.id)

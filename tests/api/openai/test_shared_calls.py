@@ -372,6 +372,43 @@ async def test_a_call_is_tried_elsewhere_and_a_failure_reaches_all():
         assert Counter(record.outcome for record in bed.sink.records) == {"ok": 3, "cut": 3}
 
 
+async def test_a_call_that_failed_is_due_when_one_that_joins_it_later_is(monkeypatch):
+    monkeypatch.setattr(shared_calls, "RENEW_AFTER_S", 0.2)
+    async with TestBed(one_slot()) as bed:
+        bed.every(Script(cut_after=0), HANGS, Script())
+        relaxed = bed.send(shared(target_ttft=9, deadline=9))
+        await until_on_loop(lambda: calls(bed))
+        busy = bed.send(completion(stream=True))
+        await until_on_loop(lambda: len(calls(bed)) == 2)
+        other = bed.send(completion(target_ttft=5, deadline=5))
+        await settled()
+        tight = bed.send(shared(target_ttft=3, deadline=4))
+
+        def due():
+            found = map(bed.gateway.runtime.requests.get, bed.gateway.scheduler.queue().ids())
+            return [each.request.targets.deadline_s for each in found if each is not None]
+
+        await until_on_loop(lambda: due() == [pytest.approx(4.5, abs=0.5), 5])
+        (again,) = [each for each in bed.gateway.runtime.requests.values() if each.sends and each.request.attempts]
+        assert again.request.failed_on == ("e1",), "what is known of its failure stays"
+        await busy.hang_up()
+        assert [(await client.done()).status for client in (relaxed, tight, other)] == [200] * 3
+
+
+async def test_one_whose_waiting_time_ends_at_an_engine_that_then_fails_does_not_wait_again():
+    async with TestBed(one_slot()) as bed:
+        bed.every(Script(first_delay_s=0.5, cut_after=1), HANGS, Script())
+        patient, hasty = bed.send(shared(waiting_time=9)), bed.send(shared(waiting_time=0.3))
+        await until_on_loop(lambda: calls(bed))
+        busy = bed.send(completion(stream=True))
+        told = await asyncio.wait_for(hasty.done(), 3)
+        assert (told.status, told.error["code"]) == (504, "waiting_time_exceeded")
+        await until_on_loop(lambda: len(calls(bed)) == 2)
+        assert not patient.task.done()
+        await busy.hang_up()
+        assert (await patient.done()).status == 200
+
+
 async def test_what_the_engine_refuses_is_told_to_all():
     async with TestBed() as bed:
         bed.every(Script(refuse_status=400))
