@@ -6,8 +6,8 @@ then id. Policies are registered by name beside their implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from controller.core.events import Event
 from controller.core.registry import Registry
@@ -107,6 +107,71 @@ class Planning(Protocol):
 
     def defer(self, waiting: Sequence[tuple[Request, Cost]], supply: Supply, now: float) -> set[str]:
         """Ids of the deferred ones among `waiting`, which is in the order of `rank`."""
+        ...
+
+
+class Replica(NamedTuple):
+    """An instance, for an ordering that ranks by instance. Times are seconds, as measured there so far."""
+
+    id: str
+    token_s: float  # a decode step beside what is there
+    alone_s: float  # a decode step of one sequence, the fastest
+    prefill_b: float  # a prompt token (eq. 1): its linear and its quadratic part
+    prefill_c: float
+    crowd: int  # sequences that a prompt would delay
+    free_slots: int
+
+
+class Copy(NamedTuple):
+    """What made a request be sent to an instance: it was in the frame's `window`, among the `rest`, or `late` on all
+    instances. `goodput_rate`: its priority there, and on those of the `others` where it could still be in time."""
+
+    tier: Literal["window", "rest", "late"]
+    goodput_rate: float
+    frame: int
+    cutoff: float
+    others: Mapping[str, float]
+
+
+class Frames(Protocol):
+    """The order of one queue, by instance. Requests are known from `join` to `leave`."""
+
+    def join(self, request: Request) -> None:
+        """It waits; one that is known already stays where it is."""
+        ...
+
+    def leave(self, request_id: str) -> None: ...
+
+    def due(self, instances: Collection[str], now: float) -> bool:
+        """Whether `weigh` has something to do: the frame is over, or requests or instances are new."""
+        ...
+
+    def weigh(self, replicas: Sequence[Replica], now: float) -> Collection[str]:
+        """Rank what waits on each of these. Returns the requests whose `key` changed."""
+        ...
+
+    def key(self, request_id: str) -> tuple[float, ...] | None:
+        """Its place in the queue, ahead of all that have none, as `Rank.key`."""
+        ...
+
+    def best(self, instances: Collection[str]) -> Collection[str]:
+        """Those of `instances` on which the first request is worth about the most; empty: none is worth it anywhere."""
+        ...
+
+    def order(self, instance_id: str) -> Iterator[str]:
+        """Requests in the order in which this instance takes them."""
+        ...
+
+    def sent(self, request_id: str, instance_id: str) -> Copy | None:
+        """It is about to be sent there; what spoke for that, if these frames ranked it."""
+        ...
+
+
+class Framing(Protocol):
+    """An ordering that ranks what waits again each frame and on each instance's own costs (optional)."""
+
+    def frames(self) -> Frames:
+        """The order of a new queue."""
         ...
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.errors import ConfigError
-from controller.core.policy import Admission, Ordering, Routing, learns
+from controller.core.policy import Admission, Copy, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import MOST_NAMED, RECOST_AGAIN_S, Fleet, Lane, RecentTargets, refuse
@@ -98,7 +98,7 @@ class Pass:
         used = kv = skipped = 0
         decodes, cached = instance.decodes, instance.knows_prefixes  # read once: the loop is most of a pass
         lone = idle  # one prompt is sent whatever eq. 7 says
-        for _, entry in lane.queue.ready:
+        for entry in lane.queue.ready_for(instance.id):
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self._config.scan_limit:
                 break
             request = entry.request
@@ -397,7 +397,7 @@ class StageDispatcher:
                 for each in lane.instances.values()
                 if each.takes and each.id not in blocked and self._pacing.ready(each, now)
             ]
-            instance = self._routing.choose(able, now) if able else None
+            instance = self._routing.choose(lane.preferred(able, now), now) if able else None
             if not isinstance(instance, ShadowInstance):
                 break
             if not self._fill(lane, instance, now, actions) or self._pacing.per_pass is None:
@@ -425,6 +425,7 @@ class StageDispatcher:
         actions: list[ev.Action],
     ) -> None:
         request = entry.request
+        copy = lane.queue.frames.sent(request.id, instance.id) if lane.queue.frames is not None else None
         lane.queue.remove(request.id)
         slack = request.ttft_due - now
         rank = self._rank(request, entry.hopeless)
@@ -444,6 +445,8 @@ class StageDispatcher:
             if other is not instance
         }
         reason = "fits_budget"
+        if copy is not None:
+            reason = _ranked(copy, figures, rejected)
         if entry.hopeless:
             reason = "pruned_spare_budget" if entry.pruned else "hopeless_spare_budget"
         self._serial += 1
@@ -497,3 +500,15 @@ class StageDispatcher:
         )
         recost = now + RECOST_AGAIN_S if lane.queue.outdated else math.inf
         return min(instances, lane.queue.next_turn(), recost)
+
+
+def _ranked(copy: Copy, figures: dict[str, Figure], rejected: dict[str, Alternative]) -> str:
+    """Note what spoke for this instance, and what for the others. Returns the reason."""
+    figures |= {"goodput_rate": copy.goodput_rate, "frame": copy.frame, "cutoff": copy.cutoff}
+    for name, goodput_rate in copy.others.items():
+        known = rejected.get(name)
+        if isinstance(known, Mapping):
+            rejected[name] = {**known, "goodput_rate": goodput_rate}
+    if copy.tier == "late":
+        return "late_everywhere"
+    return "goodput_window" if copy.tier == "window" else "goodput_first"

@@ -12,7 +12,7 @@ from itertools import islice
 
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
-from controller.core.policy import Cost, Screening, Supply
+from controller.core.policy import Cost, Replica, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
@@ -138,6 +138,18 @@ class Lane:
             if able and not any(_guessed(instance) for instance in able):
                 self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
                 self.queue.plan(supply_of(able, now), now)
+
+    def preferred(self, able: list[ShadowInstance], now: float) -> list[ShadowInstance]:
+        """Those of `able` to choose among: all, unless the ordering ranks by instance. What has no rank there, as what
+        an operator moved, may go to any."""
+        frames = self.queue.frames
+        if frames is None or not able:
+            return able
+        taking = [instance for instance in self.instances.values() if instance.takes]
+        if frames.due([instance.id for instance in taking], now):
+            self.queue.weigh([replica_of(instance) for instance in taking], now)
+        best = frames.best({instance.id for instance in able})
+        return [instance for instance in able if instance.id in best] or able
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
         """A refusal if there is no instance, and none that is being started can be up while the request may wait."""
@@ -411,6 +423,22 @@ def longest_context(instances: Iterable[ShadowInstance]) -> int:
     ones do not."""
     able = (each for each in instances if each.state != "draining" and each.spec.role is not Role.DECODE)
     return max((each.spec.max_model_len for each in able), default=0)
+
+
+def replica_of(instance: ShadowInstance) -> Replica:
+    """What the instance takes for a request, by what was measured there so far."""
+    model, ours = instance.latency, len(instance.waiting) + len(instance.running)
+    mean = (instance.context_tokens + instance.waiting_tokens) // max(1, ours)
+    k = model.coefficients
+    return Replica(
+        instance.id,
+        token_s=instance.decode_with(mean) if instance.decodes else 0.0,
+        alone_s=model.decode(1, 0) if instance.decodes else 0.0,
+        prefill_b=k.prefill_b,
+        prefill_c=k.prefill_c,
+        crowd=instance.outstanding if instance.decodes else 0,
+        free_slots=instance.free_slots if instance.decodes else 1,
+    )
 
 
 def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:

@@ -10,15 +10,16 @@ import math
 import sys
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, takewhile
 from typing import Any, cast
 
 from controller.core.messages import QueueRow
-from controller.core.policy import Admission, Cost, Ordering, Planning, Supply
+from controller.core.policy import Admission, Cost, Frames, Ordering, Planning, Replica, Supply
 from controller.core.types import Request
 
 SortKey = tuple[tuple[float, ...], float, str]
+AFTER_UNMOVED: SortKey = ((0.5,), 0.0, "")  # keys begin with the order that an operator gave, 0 of most
 
 
 class Entry:
@@ -120,6 +121,7 @@ class RequestQueue:
         self._levels: Counter[int] = Counter()
         self.tokens = 0
         self.planning: Planning | None = cast(Any, ordering) if hasattr(ordering, "defer") else None
+        self.frames: Frames | None = cast(Any, ordering).frames() if hasattr(ordering, "frames") else None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -139,6 +141,24 @@ class RequestQueue:
     def hopeless(self) -> list[tuple[SortKey, Entry]]:
         """Requests that cannot: by level of the priority mapping, then cheapest first. Read only."""
         return self._hopeless
+
+    def ready_for(self, instance_id: str) -> Iterator[Entry]:
+        """As `ready`, in the order of this instance where the ordering ranks by instance. What an operator moved comes
+        before or behind the others everywhere."""
+        ready = (entry for _, entry in self._ready)
+        if self.frames is None:
+            return ready
+        ranked = (self._entries[name] for name in self.frames.order(instance_id))
+        forced = takewhile(lambda entry: entry.request.order < 0, ready)
+        behind = bisect_left(self._ready, AFTER_UNMOVED, key=_first)
+        return chain(forced, ranked, (entry for _, entry in self._ready[behind:]))
+
+    def weigh(self, replicas: Sequence[Replica], now: float) -> None:
+        """Let the ordering rank what waits on each of these instances."""
+        for name in self.frames.weigh(replicas, now) if self.frames is not None else ():
+            entry = self._entries[name]
+            self._unplace(entry)
+            self._place(entry, now)
 
     def pending_above(self, level: int) -> bool:
         """Whether a request of a higher level of the priority mapping (a lower number) waits."""
@@ -163,6 +183,8 @@ class RequestQueue:
         if entry is None:
             return None
         self._unplace(entry)
+        if self.frames is not None:
+            self.frames.leave(request_id)
         self._journal.note(request_id)
         request = entry.request
         kind = (request.tenant, request.slo_class)
@@ -322,6 +344,8 @@ class RequestQueue:
 
     def _place(self, entry: Entry, now: float) -> None:
         self._journal.note(entry.request.id)
+        if self.frames is not None:
+            self._tell(self.frames, entry)
         if entry.paused:
             self._look_again(entry, now)
             return
@@ -335,11 +359,20 @@ class RequestQueue:
         else:
             ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
             rank = ranked(request, entry.cost, now)
-            entry.key = ((request.order, *rank.key), request.arrival, request.id)
+            key = None if self.frames is None else self.frames.key(request.id)
+            entry.key = ((request.order, *(key or rank.key)), request.arrival, request.id)
             insort(self._ready, (entry.key, entry), key=_first)
             if rank.valid_until is not None:
                 entry.valid_until = rank.valid_until
         self._look_again(entry, now)
+
+    @staticmethod
+    def _tell(frames: Frames, entry: Entry) -> None:
+        """Frames rank what can go by worth alone: not what is paused or served last, nor what an operator moved."""
+        if entry.paused or entry.hopeless or entry.request.order:
+            frames.leave(entry.request.id)
+        else:
+            frames.join(entry.request)
 
     def _look_again(self, entry: Entry, now: float) -> None:
         """Once it becomes hopeless, its rank ends or it may be tried again. Costs may move that; where it is later than

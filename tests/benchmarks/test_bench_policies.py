@@ -41,4 +41,5 @@ def test_half_decodes_and_half_waits():
 def test_the_median_is_in_milliseconds_and_calm_has_its_own_size():
     assert 0 < measure(lambda: sum(range(1000))) < 10
     assert CALM_SIZE in sizes_of("batching", "calm")
+    assert CALM_SIZE in sizes_of("frame", "calm")
     assert CALM_SIZE not in sizes_of("batching", "vllm_v1")

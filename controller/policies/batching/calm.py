@@ -26,7 +26,7 @@ priority and without a window, those likely to meet their targets, and last thos
 There is no preemption guard in this reading: each frame has an order of its own.
 
 `slots` 64: sequences per step (B). `cutoff` 0.95 (the paper's example); `cutoffs`: values among which it is adapted
-(empty: fixed; see calm_cutoff.py; not while nothing waits). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens.
+(empty: fixed; see calm/cutoff.py; not while nothing waits). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens.
 `late_below` 0.5 (0: late ones run alone). `fair_weight` 0: f of sec. 4.3, fairness by time waited. `token_s`,
 `prefill_s`: seconds per token and per prompt token before anything is measured. Cost: O(n log n) per frame, below 5
 ms for 5,000.
@@ -45,17 +45,16 @@ import numpy as np
 from controller.core.errors import ConfigError
 from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.calm_columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
-from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.batching.filling import grant
+from controller.policies.calm.choice import earned, select, with_fairness
+from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings
+from controller.policies.calm.cutoff import AdaptiveCutoff
 from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
 
 SMOOTHING = 0.3  # weight of the last frame in the seconds per token
 FORGETTING = 1.05  # growth per frame of the fastest recent seconds per token
-
-__all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +87,6 @@ class CalmConfig:
         for name in ("fair_weight", "commit", "late_below"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie in [0, 1]", field=name)
-
-
-def with_fairness(priority: Column, fair: Column, weight: float) -> Column:
-    """Sec. 4.3: (1 - f) x priority + f x fair, with priority scaled to [0, 1]; `fair` is larger for those served
-    less.
-    """
-    largest = float(priority.max(initial=0.0)) or 1.0
-    blended: Column = (1.0 - weight) * priority / largest + weight * fair
-    return blended
-
-
-def select(priority: Column, inputs: Column, slack: Column, slots: int, cutoff: float) -> Column:
-    """Alg. 4.1 lines 11 to 17: indices of the batch; all, if there are fewer than `slots`."""
-    count = len(priority)
-    if count <= slots:
-        return np.arange(count)
-    threshold = cutoff * np.partition(priority, count - slots)[count - slots]
-    candidates = np.flatnonzero(priority >= threshold)
-    candidates = candidates[np.lexsort((slack[candidates], inputs[candidates]))]
-    sums = np.concatenate(([0.0], np.cumsum(priority[candidates])))
-    windows = sums[slots:] - sums[:-slots]
-    best = float(windows.max())
-    first = int(np.argmax(windows >= best - 1e-9 * max(1.0, abs(best))))  # equal sums: the shortest inputs
-    return candidates[first : first + slots]
 
 
 @BATCHINGS.register("calm")
@@ -292,9 +267,11 @@ class Calm:
         """
         admitted = set(running)
         seated = [seq for seq in batch if seq in admitted]
-        lost = sum(self._is_late(seq) for seq in admitted.difference(seated))
-        room = max(0, engine.max_num_seqs - len(running) + lost)
-        queued = [seq for seq in batch if seq not in admitted][:room]
+        queued = [seq for seq in batch if seq not in admitted]
+        free = engine.max_num_seqs - len(running)
+        if len(queued) > free:  # else it does not matter how many could be evicted: there may be thousands
+            lost = sum(self._is_late(seq) for seq in admitted.difference(seated))
+            queued = queued[: max(0, free + lost)]
         missing = min(self.config.slots, len(batch)) - len(seated) - len(queued)
         if missing > 0:  # the sequence that would have been replaced goes on
             left_out = admitted.difference(seated)
@@ -356,7 +333,7 @@ class Calm:
         for seq in seqs:
             self._begun.pop(seq, None)
             if seq.finish is not None:
-                self._cutoff.earned(_earned(seq, now))
+                self._cutoff.earned(earned(seq, now))
                 self._forget(seq)
         for seq in self._ran:
             if not columns.knows(seq):
@@ -376,11 +353,3 @@ class Calm:
                 self._token_s = found if self._token_s is None else self._token_s + SMOOTHING * (found - self._token_s)
                 self._fast_s = min(found, FORGETTING * self._fast_s)
             self._frame_s, self._frame_steps = 0.0, 0
-
-
-def _earned(seq: Seq, now: float) -> float:
-    """Goodput of a sequence that just ended, for comparing cutoffs: its tokens, or 0 if it was too late."""
-    if seq.estimate is not None and not seq.estimate.each_token:
-        return float(seq.tokens) if now <= seq.estimate.latest else 0.0
-    late = now > seq.due + (seq.output_tokens - 1) * seq.tpot_s if seq.output_tokens > 1 else now > seq.due
-    return 0.0 if late else float(seq.output_tokens)

@@ -2,6 +2,7 @@
 
 from controller.policies.ordering import (
     apparent_tardiness_cost,
+    calm,
     deadline_aware_edf,
     earliest_deadline_first,
     feasible_deadlines,
@@ -15,6 +16,7 @@ from controller.policies.ordering import (
 
 __all__ = [
     "apparent_tardiness_cost",
+    "calm",
     "deadline_aware_edf",
     "earliest_deadline_first",
     "feasible_deadlines",

@@ -121,7 +121,6 @@ class Disaggregation:
 
     def close(self) -> None:
         self._endings.close()
-        self.prefixes.close()
         self.links.close()
         self.server.close()
         if self._flows is not None:

@@ -9,8 +9,10 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.estimates import Estimate
 from controller.core.steps import Aborted, Added, Chunk, Seq, Step, StepRan
-from controller.policies.batching.calm import Calm, CalmConfig, margin_goodput, select, with_fairness
-from controller.policies.batching.calm_cutoff import AdaptiveCutoff
+from controller.policies.batching.calm import Calm, CalmConfig
+from controller.policies.calm.choice import select, with_fairness
+from controller.policies.calm.columns import margin_goodput
+from controller.policies.calm.cutoff import AdaptiveCutoff
 from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import Config, CostAwarePreemption
 from controller.predict.foresight import KnownLength

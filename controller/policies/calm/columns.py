@@ -17,15 +17,16 @@ from controller.core.steps import Seq
 Column = np.ndarray
 LEAST_S = 1e-9  # least generation time: a sequence about to end must not divide by zero
 FIRST_ROWS = 256
+KEPT_BYTES = 8 << 20  # half of what the process may keep for the columns of the next decision
 
 
 class Pace(NamedTuple):
-    """Measured pace: seconds per token of a sequence in the running batch, seconds per prompt token, how many sequences
-    a prompt token delays, and the fastest seconds per token.
+    """Measured pace: seconds per token of a sequence in the running batch, seconds per prompt token (of all, or by
+    row), how many sequences a prompt token delays, and the fastest seconds per token.
     """
 
     token_s: float
-    prefill_s: float
+    prefill_s: float | Column
     crowd: float
     fast_s: float
 
@@ -81,6 +82,9 @@ class Columns:
             if self._size:
                 column[: self._size] = getattr(self, name)
             setattr(self, name, column)
+        # glibc returns what is freed at the end of its heap to the system from 128 KiB on, twice the largest block that
+        # was ever freed: without this, each of the many columns of a decision would be given back and faulted in again.
+        np.empty(KEPT_BYTES, np.uint8)
         self.seqs.extend([None] * (size - self._size))
         self._free.extend(range(size - 1, self._size - 1, -1))
         self._size = size
@@ -137,6 +141,11 @@ class Columns:
             known = self._groups[name] = [number, 0]
         known[1] += 1
         return known[0]
+
+    @property
+    def alone(self) -> bool:
+        """Whether each sequence is a program of its own, so that nothing is to be added up."""
+        return len(self._groups) == len(self.rows)
 
     def knows(self, seq: Seq) -> bool:
         return seq in self.rows or seq in self.hopeless
@@ -213,9 +222,10 @@ class Columns:
         prompt_s = self.prefill * pace.prefill_s
         elapsed = self.left * pace.token_s + prompt_s
         likely = np.sqrt(self.left * self.least) * pace.token_s + prompt_s
-        kept = self._on_time(now, pace)
+        behind = self._behind(now, pace)
+        kept = self._on_time(behind, pace)
         lost = self._lost(now, pace, kept)
-        slack = np.where(self.each, -self._behind(now, pace), self.likely_latest - now - likely)
+        slack = np.where(self.each, -behind, self.likely_latest - now - likely)
         slack = np.where(lost, np.minimum(slack, 0.0) - LEAST_S, np.maximum(slack, 0.0))
         goodput = np.where(self.each, kept, self.goodput)
         priority = margin_goodput(goodput, self._work(pace), np.maximum(0.0, frame - self.since), starvation)
@@ -224,16 +234,17 @@ class Columns:
             needed = likely / np.maximum(self.likely_latest - now, LEAST_S)
             bandwidth = np.where(self.each, pace.token_s / self.pace, needed)
         bandwidth[~alive] = 0.0
-        most = np.zeros(max(1, self._most_groups))
-        np.maximum.at(most, self.group, bandwidth)
-        bandwidth = np.where(most[self.group] > 1.0, np.maximum(bandwidth, most[self.group]), bandwidth)
+        if not self.alone:
+            most = np.zeros(max(1, self._most_groups))
+            np.maximum.at(most, self.group, bandwidth)
+            bandwidth = np.where(most[self.group] > 1.0, np.maximum(bandwidth, most[self.group]), bandwidth)
         return Standings(priority, goodput, elapsed, slack, bandwidth)
 
     def _work(self, pace: Pace) -> Column:
         """Slot-seconds until the goodput is earned: of all open calls of its program and of its later stages."""
         stall_s = pace.prefill_s * max(1.0, pace.crowd)
         own = np.where(self.alive, self.left * pace.token_s + self.prefill * stall_s, 0.0)
-        stage = np.bincount(self.group, own, max(1, self._most_groups))[self.group]
+        stage = own if self.alone else np.bincount(self.group, own, max(1, self._most_groups))[self.group]
         work: Column = stage + self.later_output * pace.token_s + self.later_prompt * stall_s
         return work
 
@@ -245,7 +256,9 @@ class Columns:
         prompt_s = self.prefill * pace.prefill_s
         first_late = (self.produced == 0) & (now + prompt_s > self.due)
         late = first_late | (now + self.least * pace.fast_s + prompt_s > self.latest)
-        lost = np.where(self.each, kept < 1.0, late) & self.alive
+        lost: Column = np.where(self.each, kept < 1.0, late) & self.alive
+        if self.alone:
+            return lost
         found: Column = (np.bincount(self.group, lost, max(1, self._most_groups)) > 0)[self.group]
         return found
 
@@ -256,9 +269,8 @@ class Columns:
             paced = np.where(self.produced > 0, self.produced * self.pace, 0.0)
         return np.asarray(next_at - self.due - paced)
 
-    def _on_time(self, now: float, pace: Pace) -> Column:
+    def _on_time(self, behind: Column, pace: Pace) -> Column:
         """How many of the remaining tokens would still be in time if the sequence ran from now on."""
-        behind = self._behind(now, pace)
         gain = self.pace - pace.token_s  # caught up with each token
         with np.errstate(divide="ignore", invalid="ignore"):
             lost = np.ceil(np.maximum(0.0, behind) / gain)

@@ -1,0 +1,1 @@
+"""What CALM inside the engine (a batching) and in the gateway (an ordering) share: columns, window, cutoff."""

@@ -1,0 +1,365 @@
+"""Concord's CALM in the gateway: what is worth the most per second of generation first, on the instance where it is.
+
+"Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2 and 4.3 (several replicas). What
+waits is weighed by the same columns, window and cutoff as inside the engine (`controller.policies.calm`), once
+a frame: `frame_steps` decode steps, as long as a step takes at the instances then. Sec. 4.3 gives each request K
+copies, one for each of K replicas, with the priority that it has there; once one is sent, the others leave. Here K
+covers all instances, and those that would serve the mean waiting request at about the same cost share a copy (`ALIKE`),
+so that there is one for each *unlike* replica. With more of these than `copies`, the nearest share one. A request that
+can only be in time on some instances waits for these. Where the first copies of several instances are worth about the
+same, routing chooses.
+
+Each frame picks, for each copy, the window of as many requests as the instances have free slots: of those within
+`cutoff` of the last of them, the ones of similar prompt lengths with the most priority. They go first; then all others
+by priority; then those that are late everywhere, cheapest first. What arrives within a frame is placed by its priority.
+Nothing that runs is preempted: that is the engine's business.
+
+Worth, bounds and deadlines are those that engines are told (`controller.core.told_hints`). Deviations: a prompt costs
+the linear and the quadratic part of eq. 1, without what a prefix cache may hold and without the constant of its batch;
+only the first `DEEP` of a copy are ranked in a frame (they are ranked again once these are gone), and the first `SHOWN`
+are moved in the queue. `adapt`: whether the cutoff is adapted among `CUTOFFS` (calm/cutoff.py), which rests while
+nothing waits for a whole frame; otherwise it is `cutoff`. `keep`: most sent requests whose goodput is awaited. `copies`
+8, `frame_steps` 50, `cutoff` 0.95 and `starvation` 0.5: as inside the engine. Cost: O(copies x n) per frame, and
+O(copies) numpy calls per pass with arrivals.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.core.policy import ORDERINGS, Copy, Cost, Rank, Replica
+from controller.core.steps import Seq
+from controller.core.told_hints import ToldHints, estimate_of
+from controller.core.types import Request
+from controller.policies.calm.choice import earned, select
+from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
+from controller.policies.calm.cutoff import AdaptiveCutoff
+
+CUTOFFS = (0.8, 0.9, 0.95, 1.0)
+ALIKE = 1.05  # instances whose costs differ by less share a copy: each has learned its own from its traffic
+DEEP = 64  # requests of a copy that are ranked in a frame, beyond its window
+SHOWN = 32  # of these, moved in the queue: people and the scaler look at its first ones
+FEW = 64  # waiting requests of which all are weighed again with each arrival
+WINDOW, REST, LATE = 0.0, 1.0, 2.0  # tiers of a copy
+
+_Key = tuple[float, float, float, float, str]  # tier, -priority or cost, slack, arrival, id
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    frame_steps: int = 50
+    cutoff: float = 0.95
+    adapt: bool = True
+    starvation: float = 0.5
+    copies: int = 8
+    keep: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("frame_steps", "copies", "keep"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
+        if not 0 < self.cutoff <= 1:
+            raise ConfigError("cutoff must lie in (0, 1]", field="cutoff")
+        if not (math.isfinite(self.starvation) and self.starvation >= 0):
+            raise ConfigError("starvation must be a number of tokens, at least 0", field="starvation")
+
+
+def sequence_of(request: Request) -> Seq:
+    """The request as an engine's scheduler would see it, told all that a gateway tells one."""
+    targets, bounded = request.targets, request.least_tokens is not None and request.most_tokens is not None
+    most = max(1, request.reserved_tokens)
+    seq = Seq(
+        request.id, request.arrival, request.prompt_tokens, most,
+        due=request.ttft_due, ttft_s=targets.ttft_s, tpot_s=targets.tpot_s, value=request.value,
+    )  # fmt: skip
+    told = ToldHints(
+        due_s=math.inf if targets.deadline_s is None else targets.deadline_s,
+        bounds=(min(most, max(0, request.surest_tokens)), most) if bounded or targets.deadline_s else None,
+        workflow=f"{request.tenant}\0{request.workflow}" if request.workflow and targets.deadline_s else "",
+    )
+    seq.estimate = estimate_of(told, seq, request.arrival)
+    return seq
+
+
+@ORDERINGS.register("calm")
+class CalmOrdering:
+    name: ClassVar[str] = "calm"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self._sent: OrderedDict[str, tuple[AdaptiveCutoff, Seq]] = OrderedDict()
+
+    def rank(self, request: Request, cost: Cost, now: float) -> Rank:
+        """Behind all that a frame ranked, by eq. 4.1 on the instance that would serve it first."""
+        worth = request.value * (request.output_tokens + (request.prompt_tokens if request.targets.deadline_s else 0))
+        return Rank((1.0, -float(margin_goodput(np.array(worth), np.array(cost.service_s))), request.arrival))
+
+    def frames(self) -> CalmFrames:
+        return CalmFrames(self.config, self._sent)
+
+    def observe(self, event: ev.Event, now: float) -> None:
+        if isinstance(event, ev.Finished):
+            if (known := self._sent.pop(event.request_id, None)) is not None:
+                cutoff, seq = known
+                seq.output_tokens = event.output_tokens
+                cutoff.earned(earned(seq, now))
+        elif isinstance(event, (ev.Cancelled, ev.Failed)):
+            self._sent.pop(event.request_id, None)
+
+
+class _Line:
+    """The copies on replicas that are alike: in order, with the priority of each."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.ids = frozenset(each.id for each in replicas)
+        count = len(replicas)
+        self.free_slots = max(1, sum(max(0, each.free_slots) for each in replicas))
+        self.crowd = sum(each.crowd for each in replicas) / count
+        self.token_s = sum(each.token_s for each in replicas) / count
+        self.alone_s = min(each.alone_s for each in replicas)
+        self.prefill_b = sum(each.prefill_b for each in replicas) / count
+        self.prefill_c = sum(each.prefill_c for each in replicas) / count
+        self.keys: list[_Key] = []
+        self.worth: dict[str, float] = {}  # goodput per second of those that can be in time here
+        self.least = -math.inf  # of the window, the least priority, negative as in the keys
+        self.cut = False  # there were more than it ranks
+
+    def weigh(self, columns: Columns, now: float, frame: int, starvation: float) -> Standings:
+        prefill_s = self.prefill_b + self.prefill_c * columns.prefill
+        pace = Pace(max(LEAST_S, self.token_s), prefill_s, self.crowd, max(LEAST_S, min(self.alone_s, self.token_s)))
+        return columns.weigh(now, frame, pace, starvation)
+
+    def put(self, seq: Seq, tier: float, by: float, slack: float) -> None:
+        insort(self.keys, (tier, by, slack, seq.arrival, seq.id))
+        if tier != LATE:
+            self.worth[seq.id] = -by
+
+    def first(self, waiting: Collection[str]) -> _Key | None:
+        gone = next((at for at, key in enumerate(self.keys) if key[-1] in waiting), len(self.keys))
+        del self.keys[:gone]
+        return self.keys[0] if self.keys else None
+
+
+class CalmFrames:
+    """What waits in one queue, ranked on each unlike replica."""
+
+    def __init__(self, config: Config, sent: OrderedDict[str, tuple[AdaptiveCutoff, Seq]]) -> None:
+        self.config = config
+        self._sent = sent
+        self._cutoff = AdaptiveCutoff(CUTOFFS if config.adapt else (config.cutoff,))
+        self._columns = Columns()
+        self._newcomers = Columns()
+        self._seqs: dict[str, Seq] = {}
+        self._new: dict[str, Seq] = {}  # of these, not weighed yet
+        self._lines: list[_Line] = []
+        self._by_instance: dict[str, _Line] = {}
+        self._shown: dict[str, _Key] = {}
+        self._began = self._ends = -math.inf
+        self.frame = 0
+
+    @property
+    def cutoff(self) -> float:
+        return self._cutoff.value
+
+    # ---- what waits -----------------------------------------------------------------------------------------------
+
+    def join(self, request: Request) -> None:
+        if request.id not in self._seqs:
+            self._seqs[request.id] = self._new[request.id] = sequence_of(request)
+
+    def leave(self, request_id: str) -> None:
+        seq = self._seqs.pop(request_id, None)
+        self._shown.pop(request_id, None)
+        if seq is not None and self._new.pop(request_id, None) is None:
+            self._columns.drop(seq)
+
+    def sent(self, request_id: str, instance_id: str) -> Copy | None:
+        line, seq = self._by_instance.get(instance_id), self._seqs.get(request_id)
+        if line is None or seq is None:
+            return None
+        self._sent[request_id] = self._cutoff, seq
+        while len(self._sent) > self.config.keep:  # what an engine lost never ends
+            self._sent.popitem(last=False)
+        here = line.worth.get(request_id)
+        if here is None:
+            return Copy("late", 0.0, self.frame, self.cutoff, {})
+        others = {
+            name: each.worth[request_id]
+            for each in self._lines if each is not line and request_id in each.worth
+            for name in each.ids
+        }  # fmt: skip
+        chosen = any(key[-1] == request_id and key[0] == WINDOW for key in line.keys)
+        return Copy("window" if chosen else "rest", here, self.frame, self.cutoff, others)
+
+    # ---- frames ---------------------------------------------------------------------------------------------------
+
+    def due(self, instances: Collection[str], now: float) -> bool:
+        if not self._seqs:
+            return False
+        over = now >= self._ends or bool(self._new) or self._by_instance.keys() != set(instances)
+        return over or any(line.cut and line.first(self._seqs) is None for line in self._lines)
+
+    def weigh(self, replicas: Sequence[Replica], now: float) -> Collection[str]:
+        over = now >= self._ends
+        if over:
+            self._next_frame(replicas, now)
+        elif (
+            self._new
+            and len(self._seqs) > FEW
+            and 2 * len(self._new) < len(self._seqs)
+            and self._by_instance.keys() == {each.id for each in replicas}
+        ):
+            self._place_newcomers(now)
+            return ()
+        self._admit()
+        self._rank(replicas, now)
+        return self._show()
+
+    def _next_frame(self, replicas: Sequence[Replica], now: float) -> None:
+        passed = 1
+        length = self._ends - self._began
+        if math.isfinite(length) and length > 0:
+            passed = max(1, int((now - self._began) / length))
+        since = self._columns.since[list(self._columns.rows.values())]
+        self.frame += passed
+        self._cutoff.tick(self.frame, contested=bool(len(since)) and float(since.min()) < self.frame - passed)
+        steps = [each.token_s for each in replicas if each.crowd] or [each.token_s for each in replicas]
+        self._began = now
+        self._ends = now + self.config.frame_steps * max(LEAST_S, sum(steps) / max(1, len(steps)))
+
+    def _admit(self) -> None:
+        for seq in self._new.values():
+            self._columns.add(seq, self.frame)
+        self._new.clear()
+
+    def _rank(self, replicas: Sequence[Replica], now: float) -> None:
+        columns = self._columns
+        self._lines = [_Line(each) for each in self._unlike(replicas)]
+        self._by_instance = {name: line for line in self._lines for name in line.ids}
+        late = columns.alive.copy()  # on all of them
+        generation_s = []
+        for line in self._lines:
+            found = line.weigh(columns, now, self.frame, self.config.starvation)
+            able = columns.alive & (found.slack >= 0)
+            late &= ~able
+            generation_s.append(found.generation_s)
+            self._fill(line, found, np.flatnonzero(able))
+        rows = np.flatnonzero(late)
+        for line, costs in zip(self._lines, generation_s, strict=True):
+            self._fill_late(line, rows, costs)
+
+    def _fill(self, line: _Line, found: Standings, rows: Column) -> None:
+        priority, slack = found.priority[rows], found.slack[rows]
+        chosen = select(priority, self._columns.prompt[rows], slack, line.free_slots, self.cutoff)
+        line.least = -float(priority[chosen].min()) if len(chosen) else -math.inf
+        rest = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
+        line.cut = len(rest) > DEEP
+        if line.cut:
+            rest = rest[np.argpartition(-priority[rest], DEEP)[:DEEP]]
+        for tier, some in ((WINDOW, chosen), (REST, rest)):
+            places = zip(rows[some].tolist(), priority[some].tolist(), slack[some].tolist(), strict=True)
+            for row, worth, spare in places:
+                if (seq := self._columns.seqs[row]) is not None:
+                    line.keys.append((tier, -worth, spare, seq.arrival, seq.id))
+                    line.worth[seq.id] = worth
+        line.keys.sort()
+
+    def _fill_late(self, line: _Line, rows: Column, generation_s: Column) -> None:
+        room = DEEP if not line.cut else 0
+        if len(rows) > room:
+            line.cut = True
+            rows = rows[np.argpartition(generation_s[rows], room)[:room]]
+        late = zip(rows.tolist(), generation_s[rows].tolist(), strict=True)
+        seqs = [(cost, seq) for row, cost in late if (seq := self._columns.seqs[row]) is not None]
+        line.keys += sorted((LATE, cost, 0.0, seq.arrival, seq.id) for cost, seq in seqs)
+
+    def _unlike(self, replicas: Sequence[Replica]) -> list[list[Replica]]:
+        """Replicas on which the mean waiting request costs about the same, together; at most `copies` groups."""
+        columns, alive = self._columns, self._columns.alive
+        left, prompt = float(columns.left[alive].mean()), float(columns.prefill[alive].mean())
+        costs = []
+        for each in replicas:
+            prefill_s = prompt * (each.prefill_b + each.prefill_c * prompt)
+            costs.append((left * each.token_s + prefill_s * max(1, each.crowd), left * each.alone_s + prefill_s, each))
+        costs.sort(key=lambda item: (item[0], item[1], item[2].id))
+        alike = ALIKE
+        while True:
+            groups: list[list[tuple[float, float, Replica]]] = []
+            for item in costs:
+                group = next((some for some in groups if _near(some[0][:2], item[:2], alike)), None)
+                if group is None:
+                    groups.append([item])
+                else:
+                    group.append(item)
+            if len(groups) <= self.config.copies:
+                return [[each for _, _, each in group] for group in groups]
+            alike *= ALIKE
+
+    def _place_newcomers(self, now: float) -> None:
+        """Within a frame, what arrives is placed by its priority."""
+        seqs, columns = list(self._new.values()), self._newcomers
+        for seq in seqs:
+            columns.add(seq, self.frame)
+        rows = [columns.rows[seq] for seq in seqs]
+        found = [line.weigh(columns, now, self.frame, self.config.starvation) for line in self._lines]
+        anywhere = np.logical_or.reduce([each.slack[rows] >= 0 for each in found]).tolist()
+        for line, standings in zip(self._lines, found, strict=True):
+            for seq, row, able in zip(seqs, rows, anywhere, strict=True):
+                slack = float(standings.slack[row])
+                if slack >= 0:
+                    by = -float(standings.priority[row])
+                    line.put(seq, WINDOW if by <= line.least else REST, by, slack)
+                elif not able:
+                    line.put(seq, LATE, float(standings.generation_s[row]), slack)
+        for seq in seqs:
+            columns.drop(seq)
+        self._admit()
+
+    def _show(self) -> Collection[str]:
+        before, self._shown = self._shown, {}
+        for line in self._lines:
+            for key in line.keys[:SHOWN]:
+                known = self._shown.get(key[-1])
+                if known is None or key < known:
+                    self._shown[key[-1]] = key
+        return [
+            name for name in (before.keys() | self._shown.keys())
+            if name in self._seqs and before.get(name) != self._shown.get(name)
+        ]  # fmt: skip
+
+    # ---- what the dispatcher reads --------------------------------------------------------------------------------
+
+    def key(self, request_id: str) -> tuple[float, ...] | None:
+        shown = self._shown.get(request_id)
+        return None if shown is None else (0.0, *shown[:3])
+
+    def best(self, instances: Collection[str]) -> Collection[str]:
+        firsts = [
+            (key[0] == LATE, key[1], line) for line in self._lines
+            if not line.ids.isdisjoint(instances) and (key := line.first(self._seqs)) is not None
+        ]  # fmt: skip
+        if not firsts:
+            return ()
+        late = all(each[0] for each in firsts)
+        worth = [(by, line) for is_late, by, line in firsts if is_late == late]
+        top = min(by for by, _ in worth)
+        near = top * ALIKE if late else top / ALIKE  # priorities are negative here
+        return [name for by, line in worth if by <= near for name in line.ids if name in instances]
+
+    def order(self, instance_id: str) -> Iterator[str]:
+        line = self._by_instance.get(instance_id)
+        keys = () if line is None else tuple(line.keys)
+        return (key[-1] for key in keys if key[-1] in self._seqs)
+
+
+def _near(one: tuple[float, float], other: tuple[float, float], ratio: float) -> bool:
+    return all(max(a, b) <= ratio * min(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,144 @@
+"""The dispatcher with an ordering that ranks by instance: unlike replicas, operators, instances that come and go."""
+
+import json
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.types import InstanceSpec, LatencyCoefficients
+from controller.dispatch import build_dispatcher
+from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
+
+CALM = {
+    "ordering": {"name": "calm"},
+    "pacing": {"name": "fixed_window", "window": 1},
+    "admission": {"name": "admit_all"},
+    "routing": {"name": "least_outstanding"},
+    "dispatch": {"refuse_infeasible": False},
+}
+SLOWER = LatencyCoefficients(*(4 * each for each in SPEED))
+
+
+def unlike(overrides=None):
+    """A quick instance of some 0.02 s a token, and one that takes four times as long; each is full."""
+    dispatcher = build_dispatcher("slackline", {**CALM, **(overrides or {})})
+    slow = ev.InstanceUp(InstanceSpec("slow", "m", latency=SLOWER, max_num_seqs=32))
+    dispatcher.handle([up("quick"), slow, *(ev.Arrived(request(f"x{i}", output=5)) for i in (1, 2))], 0.0)
+    return dispatcher
+
+
+def ended(dispatcher, instance_id, now):
+    """What runs there ends, so that there is room for one."""
+    (held,) = dispatcher._fleet.instances[instance_id].waiting
+    return dispatcher.handle([ev.FirstToken(held), ev.Finished(held, 5)], now)
+
+
+def test_a_request_waits_for_the_instance_that_can_still_be_in_time():
+    """100 tokens take 2 s on the quick instance and 8 s on the slow one."""
+    dispatcher = unlike()
+    tight, loose = request("tight", 0.1, 60.0, output=100, deadline=4.0), request("loose", 0.1, 60.0, output=200)
+    assert sends(dispatcher.handle([ev.Arrived(tight), ev.Arrived(loose)], 0.1)) == []
+    assert sends(ended(dispatcher, "slow", 0.2)) == [("loose", "slow")]
+    assert sends(ended(dispatcher, "quick", 0.3)) == [("tight", "quick")]
+
+
+def test_what_is_late_everywhere_takes_what_no_other_needs():
+    dispatcher = unlike()
+    late, able = request("late", 0.1, 60.0, output=100, deadline=1.0), request("able", 0.2, 60.0, output=900)
+    dispatcher.handle([ev.Arrived(late), ev.Arrived(able)], 0.2)
+    assert sends(ended(dispatcher, "slow", 0.3)) == [("able", "slow")]
+    reply = ended(dispatcher, "quick", 0.4)
+    assert sends(reply) == [("late", "quick")]
+    assert reply.actions[0].decision.reason in ("late_everywhere", "hopeless_spare_budget")
+
+
+def test_the_decision_says_what_spoke_for_the_instance_and_what_for_others():
+    dispatcher = unlike()
+    dispatcher.handle([ev.Arrived(request("a", 0.1, 60.0, output=100))], 0.1)
+    (send,) = ended(dispatcher, "slow", 0.2).actions
+    assert send.decision.reason == "goodput_window"
+    figures, other = send.decision.figures, send.decision.rejected["quick"]
+    assert figures["goodput_rate"] < other["goodput_rate"] < 6 * figures["goodput_rate"]
+    assert other["outstanding"] == 1
+    assert figures["cutoff"] == 0.8
+    assert figures["frame"] >= 1
+    json.dumps(send.decision.figures)
+
+
+def test_the_window_of_similar_prompts_goes_first():
+    """With one slot free what is worth most for its time goes; with three, three of similar lengths of 10, 10 and 10,
+    not the one of 11, beside which there is only one of 6."""
+    worth = {"a": (2000, 13.0), "b": (100, 10.0), "c": (110, 10.0), "d": (120, 10.0), "e": (1000, 6.5)}
+    for slots, first in ((1, "a"), (3, "b")):
+        dispatcher = build_dispatcher(
+            "slackline", {**CALM, "ordering": {"name": "calm", "adapt": False, "cutoff": 0.5}}
+        )
+        dispatcher.handle([up(slots=1 + slots), ev.Arrived(request("x", output=5))], 0.0)
+        dispatcher._fleet.instances["w"].spec.max_num_seqs = slots
+        arrivals = [
+            ev.Arrived(request(name, 0.1, 600.0, prompt=n, output=100, value=v)) for name, (n, v) in worth.items()
+        ]
+        dispatcher.handle(arrivals, 0.1)
+        assert sends(ended(dispatcher, "w", 0.2)) == [(first, "w")]
+
+
+def test_an_operator_moves_requests_before_and_behind_all_others():
+    dispatcher = unlike()
+    arrivals = [
+        ev.Arrived(request(name, 0.1, 60.0, output=length)) for name, length in (("a", 50), ("b", 99), ("c", 9))
+    ]
+    dispatcher.handle(arrivals, 0.1)
+    dispatcher.handle(
+        [ev.Command("1", "op", "reprioritise", ("b",), 0), ev.Command("2", "op", "reprioritise", ("c",), 9)], 0.1
+    )
+    dispatcher.handle([ev.Command("3", "op", "pause", ("a",), None)], 0.1)
+    assert sends(ended(dispatcher, "quick", 0.2)) == [("b", "quick")]
+    assert sends(ended(dispatcher, "quick", 0.3)) == [("c", "quick")]
+    assert sends(dispatcher.handle([ev.Command("4", "op", "resume", ("a",), None)], 0.35)) == []
+    assert sends(ended(dispatcher, "quick", 0.4)) == [("a", "quick")]
+
+
+def test_the_queue_shows_the_order_of_the_frame():
+    dispatcher = unlike({"pacing": {"name": "fixed_window", "window": 2}})
+    lengths = {"long": 400, "short": 20, "mean": 100}
+    arrivals = [ev.Arrived(request(name, 0.1, 600.0, prompt=100, output=n)) for name, n in lengths.items()]
+    dispatcher.handle(arrivals, 0.1)
+    rows = sorted(dispatcher.queue().ids(), key=lambda name: dispatcher.queue().row(name)["order"])
+    assert rows == dispatcher.queue().ids()
+
+
+@pytest.mark.parametrize(("lost", "other"), [("quick", "slow"), ("slow", "quick")])
+def test_an_instance_that_is_lost_takes_nothing_with_it(lost, other):
+    dispatcher = unlike()
+    names = {f"r{i}" for i in range(4)}
+    dispatcher.handle([ev.Arrived(request(name, 0.1, 60.0, output=50, deadline=50.0)) for name in names], 0.1)
+    (held,) = dispatcher._fleet.instances[lost].waiting
+    dispatcher.handle([ev.Failed(held, True, "died"), ev.InstanceDown(lost)], 0.2)
+    sent = set()
+    for i in range(5):
+        sent |= {name for name, where in sends(ended(dispatcher, other, 0.3 + i)) if where == other}
+    assert sent == {*names, held}
+    assert len(dispatcher.queue()) == 0
+
+
+def test_a_cancelled_request_leaves_the_frames():
+    dispatcher = unlike()
+    dispatcher.handle([ev.Arrived(request("a", 0.1, 60.0)), ev.Arrived(request("b", 0.1, 60.0))], 0.1)
+    dispatcher.handle([ev.Cancelled("a")], 0.1)
+    assert sends(ended(dispatcher, "slow", 0.2)) == [("b", "slow")]
+    (lane,) = dispatcher.lanes.values()
+    assert not lane.queue.frames.due({"quick", "slow"}, 99.0)
+
+
+def test_waiting_time_ends_in_the_queue_as_ever():
+    dispatcher = unlike()
+    reply = dispatcher.handle([ev.Arrived(request("a", 0.1, 60.0, wait=1.0))], 0.1)
+    assert reply.wake_at == pytest.approx(1.1)
+    assert kinds(dispatcher.handle([], 1.11), ev.Drop) == ["a"]
+
+
+def test_orderings_that_rank_once_have_no_frames():
+    for policy in ("slackline", "hyperflexis", "scorpio"):
+        dispatcher = build_dispatcher(policy)
+        dispatcher.handle([up("w")], 0.0)
+        assert all(lane.queue.frames is None for lane in dispatcher.lanes.values())

@@ -1,0 +1,232 @@
+"""CALM as an ordering: eq. 4.1 on each replica's own costs, window, frames, cutoff (worked examples C2, C3, C5)."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.policy import Replica
+from controller.core.steps import Added
+from controller.core.types import Request, Targets
+from controller.policies.batching.calm import Calm, CalmConfig
+from controller.policies.ordering.calm import CUTOFFS, DEEP, FEW, CalmOrdering, Config, sequence_of
+
+FREE = Replica("w", token_s=0.02, alone_s=0.02, prefill_b=0.0, prefill_c=0.0, crowd=0, free_slots=64)
+FIXED = Config(adapt=False)
+
+
+def request(name, arrival=0.0, prompt=100, output=10, deadline=None, ttft=1e6, value=1.0, **more):
+    return Request(name, arrival, Targets(ttft, 1e6, deadline), prompt, output, "m", value=value, **more)
+
+
+def ranked(requests, *replicas, now=0.0, config=FIXED):
+    frames = CalmOrdering(config).frames()
+    for each in requests:
+        frames.join(each)
+    frames.weigh(replicas or (FREE,), now)
+    return frames
+
+
+def order(frames, instance="w"):
+    return list(frames.order(instance))
+
+
+def test_c2_the_most_goodput_for_its_time_first_then_the_least_slack():
+    """Goodput 100, 100 and 300 in 1, 1 and 4 s of generation: 100, 100, 75; the slack of x is 1 s, that of y 19 s."""
+    x, y = request("x", prompt=50, output=50, deadline=2.0), request("y", prompt=50, output=50, deadline=20.0)
+    z = request("z", prompt=100, output=200, deadline=5.0)
+    (bounded_x, bounded_y, bounded_z) = (
+        replace(r, least_tokens=r.output_tokens, most_tokens=r.output_tokens) for r in (x, y, z)
+    )
+    frames = ranked([bounded_z, bounded_y, bounded_x])
+    assert order(frames) == ["x", "y", "z"]
+    assert [frames.sent(name, "w").goodput_rate for name in "xyz"] == pytest.approx([100.0, 100.0, 75.0])
+
+
+C3 = {"a": (10, 1000), "b": (9.9, 50), "c": (9.8, 900), "d": (9.6, 950), "e": (9.4, 40), "f": (5, 45)}
+
+
+@pytest.mark.parametrize(("cutoff", "window"), [(0.95, "cda"), (1.0, "abc"), (0.5, "cda")])
+def test_c3_the_window_of_similar_lengths_goes_first(cutoff, window):
+    requests = [request(name, prompt=length, value=worth * 0.02) for name, (worth, length) in C3.items()]
+    frames = ranked(requests, FREE._replace(free_slots=3), config=Config(cutoff=cutoff, adapt=False))
+    assert set(order(frames)[:3]) == set(window)
+    assert order(frames)[3:] == sorted(set(C3) - set(window), key=lambda name: -C3[name][0])
+    tiers = {name: frames.sent(name, "w").tier for name in C3}
+    assert tiers == {name: "window" if name in window else "rest" for name in C3}
+
+
+def test_c5_who_waits_goes_ahead_in_the_end():
+    """Goodput 40 in 2 s against 100 for each second, and 0.5 for each frame waited: ahead after 321 frames."""
+    waits = request("waits", prompt=40, output=100, value=0.4)
+    frames = ranked([waits])
+    length = 50 * FREE.token_s
+    for frame in range(1, 322):
+        now = frame * length
+        rival = request(f"rival{frame}", now, output=50, value=2.0)
+        frames.join(rival)
+        assert frames.due({"w"}, now)
+        frames.weigh([FREE], now)
+        assert (order(frames)[0] == "waits") == (frame >= 321), frame
+        frames.leave(rival.id)
+
+
+def test_priorities_are_those_of_the_engines_scheduler():
+    """The same columns: the engine's batching gives the same sequences the same priorities."""
+    requests = []
+    for i in range(40):
+        most = 30 + i + 13 * i % 200
+        bounds = {"least_tokens": 10 + i, "most_tokens": most}
+        requests.append(request(f"r{i}", i * 0.01, 50 + 37 * i % 900, most - 5, 20.0 if i % 2 else None, **bounds))
+    replica = FREE._replace(prefill_b=1e-4, crowd=40)
+    frames = ranked(requests, replica, now=1.0)
+    engine = Calm(CalmConfig(token_s=0.02, prefill_s=1e-4))
+    seqs = [sequence_of(each) for each in requests]
+    for seq in seqs:
+        engine.observe(Added(seq), 1.0)
+    expected = engine.standings(seqs, 1.0).priority.tolist()
+    found = [frames.sent(each.id, "w").goodput_rate for each in requests]
+    assert found == pytest.approx(expected)
+    assert len(set(found)) > 20
+
+
+QUICK = FREE._replace(id="quick", token_s=0.01, alone_s=0.01)
+SLOW = FREE._replace(id="slow", token_s=0.04, alone_s=0.04)
+
+
+def test_each_unlike_replica_has_its_own_order():
+    """100 tokens take 1 s on the quick replica and 4 s on the slow one: with 2 s they can only be in time there."""
+    tight, loose = request("tight", output=100, deadline=2.0), request("loose", output=100, deadline=60.0)
+    frames = ranked([tight, loose], QUICK, SLOW)
+    assert order(frames, "quick") == ["tight", "loose"]
+    assert order(frames, "slow") == ["loose"]
+    assert frames.best({"quick", "slow"}) == ["quick"]
+    assert frames.best({"slow"}) == ["slow"]
+    copy = frames.sent("loose", "slow")
+    assert copy.goodput_rate == pytest.approx(copy.others["quick"] / 4)
+    assert frames.sent("tight", "quick").others == {}
+
+
+def test_once_it_is_sent_its_other_copies_are_gone():
+    frames = ranked([request("a", output=100), request("b", output=50)], QUICK, SLOW)
+    frames.leave("b")
+    assert order(frames, "quick") == order(frames, "slow") == ["a"]
+
+
+def test_what_is_late_everywhere_goes_last_and_the_cheapest_first():
+    dear, cheap = request("dear", output=900, deadline=1.0), request("cheap", output=400, deadline=1.0)
+    frames = ranked([dear, cheap, request("able", output=10)], QUICK, SLOW)
+    assert order(frames, "quick") == order(frames, "slow") == ["able", "cheap", "dear"]
+    assert frames.sent("cheap", "slow").tier == "late"
+    frames.leave("able")
+    assert set(frames.best({"quick", "slow"})) == {"quick"}  # where it takes the least time
+    assert frames.best({"slow"}) == ["slow"]
+
+
+def test_alike_replicas_share_a_copy_and_unlike_ones_at_most_so_many():
+    alike = [QUICK._replace(id=f"q{i}", token_s=0.01 * (1 + i / 1000)) for i in range(5)]
+    frames = ranked([request("a")], *alike)
+    assert set(frames.best({each.id for each in alike})) == {each.id for each in alike}
+    unlike = [QUICK._replace(id=f"u{i}", token_s=0.01 * 1.3**i, alone_s=0.01 * 1.3**i) for i in range(20)]
+    frames = ranked([request("a")], *unlike, config=Config(copies=3))
+    assert len(frames.sent("a", "u0").others) > 0
+    assert len({round(rate, 9) for rate in frames.sent("a", "u0").others.values()}) <= 2
+    assert all(order(frames, each.id) == ["a"] for each in unlike)
+
+
+def test_a_frame_is_as_long_as_its_steps_take_at_the_instances():
+    busy, idle = FREE._replace(id="busy", token_s=0.03, crowd=9), FREE._replace(id="idle", token_s=0.01)
+    frames = ranked([request("a")], busy, idle)
+    assert not frames.due({"busy", "idle"}, 1.499)
+    assert frames.due({"busy", "idle"}, 1.5)
+    frames.weigh([busy, idle], 1.5)
+    assert frames.frame == 2
+    frames.weigh([busy, idle], 1.5 + 4 * 1.5)
+    assert frames.frame == 6
+
+
+def test_new_requests_and_instances_are_placed_within_the_frame():
+    frames = ranked([request(f"r{i}", output=100) for i in range(FEW + 5)])
+    frame = frames.frame
+    assert not frames.due({"w"}, 0.1)
+    for name, value in (("better", 2.0), ("worse", 0.5)):
+        frames.join(request(name, 0.1, output=100, value=value))
+    assert frames.due({"w"}, 0.1)
+    frames.weigh([FREE._replace(free_slots=1)], 0.1)
+    assert order(frames)[-1] == "worse"
+    assert order(frames)[0] == "better"
+    assert frames.sent("better", "w").tier == "window"
+    assert frames.frame == frame
+    assert frames.due({"w", "v"}, 0.1)
+    frames.weigh([FREE, FREE._replace(id="v")], 0.1)
+    assert order(frames, "v")
+
+
+def test_more_than_it_ranks_at_once_are_all_sent_in_the_end():
+    requests = [request(f"r{i}", i * 1e-3, output=10 + i % 50) for i in range(3 * DEEP)]
+    frames = ranked(requests, FREE._replace(free_slots=4))
+    taken = []
+    while frames.due({"w"}, 0.5) or order(frames):
+        frames.weigh([FREE._replace(free_slots=4)], 0.5)
+        for name in order(frames):
+            frames.leave(name)
+            taken.append(name)
+        if len(taken) > len(requests):
+            break
+    assert sorted(taken) == sorted(each.id for each in requests)
+
+
+def test_the_cutoff_is_adapted_under_load_alone():
+    ordering = CalmOrdering()
+    frames = ordering.frames()
+    assert frames.cutoff == CUTOFFS[0]
+    now, waiting = 0.0, request("waits", output=10)
+    for frame in range(100):  # everything goes within its frame
+        each = request(f"r{frame}", now)
+        frames.join(each)
+        frames.weigh([FREE], now)
+        frames.sent(each.id, "w")
+        frames.leave(each.id)
+        ordering.observe(ev.Finished(each.id, 10), now)
+        now += 1.0
+    assert frames.cutoff == CUTOFFS[0]
+    frames.join(waiting)
+    for _ in range(45):
+        frames.weigh([FREE], now)
+        now += 1.0
+    assert frames.cutoff == CUTOFFS[1]
+
+
+def test_a_fixed_cutoff_stays():
+    frames = ranked([request("a")], config=Config(cutoff=0.7, adapt=False))
+    for frame in range(100):
+        frames.weigh([FREE], frame * 1.0)
+    assert frames.cutoff == 0.7
+
+
+def test_nothing_is_kept_of_requests_that_left():
+    ordering = CalmOrdering(Config(keep=3))
+    frames = ordering.frames()
+    for i in range(500):
+        frames.join(request(f"r{i}", workflow=f"w{i}", deadline=100.0))
+        if i % 3:
+            frames.weigh([QUICK, SLOW], i * 0.1)
+            frames.sent(f"r{i}", "quick")
+        frames.leave(f"r{i}")
+    assert len(ordering._sent) <= 3
+    assert not any((frames._seqs, frames._new, frames._columns.rows, frames._columns._groups))
+    assert frames._columns._size == 256
+    assert not frames.due({"quick"}, math.inf)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frame_steps": 0}, {"copies": 0}, {"keep": 0}, {"cutoff": 0.0}, {"cutoff": 1.5},
+        {"starvation": -1.0}, {"starvation": math.nan},
+    ],
+)  # fmt: skip
+def test_settings_without_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Config(**wrong)
