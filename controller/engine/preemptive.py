@@ -15,7 +15,9 @@ blocks or no slot waits while suspended tasks, which hold their blocks, run; blo
 reserved at admission, so nothing is ever recomputed. A batch is one step, whatever `max_num_batched_tokens` is, unless
 `chunk_tokens` cuts it. Sequences may also decode here (the paper runs them beside the prefill on the same device; we
 run one step at a time): a decode step of all of them runs between boundaries, at the last moment that attains every
-TPOT, or at once while there are no prompts.
+TPOT, or at once while there are no prompts. A prompt whose prefix another engine sends (`ComingPrefix`) is a task of
+its own, whose step suspends itself before a layer that is not here. Others run until it is, and a prefix that is lost
+is computed.
 
 The interface is EngineScheduler's. Cost: O(log n) a round for n waiting prompts, plus Alg. 1's scan for each batch.
 """
@@ -31,6 +33,7 @@ from controller.core.steps import (
     EngineEvent,
     EngineReply,
     FinishReason,
+    LayersCame,
     PrefixEnded,
     Reject,
     Release,
@@ -56,6 +59,8 @@ from controller.policies.batching.slo_aware_batching import SloAwareBatching
 
 class PreemptivePrefill(EngineScheduler):
     """FlowPrefill's scheduler. `rounds` counts what sec. 6.4 of the paper measures."""
+
+    overlaps_copies = True
 
     def __init__(
         self,
@@ -105,15 +110,22 @@ class PreemptivePrefill(EngineScheduler):
                     self._ran(task, now)
                 else:
                     self._look_for_room()
-            case Suspended(step_id, seconds):
-                self._stopped(step_id, seconds, now)
+            case Suspended():
+                self._stopped(event, now, actions)
+            case LayersCame(coming, layers):
+                coming.layers = layers
+                self._round = True
             case Added(seq):
                 super()._apply(event, now, actions)
                 if seq.state is SeqState.WAITING:
                     self._enqueue(seq, now)
-            case Release() | PrefixEnded():
+            case Release():
                 super()._apply(event, now, actions)
                 self._look_for_room()
+            case PrefixEnded(seq, tokens):
+                super()._apply(event, now, actions)
+                self._look_for_room()
+                self._prefix_ended(seq, lost=not tokens, now=now, actions=actions)
             case Resumed():
                 super()._apply(event, now, actions)
                 self._round = True
@@ -156,22 +168,66 @@ class PreemptivePrefill(EngineScheduler):
         else:
             self._round = True
 
-    def _stopped(self, step_id: int, seconds: float, now: float) -> None:
+    def _stopped(self, event: Suspended, now: float, actions: list[EngineAction]) -> None:
+        step_id, seconds, layers = event
         task = self._task
-        if task is None or task.step is None or task.step.id != step_id or task.signalled_at is None:
+        asked = task is not None and task.signalled_at is not None
+        if task is None or task.step is None or task.step.id != step_id or not (asked or layers):
             raise ProtocolError(f"step {step_id} was not asked to stop")
         task.used_s += seconds - task.step_s
-        task.step_s = seconds
+        task.step_s, task.layers = seconds, layers
         self._answered(task, now)
         self._task = self._step = None
         self._suspended.append(task)
-        self.rounds.preempts += 1
+        self.rounds.preempts += not layers
+        self.rounds.layer_waits += layers > 0
+        self._round |= layers > 0
+        if task.has_lost:
+            self._abandon(task, now, actions)
         self._after_steps()
 
     def _answered(self, task: PrefillTask, now: float) -> None:
         if task.signalled_at is not None:
             self.rounds.blocked(now - task.signalled_at)
             task.signalled_at = None
+
+    # ---- prefixes that are copied while their prompts are computed ------------------------------------------------
+
+    def _prefix_ended(self, prefix: Seq, *, lost: bool, now: float, actions: list[EngineAction]) -> None:
+        """All its layers are here, or some never will be."""
+        for seq in [*self._waiting, *self._running]:
+            if seq.coming is None or seq.coming.seq is not prefix:
+                continue
+            self._round = True
+            if not lost:
+                seq.coming = None
+            elif seq.state is SeqState.WAITING:
+                self._ranked.remove(seq)
+                self._forget_coming(seq)
+                self._enqueue(seq, now)
+            else:
+                seq.coming.lost = True
+                for task in [each for each in self._suspended if each.has_lost]:
+                    self._abandon(task, now, actions)
+
+    def _abandon(self, task: PrefillTask, now: float, actions: list[EngineAction]) -> None:
+        """Drop what a suspended task has computed after a lost prefix. Its prompt is computed whole."""
+        self._suspended.remove(task)
+        self._next = None if self._next is task else self._next
+        if task.step is not None:
+            actions.append(Discard(task.step.id))
+        for seq in task.unfinished:
+            self._forget_coming(seq)
+            self._seats.evict(seq)
+            self._enqueue(seq, now)
+
+    def _forget_coming(self, seq: Seq) -> None:
+        seq.coming = seq.origin = None
+
+    def _forget_prefixes(self) -> None:
+        super()._forget_prefixes()
+        for seq in [each for each in self._waiting if each.coming is not None]:
+            self._forget_coming(seq)
 
     # ---- a round (Alg. 2) -----------------------------------------------------------------------------------------
 
@@ -181,6 +237,8 @@ class PreemptivePrefill(EngineScheduler):
         best: PrefillTask | Seq | None = None
         key = None
         for task in self._live_tasks():
+            if task.waits:
+                continue
             rank = self._ranked.key(task.unfinished[0], task.needed_s(now, task is self._task), now)
             if key is None or rank < key:
                 best, key = task, rank
@@ -195,7 +253,7 @@ class PreemptivePrefill(EngineScheduler):
         return [task for task in tasks if task.unfinished]
 
     def _has_room(self, seq: Seq) -> bool:
-        wanted = self._blocks_wanted(seq)
+        wanted = self._blocks_wanted(seq) - (len(seq.coming.seq.blocks) if seq.coming is not None else 0)
         while wanted > self.blocks.free and not self._running and self.checkpoints.drop():
             continue  # with nothing running, nothing else will free blocks
         return len(self._running) < self.config.max_num_seqs and wanted <= self.blocks.free
@@ -264,7 +322,7 @@ class PreemptivePrefill(EngineScheduler):
             actions.append(Resume(task.step.id))
 
     def _submit(self, head: Seq, now: float) -> PrefillTask:
-        others = [seq for seq in self._ranked if seq is not head]
+        others = [] if head.coming is not None else self._others(head)
         needs = [self.uncached(seq) for seq in others] if self.config.prefix_caching else [s.tokens for s in others]
         found = self._rules.members(self.uncached(head), needs, head.due - now)
         members = [
@@ -277,6 +335,9 @@ class PreemptivePrefill(EngineScheduler):
         self.rounds.batched += len(members) - 1
         chunks = -(-tokens // (self.preemption.chunk_tokens or tokens))
         return PrefillTask(members, self._rules.predict(tokens) + (chunks - 1) * self._rules.predict(0))
+
+    def _others(self, head: Seq) -> list[Seq]:
+        return [seq for seq in self._ranked if seq is not head and seq.coming is None]
 
     def _take(self, seq: Seq) -> bool:
         """Admit it, with blocks for its longest possible output. False if there are too few."""
@@ -349,6 +410,6 @@ class PreemptivePrefill(EngineScheduler):
         self._next = None
         self._after_steps()
         for seq in self._seats.clear():
+            self._forget_coming(seq)
             self._enqueue(seq, now)
-        self.checkpoints.clear()
-        self.blocks.forget()
+        self._forget_prefixes()

@@ -15,6 +15,7 @@ from controller.core.steps import (
     Aborted,
     Added,
     CacheReset,
+    ComingPrefix,
     Emit,
     EngineAction,
     EngineEvent,
@@ -54,6 +55,7 @@ class EngineScheduler:
     """Continuous batching. Also the EngineView that its batching policy reads."""
 
     whole_prompts = False  # True: a prompt is one step however long it is, and may be suspended in the middle
+    overlaps_copies = False  # True: a prompt is computed while layers of its prefix are still copied here
 
     def __init__(self, config: EngineConfig, batching: Batching, former: EngineScheduler | None = None) -> None:
         """`former`: an idle scheduler of the same configuration that this one takes the place of. Its blocks, with the
@@ -175,7 +177,17 @@ class EngineScheduler:
         self._ids.add(seq.id)
         if seq.branch_of:
             self.checkpoints.join(seq)
+        if seq.coming is not None:
+            self._join_coming(seq, seq.coming)
         self._waiting.add(seq)
+
+    def _join_coming(self, seq: Seq, coming: ComingPrefix) -> None:
+        """Share the blocks of a prefix that is still copied, if steps can wait for its layers."""
+        if not self.overlaps_copies or coming.seq.state is not SeqState.ARRIVING:
+            seq.coming = None
+            return
+        seq.origin, seq.common = coming.seq, coming.seq.tokens
+        coming.seq.computed = coming.seq.tokens
 
     def _reserve_for(self, seq: Seq, needed: bool, actions: list[EngineAction]) -> None:
         if seq.id in self._ids:

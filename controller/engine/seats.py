@@ -190,7 +190,7 @@ class Seats:
         """Give a queued sequence a slot and blocks, evicting only paused ones. False if that is not enough."""
         while len(self.running) >= self._config.max_num_seqs or not self._blocks.fits(seq):
             if (paused := self._spare(wanted)) is not None:
-                self._evict(paused)
+                self.evict(paused)
             elif len(self.running) or not self.unpin():  # with nothing running, nothing else will free blocks
                 return False
         seq.cached = self._blocks.take_prefix(seq)
@@ -208,7 +208,7 @@ class Seats:
                 continue
             victim = self._spare(wanted) or self.running.items()[-1]
             planned.pop(victim, None)
-            self._evict(victim)
+            self.evict(victim)
             evicted |= victim in wanted or not self._pausing
             if victim is seq:
                 return True
@@ -226,7 +226,8 @@ class Seats:
         """The paused sequence to evict first, if any."""
         return self._pausing.spare(self.running.items(), wanted) if self._pausing else None
 
-    def _evict(self, seq: Seq) -> None:
+    def evict(self, seq: Seq) -> None:
+        """Take the slot and the blocks of a running sequence, which waits again."""
         self.running.remove(seq)
         self._requeue(seq)
 

@@ -53,11 +53,22 @@ class PrefillTask:
     step_s: float = 0.0  # of `used_s`, taken by the present step before it was suspended
     since: float = 0.0  # when it last began to run
     signalled_at: float | None = None  # asked to stop, not answered yet
+    layers: int = 0  # of a coming prefix, without which its suspended step cannot go on
 
     @property
     def unfinished(self) -> list[Seq]:
         """Members whose prompt is not yet computed. The first of them represents the task in the ranking."""
         return [seq for seq in self.members if seq.state is SeqState.RUNNING and not seq.decoding]
+
+    @property
+    def waits(self) -> bool:
+        """Whether its step needs a layer that has not come."""
+        return any(seq.coming is not None and seq.coming.layers < self.layers for seq in self.members)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether it needs layers that will not come."""
+        return any(seq.coming is not None and seq.coming.lost for seq in self.unfinished)
 
     def needed_s(self, now: float, running: bool) -> float:
         """Predicted device seconds until it is done."""
@@ -78,6 +89,7 @@ class RoundTotals:
     blocking_s: float = 0.0
     blocking_max_s: float = 0.0
     decode_turns: int = 0
+    layer_waits: int = 0  # times that a step stopped for a layer that was not here
 
     def blocked(self, seconds: float) -> None:
         self.blocking_s += seconds

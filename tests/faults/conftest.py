@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,11 +25,11 @@ def system(running: System) -> System:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest):
-    """Prints a figure that was seen, also when the test passes."""
+def say(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Keeps figures that were seen; they are printed at the end, also when the test passes."""
 
-    def show(**figures: object) -> None:
-        with capsys.disabled():
-            print(f"\n  {request.node.name}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
+    def keep(**figures: object) -> None:
+        line = f"{request.node.name}: " + ", ".join(f"{name} {value}" for name, value in figures.items())
+        request.node.user_properties.append(("seen", line))
 
-    return show
+    return keep

@@ -8,6 +8,7 @@ queued while the host is late; a longer stall of the host is lost time on a real
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -69,7 +70,7 @@ class EmulatedExecutor:
         if stop >= work.seconds:
             return
         work.stopping_at = stop
-        self._plan(work, work.since + stop - work.used, self._stopped)
+        self._go_on(work)
 
     def resume(self, step_id: int) -> None:
         work = self._suspended.pop(step_id, None)
@@ -102,13 +103,37 @@ class EmulatedExecutor:
         now, left = self._timer.now(), work.seconds - work.used
         work.since = max(self._due, now - left) if self._following else now
         self._running = work
-        self._plan(work, work.since + left, self._finish)
+        self._go_on(work)
+
+    def _go_on(self, work: EmulatedWork) -> None:
+        """Run until it ends, stops where it was asked to, or needs a layer that has not come."""
+        until, then = work.seconds, self._finish
+        if work.stopping_at is not None:
+            until, then = work.stopping_at, self._stopped
+        if (come := self._come_s(work)) < until:
+            until, then = max(come, work.used), self._lacks
+        self._plan(work, work.since + until - work.used, then)
+
+    def _come_s(self, work: EmulatedWork) -> float:
+        """Device seconds that it can run with the layers of coming prefixes that are here."""
+        come = _layers_here(work.step)
+        return math.inf if come is None or come >= self._layers else work.seconds * come / self._layers
 
     def _plan(self, work: EmulatedWork, due: float, then: Callable[[EmulatedWork], None]) -> None:
         if self._cancel is not None:
             self._cancel()
         self._due = due
         self._cancel = self._timer.call_at(due, lambda: then(work))
+
+    def _lacks(self, work: EmulatedWork) -> None:
+        """It has come to the end of what was here when it was planned."""
+        come, layers = self._come_s(work), _layers_here(work.step)
+        if layers is None or work.since + come - work.used > self._due:
+            self._go_on(work)
+            return
+        work.used, work.stopping_at = max(come, work.used), None
+        self._suspended[work.step.id] = work
+        self._answer(Suspended(work.step.id, work.used, layers + 1))
 
     def _stopped(self, work: EmulatedWork) -> None:
         if work.stopping_at is None:
@@ -135,3 +160,8 @@ class EmulatedExecutor:
         if not seq.ignore_eos and index + 1 >= max(natural_length(seq.seed), seq.min_tokens + 1):
             return Sampled(seq, EOS, eos=True)
         return Sampled(seq, token_at(seq.seed, index))
+
+
+def _layers_here(step: Step) -> int | None:
+    """Layers of every coming prefix that the step reads; None if it reads none."""
+    return min((chunk.seq.coming.layers for chunk in step.chunks if chunk.seq.coming is not None), default=None)

@@ -16,11 +16,14 @@ class Wire:
 
     `cut`: the first connection that from now on carries more bytes than that from the engine is reset there, once.
     `flip`: of the first one that carries that many, the last bit of the next byte is turned over, once.
+    `hold`: the first one that carries that many carries no more until `go`.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.cuts = self.flips = 0
+        self.cuts = self.flips = self.held = 0
+        self._hold_after: int | None = None
+        self._going = asyncio.Event()
         self._cut_after: int | None = None
         self._flip_after: int | None = None
         self._carried: dict[asyncio.StreamWriter, int] = {}  # bytes from the engine since `cut`, by connection
@@ -41,6 +44,14 @@ class Wire:
     def flip(self, after: int) -> None:
         self._flip_after = after
         self._carried.clear()
+
+    def hold(self, after: int) -> None:
+        self._hold_after = after
+        self._going.clear()
+        self._carried.clear()
+
+    def go(self) -> None:
+        self._going.set()
 
     async def mend(self) -> None:
         self._server = await asyncio.start_server(self._carry, ELSEWHERE, self.port)
@@ -78,6 +89,12 @@ class Wire:
                     self._cut_after, self.cuts = None, self.cuts + 1
                     await asyncio.sleep(0.05)  # so that what was written gets there before the reset
                     return
+                if self._hold_after is not None and carried + len(data) > self._hold_after:
+                    first, data = data[: self._hold_after - carried], data[self._hold_after - carried :]
+                    writer.write(first)
+                    await writer.drain()
+                    self._hold_after, self.held, carried = None, self.held + 1, carried + len(first)
+                    await self._going.wait()
                 if self._flip_after is not None and carried + len(data) > self._flip_after:
                     at = self._flip_after - carried
                     data = data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]

@@ -164,15 +164,19 @@ class Generator:
             self.in_flight -= 1
             watch.cancel()
             self._checkpoints.ended(stream.seq, asked.checkpoint_s)
+            if self._disaggregation is not None:
+                self._disaggregation.prefixes.forget(stream.seq)
             self._give_up(stream.seq)  # does nothing unless the response failed before its end
 
     async def _borrowed(self, seq: Seq, asked: Generation, gone: asyncio.Future[None]) -> bool:
-        """Return once a prefix that other engines hold is here, or cannot be had. False: the client went away."""
+        """Return once a prefix that other engines hold is here or on its way, or cannot be had. False: the client went
+        away. It does not wait beyond its waiting time: then it begins at once, or not at all."""
         if self._disaggregation is None or not self._disaggregation.borrows or asked.offer is not None:
             return True
         fetching = asyncio.ensure_future(self._disaggregation.prefixes.fetch(seq))
         try:
-            await asyncio.wait((fetching, gone), return_when=asyncio.FIRST_COMPLETED)
+            left_s = self._waiting_left_s(seq, asked)
+            await asyncio.wait((fetching, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if fetching.done():
                 fetching.result()
             return not gone.done()
@@ -203,9 +207,14 @@ class Generator:
     def _submit(self, stream: Stream, asked: Generation) -> None:
         """Queue it, for at most as long as its waiting time says from its arrival on."""
         self._engine.submit(stream)
-        if math.isfinite(asked.hints.waiting_s):
-            wait_s = max(0.0, stream.seq.arrival + asked.hints.waiting_s - self._engine.now())
+        if (wait_s := self._waiting_left_s(stream.seq, asked)) is not None:
             stream.expiry = asyncio.get_running_loop().call_later(wait_s, self._engine.end_if_waiting, stream)
+
+    def _waiting_left_s(self, seq: Seq, asked: Generation) -> float | None:
+        """Seconds in which it must begin; None: any time will do."""
+        if not math.isfinite(asked.hints.waiting_s):
+            return None
+        return max(0.0, seq.arrival + asked.hints.waiting_s - self._engine.now())
 
     async def _prefill(
         self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, disaggregation: Disaggregation

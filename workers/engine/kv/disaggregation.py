@@ -121,6 +121,7 @@ class Disaggregation:
 
     def close(self) -> None:
         self._endings.close()
+        self.prefixes.close()
         self.links.close()
         self.server.close()
         if self._flows is not None:

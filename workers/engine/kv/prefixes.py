@@ -2,8 +2,11 @@
 
 Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one with the
 most lends it: the KV is copied into reserved blocks, which then belong to the prefix cache like those of prompts that
-were computed here. So nothing else in the engine knows of it, and what is lost on the way, or evicted before the prompt
-runs, is computed. Prompts that begin alike borrow once, and a few different ones at a time.
+were computed here. What is lost on the way, or evicted before the prompt runs, is computed. Prompts that begin alike
+borrow once, and a few different ones at a time.
+
+Where steps can wait for layers (`EngineScheduler.overlaps_copies`) the prompt is queued with its first layer and
+computed while the others come (`ComingPrefix`); elsewhere it is queued when the copy has ended.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from controller.core.steps import PrefixEnded, Seq
+from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq
 from workers.engine.engine import Engine, names_of
 from workers.engine.kv.lender import TOKEN_BYTES, tokens_as_bytes
 from workers.engine.kv.links import NOT_THE_LINKS_FAULT, KvLink, Links
@@ -38,6 +42,18 @@ class BorrowedTraffic:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Copy:
+    """One copy: `link` to the lender, `prompt` as it is sent. `came`: tokens, at the end all of them or none."""
+
+    coming: ComingPrefix
+    link: KvLink
+    prompt: bytes
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt need not wait any longer
+    ended: bool = False
+    came: int = 0
+
+
 class PrefixBorrower:
     """`least_tokens`: prompts with fewer uncached ones than this are computed without asking anybody; 0: all are.
     `limit_s`: of one copy. `about`: what a source is told of a sequence (`KvConnection.pull`)."""
@@ -57,13 +73,15 @@ class PrefixBorrower:
         self._least, self._limit_s, self._about = least_tokens, limit_s, about
         # By the hash of what prompts must have in common to wait; the result is False if it was cancelled.
         self._fetching: dict[Hashable, asyncio.Future[bool]] = {}
+        self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
 
     @property
     def received_bytes(self) -> int:
         return self._kv.received_bytes
 
     async def fetch(self, seq: Seq) -> None:
-        """Return when as much of its prompt as possible is cached here. Raises nothing: what fails is computed.
+        """Return when as much of its prompt as possible is cached here, or when it can be computed while it is copied
+        (`seq.coming`). Raises nothing: what fails is computed. `forget` must follow once the prompt has ended.
 
         Prompts that begin alike would copy the same KV: the first of them borrows, and the others wait for it and look
         again. They borrow too what is then missing, but only if something came, or if the first was cancelled.
@@ -91,45 +109,86 @@ class PrefixBorrower:
         return seq.block_hashes[last]
 
     async def _fetch_first(self, start: Hashable, seq: Seq, here: int) -> None:
-        """Fetch, while prompts that start alike wait."""
+        """Fetch, while prompts that start alike wait for the end of the copy."""
         ended = self._fetching[start] = asyncio.get_running_loop().create_future()
-        tried = True
-        try:
-            await self._fetch(seq, here)
-        except asyncio.CancelledError:  # its client went away: another one goes on
-            tried = False
-            raise
-        finally:
+
+        def over(tried: bool) -> None:
             del self._fetching[start]
             ended.set_result(tried)
 
-    async def _fetch(self, seq: Seq, here: int) -> None:
-        """`here`: how many of its tokens are cached here."""
+        try:
+            copy = await self._lent(seq, here)
+        except BaseException as error:  # cancelled if its client went away: another one goes on
+            over(not isinstance(error, asyncio.CancelledError))
+            raise
+        if copy is None:
+            over(True)
+            return
+        copying = self._copying[seq.id] = asyncio.get_running_loop().create_task(self._run(seq.id, copy, over))
+        try:
+            await copy.begun.wait()
+        except asyncio.CancelledError:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+            raise
+        seq.coming = None if copy.ended else copy.coming
+
+    def forget(self, seq: Seq) -> None:
+        """The prompt has ended, or its client went away: its copy ends too, unless all of it is here."""
+        copying = self._copying.get(seq.id)
+        if copying is not None and (seq.coming is None or seq.coming.layers < self._store.layers):
+            copying.cancel()
+
+    def close(self) -> None:
+        for copying in self._copying.values():
+            copying.cancel()
+
+    async def _lent(self, seq: Seq, here: int) -> _Copy | None:
+        """Ask who has it, and reserve blocks for it. None if nobody lends enough. `here`: how many of its tokens are
+        cached here."""
         size = self._engine.config.block_size
         asked = array("q", seq.token_ids or ())
         prompt = tokens_as_bytes(asked)
         answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
         best = max(answers, key=lambda each: each[0], default=None)
         if best is None:
-            return
+            return None
         held = min(best[0], seq.tokens - 1)  # at least one token is left to compute
         there = held // size * size
         if there - here < self._least:
-            return
-        coming = Seq(self._engine.next_id(names_of(seq)[0]), seq.arrival, there, 1, token_ids=asked[:there])
-        coming.salt, coming.due = seq.salt, seq.due
-        if not self._engine.borrow(coming):
-            return
-        came = 0
+            return None
+        prefix = Seq(self._engine.next_id(names_of(seq)[0]), seq.arrival, there, 1, token_ids=asked[:there])
+        prefix.salt, prefix.due = seq.salt, seq.due
+        if not self._engine.borrow(prefix):
+            return None
+        # One token more than is wanted, since a lender too leaves one to compute.
+        return _Copy(ComingPrefix(prefix), best[1], prompt[: (held + 1) * TOKEN_BYTES])
+
+    async def _run(self, name: str, copy: _Copy, over: Callable[[bool], None]) -> None:
+        """`name`: of the prompt; `over`: called at the end, with False if it was cancelled."""
+        prefix, tried = copy.coming.seq, True
         try:
             async with asyncio.timeout(self._limit_s):
-                # One token more than is wanted, since a lender too leaves one to compute.
-                came = await self._copy(best[1], coming, prompt[: (held + 1) * TOKEN_BYTES])
+                await self._copy(copy)
         except TimeoutError:
-            log.warning("a prefix of %d tokens took longer than %g s", there, self._limit_s)
+            log.warning("a prefix of %d tokens took longer than %g s", prefix.tokens, self._limit_s)
+        except asyncio.CancelledError:
+            tried = False
+            raise
         finally:
-            self.traffic.lost += not came
-            self._engine.handle(PrefixEnded(coming, came))
+            self.traffic.lost += not copy.came
+            copy.ended = True
+            del self._copying[name]
+            over(tried)
+            copy.begun.set()
+            self._engine.handle(PrefixEnded(prefix, copy.came))
+
+    def _layers_came(self, copy: _Copy, layers: int) -> None:
+        if layers == self._store.layers:
+            copy.came = copy.coming.seq.tokens
+        if self._engine.scheduler.overlaps_copies:
+            self._engine.handle(LayersCame(copy.coming, layers))
+            copy.begun.set()
 
     async def _held(self, link: KvLink, prompt: bytes, salt: bytes) -> tuple[int, KvLink]:
         connection: KvConnection | None = None
@@ -148,27 +207,28 @@ class PrefixBorrower:
         link.give_back(connection)
         return held, link
 
-    async def _copy(self, link: KvLink, seq: Seq, prompt: bytes) -> int:
-        """The tokens that have come: all of them or none."""
+    async def _copy(self, copy: _Copy) -> None:
+        link, seq = copy.link, copy.coming.seq
         loop = asyncio.get_running_loop()
         began, before = loop.time(), self._kv.received_bytes
         connection: KvConnection | None = None
         try:
             connection, _ = await link.take()
             about = {"unit": self._links.me, "batch": names_of(seq)[1], **self._about(seq)}
-            held = await connection.borrow(seq, prompt, self._store, self._kv, about)
+            came = partial(self._layers_came, copy)
+            held = await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came)
         except KvTransferError as error:
             log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
             if error.reason not in NOT_THE_LINKS_FAULT:
                 link.health.failed(str(error), loop.time(), self._kv.received_bytes - before)
             if connection is not None:
                 connection.close()
-            return 0
+            return
         except Exception:  # the request can do without the copy: whatever is wrong must not fail it
             log.exception("a prefix of %d tokens from %s was lost", seq.tokens, link.peer.id)
             if connection is not None:
                 connection.close()
-            return 0
+            return
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -179,4 +239,3 @@ class PrefixBorrower:
         self.traffic.borrowed += 1
         self.traffic.tokens += seq.tokens - seq.cached
         self.traffic.seconds += seconds
-        return seq.tokens

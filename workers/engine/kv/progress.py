@@ -45,6 +45,6 @@ class KvProgress:
     def is_written(self, seq: Seq, layer: int, stop: int) -> bool:
         """Whether the entries of all tokens below `stop` in this layer are written."""
         if seq.computed >= stop:
-            return True
+            return seq.coming is None or seq.coming.layers > layer
         step_id, end = self._computing.get(seq.id, (0, 0))
         return seq.state is SeqState.RUNNING and end >= stop and self._layers_done(step_id) > layer

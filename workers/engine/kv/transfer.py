@@ -208,11 +208,18 @@ class KvConnection:
         return held
 
     async def borrow(
-        self, seq: Seq, prompt: bytes, store: KvStore, traffic: KvTraffic, about: Mapping[str, Any]
+        self,
+        seq: Seq,
+        prompt: bytes,
+        store: KvStore,
+        traffic: KvTraffic,
+        about: Mapping[str, Any],
+        came: Callable[[int], None] = lambda layers: None,
     ) -> dict[str, Any]:
         """Copy the KV of `seq`, a prefix of the prompt, into its blocks, from the first token that is not cached here.
         The prompt goes on for at least a token, as far as the source said that it holds it: its blocks may have another
-        size. `about`: what the source is told for its turn on the link. Returns what it says of its turns.
+        size. `about`: what the source is told for its turn on the link; `came`: called with the number of layers that
+        are here, after each. Returns what it says of its turns.
 
         Raises KvTransferError; then the content of the blocks is invalid.
         """
@@ -232,6 +239,7 @@ class KvConnection:
                     as_class(self._writer, wire_class)
                 await self._layer(seq, layer, seq.cached, seq.tokens, store, traffic)
                 layer += 1
+                came(layer)
             return _held_in(await self._frame())
 
     async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: KvTraffic) -> None:

@@ -52,7 +52,8 @@ class TorchExecutor:
         segments = segments_of(step, self._eos)
         if self._group is not None:
             self._group.run(step.id, segments)
-        task = self._tasks[step.id] = StepTask(step.id, self._program, segments, step.copies)
+        coming = [chunk.seq.coming for chunk in step.chunks if chunk.seq.coming is not None]
+        task = self._tasks[step.id] = StepTask(step.id, self._program, segments, step.copies, coming)
         self._pool.submit(task)
 
     def suspend(self, step_id: int) -> None:
@@ -91,8 +92,8 @@ class TorchExecutor:
         self._tasks.pop(done.step_id, None)
         self._sink(done)
 
-    def _suspended(self, task: StepTask) -> None:
-        self._tell(lambda: self._sink(Suspended(task.id, task.seconds)))
+    def _suspended(self, task: StepTask, layers: int) -> None:
+        self._tell(lambda: self._sink(Suspended(task.id, task.seconds, layers)))
 
     def _broken(self, error: Exception) -> None:
         cause = error if self._group is None else self._group.cause(error)

@@ -23,7 +23,8 @@ from workers.engine.torch.task import LEAD, Boundary, StepTask, run
 
 
 class ExecutionPool:
-    """Results are reported by `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
+    """Results are reported by `ended(task)`, `suspended(task, layers)` or `failed(error)`, on the worker's thread.
+    `layers`: of coming prefixes that the task lacks and needs to go on; 0: it was asked to stop.
 
     `boundary` None: tasks run without checks, and a preempted task runs to its end. `cuda`: the CUDA device, if any.
     `lead`: as in `task.run`.
@@ -32,7 +33,7 @@ class ExecutionPool:
     def __init__(
         self,
         ended: Callable[[StepTask], None],
-        suspended: Callable[[StepTask], None],
+        suspended: Callable[[StepTask, int], None],
         failed: Callable[[Exception], None],
         boundary: Boundary | None,
         *,
@@ -110,11 +111,12 @@ class ExecutionPool:
 
     def _run(self, task: StepTask) -> None:
         began = time.perf_counter()
+        lacking = 0
         if self._boundary is None:
-            while not task.over:
+            while not task.over and not (lacking := task.lacks()):
                 task.advance()
         else:
-            run(task, self._boundary, self._stops, self._lead if self._cuda is not None else None)
+            lacking = run(task, self._boundary, self._stops, self._lead if self._cuda is not None else None)
         if self._cuda is not None:  # only its own stream, since copies and transfers on others may take longer
             torch.cuda.current_stream(self._cuda).synchronize()  # the default would be the stream of the current device
         task.seconds += time.perf_counter() - began
@@ -124,4 +126,7 @@ class ExecutionPool:
             self._signal, self._running = False, None
             if not task.over:
                 self._aside[task.id] = task
-        (self._ended if task.over else self._suspended)(task)
+        if task.over:
+            self._ended(task)
+        else:
+            self._suspended(task, lacking)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from controller.core.steps import ComingPrefix
 from workers.engine.torch.model.batch import ForwardPass, Segment, build
 from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.model.sampling import sample
@@ -44,6 +45,12 @@ class OperatorProgram:
             self.stages += [ModelStage(name, operator, Boundary.OPERATOR) for name, operator in layer]
             self.stages[-1] = self.stages[-1]._replace(boundary=Boundary.LAYER)
         self.stages.append(ModelStage("lm_head", model.lm_head, Boundary.LAYER))
+        self._layer_length = (len(self.stages) - 1) // model.config.layers
+
+    def first_of_layer(self, index: int) -> int | None:
+        """The layer that begins with this stage; None if none does."""
+        layer, rest = divmod(index, self._layer_length)
+        return None if rest or index == len(self.stages) - 1 else layer
 
     def begin(self, segments: list[Segment]) -> ForwardPass:
         p = build(segments, self.cache, self.model.device)
@@ -56,10 +63,17 @@ class StepTask:
     draw."""
 
     def __init__(
-        self, id: int, program: OperatorProgram, segments: list[Segment], copies: Sequence[tuple[int, int]] = ()
+        self,
+        id: int,
+        program: OperatorProgram,
+        segments: list[Segment],
+        copies: Sequence[tuple[int, int]] = (),
+        coming: Sequence[ComingPrefix] = (),
     ) -> None:
-        """`copies`: blocks of the cache, from and to, that are copied first."""
+        """`copies`: blocks of the cache, from and to, that are copied first. `coming`: prefixes that it reads while
+        they are copied here."""
         self.id = id
+        self._coming = coming
         self._copies = copies
         self.length = len(program.stages)
         self.done = 0
@@ -80,6 +94,11 @@ class StepTask:
         while self._passed < len(self._marks) and self._marks[self._passed].query():
             self._passed += 1
         return self._passed
+
+    def lacks(self) -> int:
+        """How many layers of coming prefixes its next operator needs, if one of them is not here; else 0."""
+        layer = self._program.first_of_layer(self.done) if self._coming else None
+        return 0 if layer is None or all(each.layers > layer for each in self._coming) else layer + 1
 
     @property
     def operator(self) -> str:
@@ -114,8 +133,9 @@ class StepTask:
             self.sampled = [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
 
 
-def run(task: StepTask, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> None:
-    """Run the task until it ends or `stops(over)` returns True at a boundary.
+def run(task: StepTask, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> int:
+    """Run the task until it ends, or `stops(over)` returns True at a boundary, or it lacks a layer. Returns how many
+    layers it then needs; 0 if it lacks none.
 
     `lead`: how many operators may be queued on a CUDA device ahead of the running one (None: on a CPU). With none the
     device would be idle between operators; with many the host would be far ahead of the boundary that the device has
@@ -123,10 +143,13 @@ def run(task: StepTask, boundary: Boundary, stops: Callable[[bool], bool], lead:
     """
     queued = deque[torch.cuda.Event]()
     while not task.over:
+        if (lacking := task.lacks()) > 0:
+            return lacking
         reached = task.advance()
         if lead is not None:
             queued.append(task.event())
             if len(queued) > lead:
                 queued.popleft().synchronize()
         if reached >= boundary and stops(task.over):
-            return
+            return 0
+    return 0

@@ -196,14 +196,14 @@ class Counted:
             self.asked += 1
             return await held(*args)
 
-        async def counted_copy(*args: Any) -> int:
+        async def counted_copy(*args: Any) -> None:
             self.copies += 1
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             try:
                 if self.go is not None:
                     await self.go.wait()
-                return await copy(*args)
+                await copy(*args)
             finally:
                 self.under_way -= 1
 

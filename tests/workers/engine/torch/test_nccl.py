@@ -211,7 +211,9 @@ def test_a_device_is_given_one_operator_ahead_at_any_boundary(monkeypatch, bound
     streams, suspended = Streams(monkeypatch), threading.Event()
     made = program(folder())
     task = StepTask(1, made, segments_of(step_of(1, range(20))))
-    pool = ExecutionPool(lambda task: None, lambda task: suspended.set(), lambda error: None, boundary, cuda=CUDA)
+    pool = ExecutionPool(
+        lambda task: None, lambda task, layers: suspended.set(), lambda error: None, boundary, cuda=CUDA
+    )
     second = made.stages[1].operator
 
     def signalled(p):
