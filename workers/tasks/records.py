@@ -10,7 +10,7 @@ from django.conf import settings
 from controller.services.access.sessions import sessions_clear
 from controller.services.fleet.instance_links import instance_links_retain
 from controller.services.fleet.scaling import SAMPLES_KEPT_DAYS, samples_retain
-from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain
+from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain, workflows_retain
 from controller.services.records.retention import actions_retain, decisions_retain
 from workers.tasks.names import PARTITIONS, RETENTION
 
@@ -32,6 +32,9 @@ def drop_old_records() -> None:
     trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
     if trimmed:
         log.info("deleted %d rows of the roll-up by minute", trimmed)
+    forgotten = workflows_retain(days=settings.RECORDS_KEPT_DAYS)
+    if forgotten:
+        log.info("deleted %d results of workflows", forgotten)
     samples_retain(days=SAMPLES_KEPT_DAYS)
     instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
     actions_retain(days=settings.ACTIONS_KEPT_DAYS)

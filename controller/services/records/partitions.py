@@ -57,17 +57,29 @@ def records_retain(*, days: int, today: date | None = None) -> list[date]:
 
 
 def rollup_retain(*, days: int, today: date | None = None) -> int:
-    """Delete minutes of both roll-ups and results of workflows that are more than `days` days old, one day in a
-    transaction; returns the number of rows."""
+    """Delete minutes of both roll-ups that are more than `days` days old, one day in a transaction; returns the number
+    of rows. Raises ValueError below one day."""
+    limit = _limit(days, today)
+    return _trimmed(AttainmentMinute.objects.all(), "minute", limit) + _trimmed(
+        GoodputMinute.objects.all(), "minute", limit
+    )
+
+
+def workflows_retain(*, days: int, today: date | None = None) -> int:
+    """Delete results of workflows that ended more than `days` days ago, one day in a transaction; returns the number of
+    rows. Raises ValueError below one day.
+
+    Clients choose the names and each has a row, so they are as many as records rather than as minutes.
+    """
+    return _trimmed(WorkflowResult.objects.all(), "ends_at", _limit(days, today))
+
+
+def _limit(days: int, today: date | None) -> datetime:
+    """The start of the first day that is kept."""
     if days < 1:
         raise ValueError("days: at least 1")
     first = (today or datetime.now(UTC).date()) - timedelta(days=days)
-    limit = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    return (
-        _trimmed(AttainmentMinute.objects.all(), "minute", limit)
-        + _trimmed(GoodputMinute.objects.all(), "minute", limit)
-        + _trimmed(WorkflowResult.objects.all(), "ends_at", limit)
-    )
+    return datetime(first.year, first.month, first.day, tzinfo=UTC)
 
 
 def _trimmed(rows: QuerySet[Any], column: str, limit: datetime) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -11,9 +11,10 @@ from django.db import connection
 from controller.core.types import RECORD_FIELDS
 from controller.models import AttainmentMinute, GoodputMinute, RequestRecord, WorkflowResult, histogram
 from controller.selectors.partitions import partitions
-from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain
+from controller.services.records.partitions import partitions_ensure, records_retain, rollup_retain, workflows_retain
 from controller.services.records.requests import records_connection, records_write
 from tests import factories
+from workers.tasks.records import drop_old_records
 
 pytestmark = pytest.mark.django_db
 
@@ -158,14 +159,31 @@ def test_the_roll_up_is_trimmed_by_days_and_keeps_the_rest():
             factories.record(arrived_at=at, workflow=f"of-{day}"),
         )  # fmt: skip
 
-    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 10
+    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 8
     assert rollup_retain(days=5, today=date(2026, 10, 10)) == 0
     left = sorted(AttainmentMinute.objects.values_list("minute__day", flat=True))
     assert left == [5, 5, 9, 9]
     assert sorted(GoodputMinute.objects.values_list("minute__day", flat=True)) == left
-    assert sorted(WorkflowResult.objects.values_list("workflow", flat=True)) == ["of-5", "of-9"]
+    assert WorkflowResult.objects.count() == 4
     with pytest.raises(ValueError, match="days"):
         rollup_retain(days=0)
+
+
+def test_results_of_workflows_are_kept_as_long_as_their_requests(settings):
+    """Clients choose the names, and each is a row: for 400 days they would be more than the requests."""
+    settings.RECORDS_KEPT_DAYS, settings.ROLLUP_KEPT_DAYS = 5, 400
+    noon = datetime.now(UTC).replace(hour=12)
+    for ago in (1, 5, 6, 9):
+        at = (noon - timedelta(days=ago)).timestamp()
+        factories.records_stored(factories.record(arrived_at=at), factories.record(arrived_at=at, workflow=f"of-{ago}"))
+
+    drop_old_records()
+
+    assert sorted(WorkflowResult.objects.values_list("workflow", flat=True)) == ["of-1", "of-5"]
+    assert GoodputMinute.objects.count() == 4
+    assert workflows_retain(days=5) == 0
+    with pytest.raises(ValueError, match="days"):
+        workflows_retain(days=0)
 
 
 def test_a_record_that_stands_for_several_refusals_counts_as_all_of_them():
