@@ -51,9 +51,12 @@ _LEAVE_OLD = (
     "UPDATE workflow_result SET latest = false"
     " WHERE tenant = %s AND workflow = %s AND latest AND greatest(ended_at, due_at) < %s"
 )
+# What is late and belongs to a workflow before the one that has the name now gets a row of its own.
 # Of who cancelled it the tenant wins: "tenant" > "operator" > "".
 _ADD_WORKFLOW = sql.SQL(
-    "INSERT INTO workflow_result ({}) VALUES ({}) ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {},"
+    "INSERT INTO workflow_result ({}, latest) VALUES ({}, NOT EXISTS (SELECT FROM workflow_result AS later"
+    " WHERE later.tenant = %s AND later.workflow = %s AND later.latest AND later.began_at > %s))"
+    " ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {},"
     " slo_class = CASE WHEN EXCLUDED.began_at < workflow_result.began_at THEN EXCLUDED.slo_class"
     " ELSE workflow_result.slo_class END,"
     " began_at = least(workflow_result.began_at, EXCLUDED.began_at),"
@@ -67,13 +70,16 @@ def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord])
     """Count records that are new. Raises psycopg.Error."""
     minutes = _minutes([record for record in records if not record.workflow])
     workflows = _workflows([record for record in records if record.workflow])
-    # In the order of their keys, so that two writers cannot deadlock.
+    # In the order of their keys, each done before the next, so that two writers cannot deadlock.
     if minutes:
         cursor.executemany(_ADD_MINUTE, [(*key, *minutes[key]) for key in sorted(minutes)])
-    if workflows:
-        found = [workflows[key] for key in sorted(workflows)]
-        cursor.executemany(_LEAVE_OLD, [(each.tenant, each.name, each.began_at - REUSED_AFTER) for each in found])
-        cursor.executemany(_ADD_WORKFLOW, [each.row() for each in found])
+    if not workflows:
+        return
+    with cursor.connection.pipeline():  # else each workflow would take two round trips
+        for key in sorted(workflows):
+            each = workflows[key]
+            cursor.execute(_LEAVE_OLD, (*key, each.began_at - REUSED_AFTER))
+            cursor.execute(_ADD_WORKFLOW, (*each.row(), *key, each.over_at + REUSED_AFTER))
 
 
 def _minutes(records: Iterable[RequestRecord]) -> dict[tuple[datetime, str, str, str], list[int]]:
@@ -119,6 +125,11 @@ class _Workflow:
         self.cancelled += record.stands_for if cancelled else 0
         self.missed += 0 if cancelled or record.attained else record.stands_for
         self.tokens += record.prompt_tokens + record.output_tokens if answered else 0
+
+    @property
+    def over_at(self) -> datetime:
+        """When it is past its deadline and the end of its requests."""
+        return max(filter(None, (self.ended_at, self.due_at)))
 
     def row(self) -> tuple[Any, ...]:
         """As `_WORKFLOW_COLUMNS`."""

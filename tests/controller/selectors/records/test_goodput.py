@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 
 import pytest
 from django.db import connection
 
+from controller.models import WorkflowResult
 from controller.selectors.records.goodput import GROUPS, goodput
+from controller.services.records.goodput import goodput_write
+from controller.services.records.requests import records_connection, records_write
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -104,6 +108,45 @@ def test_a_name_used_again_later_is_another_workflow():
     factories.records_stored(call("nightly", 0, left_s=60, outcome="failed", **MISS))
     factories.records_stored(call("nightly", 86_400, left_s=60))
     assert counted(until=START + timedelta(days=2)) == {"compound": (2, 1, 0, 120, 120)}
+
+
+def test_a_late_record_does_not_change_the_workflow_that_took_its_name():
+    factories.records_stored(call("nightly", 86_400, left_s=60))
+    factories.records_stored(call("nightly", 0, left_s=60, outcome="failed", **MISS))
+    assert counted(until=START + timedelta(days=2)) == {"compound": (2, 1, 0, 120, 120)}
+    latest = WorkflowResult.objects.get(latest=True)
+    assert (latest.began_at, latest.requests, latest.failed) == (START + timedelta(days=1), 1, 0)
+
+
+def test_a_late_record_whose_deadline_is_not_over_belongs_to_the_workflow():
+    factories.records_stored(call("long", 7_200, left_s=800))
+    assert counted(call("long", 0, left_s=8_000), until=START + timedelta(hours=3)) == {"compound": (1, 1, 0, 240, 240)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_writers_of_the_same_workflows_wait_for_each_other_and_never_deadlock():
+    """Names that are used again were marked before any was counted: out of order, so that each writer could wait for
+    the other."""
+    day = 86_400.0
+    factories.records_stored(call("a", day), call("b", 0))
+    with records_connection() as first, records_connection() as second, ThreadPoolExecutor(1) as pool:
+        with first.transaction(), first.cursor() as cursor:
+            goodput_write(cursor, [call("a", day + 1)])
+            other = pool.submit(records_write, connection=second, records=[call("a", day + 2), call("b", day)])
+            until = time.monotonic() + 5.0
+            while not blocked(second.info.backend_pid) and time.monotonic() < until:
+                time.sleep(0.02)
+            assert blocked(second.info.backend_pid)
+            goodput_write(cursor, [call("b", 1)])
+        assert other.result(timeout=10.0) == 2
+    rows = WorkflowResult.objects.order_by("workflow", "began_at").values_list("workflow", "requests", "latest")
+    assert list(rows) == [("a", 3, True), ("b", 2, False), ("b", 1, True)]
+
+
+def blocked(pid: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid])
+        return bool(cursor.fetchone()[0])
 
 
 def test_minutes_are_gathered_into_buckets():
