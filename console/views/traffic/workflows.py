@@ -97,6 +97,7 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
         "stages": _stages(found),
         "rows": [_row(row) for row in found.requests],
         "timeline": timeline([_step(row) for row in found.requests[:MOST_DRAWN]], each.due_at),
+        "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
         "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
         "cancellable": found.kept is not None and not each.cancelled_by,
         "most": MOST_REQUESTS,

@@ -11,6 +11,7 @@ import pytest
 from django.conf import settings
 from django.urls import reverse
 
+from console.views.traffic.workflows import MOST_DRAWN
 from controller.models import Decision
 from tests import factories
 from workers import live
@@ -230,3 +231,12 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
     assert "<write>" not in drawn
     assert 'href="/requests/' in drawn
     assert page.count("answer kept before") == 3  # read out, on hover, in the table
+
+
+@pytest.mark.parametrize(("requests", "told"), [(MOST_DRAWN, False), (MOST_DRAWN + 1, True)])
+def test_the_page_says_when_not_all_requests_are_drawn(viewer, acme, requests, told):
+    factories.records_stored(*(call("w", 200 - number, 0.5, left_s=300) for number in range(requests)))
+    page = viewer.get("/workflows/one/", {"tenant": "acme", "workflow": "w"}).content.decode()
+    chart = page.partition('id="timeline-title"')[2].partition("</svg>")[0]
+    assert chart.count("<rect class=") - chart.count('class="share"') == MOST_DRAWN
+    assert ("Only the first 100 requests are drawn." in chart) is told
