@@ -42,6 +42,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "BUDGET_S", 60.0)
     monkeypatch.setattr(links, "ANNOUNCER", ThreadCalls(patience_s=60.0))
     monkeypatch.setattr(links, "KNOWN", {})
+    monkeypatch.setattr(links, "ASKED", {})
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ Celery tasks.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +42,7 @@ LINKS_PATH = "/links"
 CALL_S = 1.0
 JOIN_WAIT_S = 1.0  # for the first attempt to connect each link of an engine that joins
 ASK_S = 1.2  # for all engines together
+ASK_AGAIN_S = 30.0  # engines whose models need no links: one may have been started again, and borrow now
 LINKABLE = ("reference",)  # backends whose engines keep links; others connect with their first KV transfer
 THERE = (Instance.Observed.READY, Instance.Observed.DRAINING, Instance.Observed.UNREACHABLE)
 
@@ -50,15 +53,19 @@ PARALLEL, ANNOUNCER = ThreadCalls(), ThreadCalls()
 @dataclass(frozen=True, slots=True)
 class EngineLinks:
     """The answer of one engine. `id`: its instance id as last announced to it; `host`, `port`: where others pull its KV
-    (host "": it has no KV transfers); `reports`: one for each link over which it pulls."""
+    (host "": it has no KV transfers); `reports`: one for each link over which it pulls; `borrows`: whether it copies
+    prefixes, which engines of older versions do not say."""
 
     id: str
     host: str
     port: int
     reports: tuple[LinkReport, ...]
+    borrows: bool = False
 
 
 KNOWN: dict[tuple[str, str], EngineLinks] = {}  # the last answer of each engine, by id and URL
+# By id and URL of every engine that was asked: when, in monotonic seconds, and whether it borrows.
+ASKED: dict[tuple[str, str], tuple[float, bool]] = {}
 
 
 class LinksClient:
@@ -90,7 +97,8 @@ class LinksClient:
             said = answer.json()
             at = said["at"] or {"host": "", "port": 0}
             reports = tuple(report_from_json(each) for each in said["peers"])
-            return EngineLinks(str(said["id"]), str(at["host"]), int(at["port"]), reports)
+            borrows = said.get("borrows") is True
+            return EngineLinks(str(said["id"]), str(at["host"]), int(at["port"]), reports, borrows)
         except (requests.RequestException, NoChallenge, ValueError, KeyError, TypeError) as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{LINKS_PATH}: {error}") from error
 
@@ -102,6 +110,7 @@ def update_links(token: str | None = None) -> list[Decision]:
         return []
     found = _answers(PARALLEL, {row.pk: _client(row, token).look for row in rows}, ASK_S)
     _remember(rows, found)
+    _note_borrowers(rows, found)
     known = {row.pk: KNOWN[row.pk, row.url] for row in rows if (row.pk, row.url) in KNOWN}
     wanted = peers(_members(rows, known))
     able = {name for name, links in found.items() if links.host}  # an engine of several ranks, for example, is not
@@ -160,11 +169,22 @@ def _remember(rows: Iterable[Instance], found: Mapping[str, EngineLinks]) -> Non
     KNOWN.update({(name, urls[name]): links for name, links in found.items()})
 
 
+def _note_borrowers(rows: Iterable[Instance], found: Mapping[str, EngineLinks]) -> None:
+    """One that did not answer is as it was."""
+    for row in rows:
+        links, (_, before) = found.get(row.pk), ASKED.get((row.pk, row.url), (0.0, False))
+        ASKED[row.pk, row.url] = time.monotonic(), before if links is None else links.borrows
+
+
 def _rows() -> list[Instance]:
-    """Engines that can keep links, of models whose instances have KV to exchange."""
+    """Engines that can keep links, of models whose instances have KV to exchange. Now and then those of other models
+    too, since an engine alone knows whether it borrows prefixes."""
     rows = list(_there())
+    for key in ASKED.keys() - {(row.pk, row.url) for row in rows}:
+        del ASKED[key]
     busy = {row.model_id for row in rows if need_links([_member(row)])}
-    return [row for row in rows if row.model_id in busy]
+    again = time.monotonic() - ASK_AGAIN_S
+    return [row for row in rows if row.model_id in busy or ASKED.get((row.pk, row.url), (-math.inf, False))[0] <= again]
 
 
 def _there() -> QuerySet[Instance]:
@@ -176,12 +196,14 @@ def _members(rows: Iterable[Instance], found: Mapping[str, EngineLinks]) -> list
     members = []
     for row in rows:
         links = found.get(row.pk)
-        members.append(replace(_member(row), host=links.host, port=links.port) if links else _member(row))
+        member = _member(row)
+        members.append(replace(member, host=links.host, port=links.port, borrows=links.borrows) if links else member)
     return members
 
 
 def _member(row: Instance) -> PeerMember:
-    return PeerMember(row.pk, row.model.name, row.role, "", 0, row.weights != Weights.PRESENT)
+    _, borrows = ASKED.get((row.pk, row.url), (0.0, False))
+    return PeerMember(row.pk, row.model.name, row.role, "", 0, row.weights != Weights.PRESENT, borrows)
 
 
 def _differs(row: Instance, links: EngineLinks, wanted: Sequence[PeerMember]) -> bool:

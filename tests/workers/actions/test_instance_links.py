@@ -109,7 +109,46 @@ def test_one_that_does_not_answer_has_its_links_down_until_it_does(add):
     assert set(InstanceLink.objects.values_list("state", flat=True)) == {"up"}
 
 
-def test_collocated_engines_are_not_even_asked(add):
+def test_collocated_engines_are_asked_now_and_then_whether_they_borrow(add, monkeypatch):
+    a, b = add("a", "collocated"), add("b", "collocated")
+    links.update_links("t")
+    a.said = replace(a.said, borrows=True)  # it was started again
+    links.update_links("t")
+    assert (pairs(), a.told) == (set(), []), "nobody asked it"
+    monkeypatch.setattr(links, "ASK_AGAIN_S", 0.0)
+    links.update_links("t")
+    assert (pairs(), a.told, b.told) == ({("b", "a")}, [["b"]], [])
+
+
+def test_collocated_engines_that_borrow_are_linked_from_all_of_their_model(add):
+    a, b, x = (add(name, "collocated") for name in "abx")
+    Instance.objects.filter(pk="x").update(model=factories.served_model())
+    for engine in (a, b, x):
+        engine.said = replace(engine.said, borrows=True)
+    links.update_links("t")
+    assert (pairs(), x.told) == ({("a", "b"), ("b", "a")}, [])
+    c = add("c", "collocated")
+    links.update_links("t")
+    assert a.told[-1] == ["b", "c"]
+    assert c.told == []
+    b.said = replace(b.said, borrows=False)
+    links.update_links("t")
+    assert (b.told[-1], a.told[-1]) == ([], ["b", "c"])
+    assert pairs() == {("b", "a"), ("c", "a")}
+
+
+def test_one_that_borrows_and_hangs_keeps_its_links(add):
+    a, _ = add("a", "collocated"), add("b", "collocated")
+    a.said = replace(a.said, borrows=True)
+    links.update_links("t")
+    a.away = True
+    for _ in range(3):
+        links.update_links("t")
+    assert a.told == [["b"]]
+    assert dict(InstanceLink.objects.filter(closed_at=None).values_list("target", "state")) == {"a": "down"}
+
+
+def test_collocated_engines_that_do_not_answer_are_linked_to_nobody(add):
     for name in "ab":
         add(name, "collocated").away = True
     assert links.update_links("t") == []

@@ -3,8 +3,8 @@
 from workers.actions.peers import PeerMember, need_links, peers
 
 
-def member(name, role="decode", model="m", no_weights=False, host="h"):
-    return PeerMember(name, model, role, host, 1, no_weights)
+def member(name, role="decode", model="m", no_weights=False, host="h", borrows=False):
+    return PeerMember(name, model, role, host, 1, no_weights, borrows)
 
 
 def ids(found):
@@ -29,3 +29,16 @@ def test_collocated_engines_exchange_nothing_but_with_one_that_has_no_weights():
 
 def test_one_that_does_not_say_where_it_is_reached_is_no_source():
     assert ids(peers([member("d"), member("p", "prefill", host="")])) == {"d": [], "p": ["d"]}
+
+
+def test_one_that_borrows_prefixes_is_linked_from_every_engine_of_its_model():
+    """Whatever its role and theirs, but from none without weights, which has no KV either."""
+    fleet = [
+        member("a", "collocated", borrows=True),
+        member("b", "collocated"),
+        member("p", "prefill", borrows=True),
+        member("w", "collocated", no_weights=True),
+        member("x", "collocated", model="other"),
+    ]
+    assert ids(peers(fleet)) == {"a": ["b", "p"], "b": [], "p": ["a", "b"], "w": ["a", "b", "p"], "x": []}
+    assert need_links(fleet[:1])

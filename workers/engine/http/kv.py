@@ -32,8 +32,8 @@ class KvEndpoints:
         }
 
     async def links(self, exchange: Exchange) -> None:
-        """Return the address from which other engines pull KV (null: this engine has no KV transfers), and each
-        link."""
+        """Return the address from which other engines pull KV (null: this engine has no KV transfers), each link, and
+        whether this engine borrows prefixes."""
         await exchange.reply(self._described())
 
     async def announce(self, exchange: Exchange, body: fields.Body) -> None:
@@ -67,13 +67,14 @@ class KvEndpoints:
 
     def _described(self) -> dict[str, object]:
         if self._disaggregation is None:
-            return {"id": "", "at": None, "peers": []}
+            return {"id": "", "at": None, "peers": [], "borrows": False}
         host, port = self._disaggregation.at
         links = self._disaggregation.links
         return {
             "id": links.me,
             "at": {"host": host, "port": port},
             "peers": [report._asdict() for report in links.reports()],
+            "borrows": self._disaggregation.borrows,
         }
 
 
