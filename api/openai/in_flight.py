@@ -82,6 +82,7 @@ class InFlightRequest:
         "prefill",
         "prefill_instance",
         "quota",
+        "reasoning_tokens",
         "refine_at",
         "request",
         "salt",
@@ -158,7 +159,7 @@ class InFlightRequest:
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed
-        self.output_tokens = 0
+        self.output_tokens = self.reasoning_tokens = 0  # reasoning: of those, before the first one of the answer
         self.context_tokens = context_tokens  # of its model
         self.usage: Usage | None = None  # as far as it can be true (`counted`)
         self.overstated = False  # its engine counted more than that
@@ -206,10 +207,13 @@ class InFlightRequest:
             step["rejected"] = dict(decision.rejected)
         self.decisions = [*(self.decisions or ()), step]
 
-    def delivered(self, tokens: int, now: float) -> None:
-        """`tokens` reached the gateway now."""
+    def delivered(self, tokens: int, now: float, reasoning: int = 0) -> None:
+        """`tokens` reached the gateway now, the first `reasoning` of which are no answer. Reasoning between parts of
+        the answer, as between tool calls, counts as answer."""
         if self.times is None:
             self.times = array("d")
+        if self.reasoning_tokens == len(self.times):
+            self.reasoning_tokens += reasoning
         for _ in range(tokens):
             self.times.append(now)
         self.output_tokens += tokens
@@ -227,7 +231,7 @@ class InFlightRequest:
         self.prefill_instance = ""
         self.moved = None
         self.times = None
-        self.output_tokens = 0
+        self.output_tokens = self.reasoning_tokens = 0
         self.usage = None
         self.task = self.prefill = self.call = self.offer = None
         self.paired = False
@@ -329,7 +333,7 @@ async def _data(in_flight: InFlightRequest, chunk: AnswerChunk, held: bytes, dri
     """Relay whole events. Returns the bytes that must still wait for the first token."""
     if chunk.tokens:
         first, now = in_flight.times is None, driver.clock()
-        in_flight.delivered(chunk.tokens, now)
+        in_flight.delivered(chunk.tokens, now, chunk.reasoning)
         driver.first_token(in_flight, now) if first else driver.progressed(in_flight, now)
     if chunk.usage is not None:
         in_flight.counted(chunk.usage)

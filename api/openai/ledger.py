@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -90,26 +90,43 @@ def _tokens(in_flight: InFlightRequest) -> int:
     return prompt + in_flight.output_tokens if in_flight.sends else 0
 
 
+class _Measured(NamedTuple):
+    """Seconds after arrival, and per token. `judged_s`: of the token that its targets call the first."""
+
+    ttft_s: float | None
+    first_answer_s: float | None
+    judged_s: float | None
+    tpot_s: float | None
+
+
+def _measured(times: list[float], in_flight: InFlightRequest) -> _Measured:
+    tokens, reasoning = in_flight.output_tokens, in_flight.reasoning_tokens
+    thinks = in_flight.request.targets.thinking_s is not None
+    ttft_s = times[0] if times else None
+    answer_s = times[reasoning] if len(times) > reasoning and (thinks or reasoning) else None
+    first_s, before = (answer_s, reasoning + 1) if thinks else (ttft_s, 1)
+    tpot_s = (times[-1] - first_s) / (tokens - before) if first_s is not None and tokens > before else None
+    return _Measured(ttft_s, answer_s, first_s, tpot_s)
+
+
 def _record(
     in_flight: InFlightRequest, outcome: Outcome, now: float, code: str, status: int
 ) -> tuple[RequestRecord, str]:
-    request = in_flight.request
+    request, prompt_tokens = in_flight.request, in_flight.prompt_tokens
     e2e_s = now - request.arrival
-    prompt_tokens = in_flight.prompt_tokens
     times = [at - request.arrival for at in in_flight.times] if in_flight.times is not None else None
-    ttft_s = times[0] if times else None
     n = in_flight.output_tokens
-    tpot_s = (times[-1] - times[0]) / (n - 1) if times and n > 1 else None
-    streamed_times = (times or []) if in_flight.streamed else None
+    measured = _measured(times or [], in_flight)
     outlook = judge(
         request.targets,
         outcome,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
+        ttft_s=measured.judged_s,
+        tpot_s=measured.tpot_s,
         e2e_s=e2e_s,
         prompt_tokens=prompt_tokens,
         output_tokens=n,
-        token_times=streamed_times,
+        token_times=(times or []) if in_flight.streamed else None,
+        reasoning=in_flight.reasoning_tokens,
     )
     queue_s = in_flight.sent_at - request.arrival if in_flight.sent_at is not None else None
     record = RequestRecord(
@@ -132,8 +149,8 @@ def _record(
         target_deadline_s=request.targets.deadline_s,
         waiting_time_s=request.targets.waiting_time_s,
         queue_s=queue_s,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
+        ttft_s=measured.ttft_s,
+        tpot_s=measured.tpot_s,
         e2e_s=e2e_s,
         ttft_met=outlook.ttft_met,
         tpot_met=outlook.tpot_met,
@@ -147,9 +164,16 @@ def _record(
         token_times=summary(times) if times else [],
         prefill_instance=in_flight.prefill_instance,
         may_defer=request.may_defer,
+        target_thinking_s=request.targets.thinking_s,
+        **_reasoned(in_flight, measured),
         **_lengths(in_flight),
     )
     return record, _cause(in_flight, outcome, outlook, code, queue_s)
+
+
+def _reasoned(in_flight: InFlightRequest, measured: _Measured) -> dict[str, Any]:
+    """What came before its answer, and when that began."""
+    return {"first_answer_s": measured.first_answer_s, "reasoning_tokens": in_flight.reasoning_tokens}
 
 
 def _lengths(in_flight: InFlightRequest) -> dict[str, Any]:
@@ -185,7 +209,8 @@ def _cause(in_flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code:
         return "e2e_missed"
     if not outlook.ttft_met:
         waited_most = (queue_s or 0.0) > in_flight.request.targets.ttft_s / 2
-        return "queued_too_long" if waited_most else "slow_first_token"
+        late = "slow_first_token" if in_flight.request.targets.thinking_s is None else "slow_thinking"
+        return "queued_too_long" if waited_most else late
     return "slow_decode" if not outlook.tpot_met else "deadline_missed"
 
 

@@ -27,7 +27,8 @@ Clock = Callable[[], float]
 
 def paced(send: Send, targets: Targets, share: float, clock: Clock, carries: Callable[[bytes], bool]) -> Send:
     """A paced `send`, or `send` itself for a request that is not paced. `carries`: does an event deliver a token?"""
-    if share <= 0 or targets.deadline_s is not None or not math.isfinite(targets.tpot_s) or targets.tpot_s <= 0:
+    dated = targets.deadline_s is not None or targets.thinking_s is not None
+    if share <= 0 or dated or not math.isfinite(targets.tpot_s) or targets.tpot_s <= 0:
         return send
     return Pacer(send, share * targets.tpot_s, clock, carries)
 

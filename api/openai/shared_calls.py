@@ -401,6 +401,7 @@ class SharedCalls:
         in_flight.sends = call.sends if pays else 0
         in_flight.follows = not pays
         in_flight.usage, in_flight.output_tokens = call.usage, call.output_tokens
+        in_flight.reasoning_tokens = call.reasoning_tokens
         if call.times is not None:
             arrival = in_flight.request.arrival  # what was out before it came was there at once
             in_flight.times = array("d", (max(at, arrival) for at in call.times))

@@ -68,7 +68,7 @@ def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
 def span_s(row: RequestRecord) -> float:
     """The time span: up to the latest time, measured or due. A due time far beyond becomes a note instead."""
     measured = (row.e2e_s, row.ttft_s, row.queue_s)
-    due = (row.target_ttft_s, row.target_deadline_s, due_s(row, row.output_tokens))
+    due = (row.target_ttft_s, row.target_thinking_s, row.target_deadline_s, due_s(row, row.output_tokens))
     latest = max([value for value in (*measured, *due) if value is not None] or [0.0])
     happened = max([value for value in measured if value is not None] or [0.0])
     return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * MARGIN or 1.0
@@ -286,4 +286,6 @@ def _answer(row: RequestRecord, whole: float) -> TimelineTrack:
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
     if row.target_deadline_s is not None:
         _due(track, row.target_deadline_s, whole, "deadline")
+    if row.target_thinking_s is not None:
+        _due(track, row.target_thinking_s, whole, "thinking deadline")
     return track

@@ -14,6 +14,7 @@ class Targets(NamedTuple):
     tpot_s: float
     deadline_s: float | None = None  # end to end, from arrival
     waiting_time_s: float = 5.0  # longest time until it is sent to an engine; then it ends with an error
+    thinking_s: float | None = None  # first token that is not reasoning, from arrival; `ttft_s` follows from it then
 
 
 LONGEST_ANSWER_S = 900.0  # of one call to an engine, from its first byte to its last
@@ -166,7 +167,7 @@ class Outlook(NamedTuple):
     deadline, all tokens of prompt and answer or none.
     """
 
-    ttft_met: bool
+    ttft_met: bool  # with a thinking deadline: that one
     tpot_met: bool
     deadline_met: bool
     attained: bool  # ttft, tpot and (if set) the deadline
@@ -224,6 +225,11 @@ class RequestRecord:
     length_features: list[float] = field(default_factory=list)
     length_bounds: list[int] = field(default_factory=list)
     length_version: int | None = None
+    # With a thinking deadline, `tpot_s` is of the tokens after the reasoning, and `ttft_met` says whether the first of
+    # them (at `first_answer_s`) was in time. `reasoning_tokens`: before it, as its engine streamed them.
+    target_thinking_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
 
     @property
     def counted_as(self) -> str:

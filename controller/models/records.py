@@ -60,6 +60,9 @@ class RequestRecord(models.Model):
     length_features = models.JSONField(default=list, db_default=[])
     length_bounds = models.JSONField(default=list, db_default=[])
     length_version = models.IntegerField(null=True)
+    target_thinking_s = models.FloatField(null=True)
+    first_answer_s = models.FloatField(null=True)
+    reasoning_tokens = models.IntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "request_record"

@@ -24,12 +24,17 @@ def judge(
     prompt_tokens: int,
     output_tokens: int,
     token_times: Sequence[float] | None,
+    reasoning: int = 0,
 ) -> Outlook:
     """Judge a request against its targets; all times are seconds after its arrival.
 
     `token_times`: time of every token, if streamed. None means that the first token was not observed (not streamed):
     the end-to-end time is then compared with ttft + (n - 1) x tpot, for both targets. Only OK can be attained. An
     answer of one token has no TPOT and meets any.
+
+    `reasoning`: how many of the tokens come before the answer. With a thinking deadline `ttft_s` is the time of the
+    first token after them and `tpot_s` that of each further one; the reasoning counts as goodput if that deadline was
+    met, as a deadline's tokens do.
     """
     if outcome is not Outcome.OK or e2e_s is None:
         return Outlook(False, False, False, False, 0)
@@ -38,9 +43,11 @@ def judge(
         ttft_met = tpot_met = e2e_s <= allowed + EPSILON_S
         paced = output_tokens if ttft_met else 0
     else:
-        ttft_met = ttft_s is not None and ttft_s <= targets.ttft_s + EPSILON_S
-        tpot_met = output_tokens <= 1 or (tpot_s is not None and tpot_s <= targets.tpot_s + EPSILON_S)
-        paced = token_goodput(token_times, targets.ttft_s, targets.tpot_s)
+        thought = reasoning if targets.thinking_s is not None else 0
+        first_due = targets.ttft_s if targets.thinking_s is None else targets.thinking_s
+        ttft_met = ttft_s is not None and ttft_s <= first_due + EPSILON_S
+        tpot_met = output_tokens - thought <= 1 or (tpot_s is not None and tpot_s <= targets.tpot_s + EPSILON_S)
+        paced = token_goodput(token_times[thought:], first_due, targets.tpot_s) + (thought if ttft_met else 0)
     deadline_met = targets.deadline_s is None or e2e_s <= targets.deadline_s + EPSILON_S
     goodput = (
         paced

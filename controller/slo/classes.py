@@ -28,6 +28,7 @@ FLOORS = (
     ("target_tbt", "tightest_tpot_s"),
     ("deadline", "tightest_deadline_s"),
     ("deadline", "tightest_ttft_s"),
+    ("thinking_deadline", "tightest_ttft_s"),
     ("workflow_deadline", "tightest_deadline_s"),
     ("workflow_deadline", "tightest_ttft_s"),
 )
@@ -61,10 +62,11 @@ class SloFields:
     priority: int | None = None
     workflow_deadline: float | None = None  # of the workflow that the request belongs to, from its first request
     workflow_steps_left: int | None = None  # requests that follow one another until its end, this one included
+    thinking_deadline: float | None = None  # of the first token that is not reasoning
 
     @property
     def explicit(self) -> bool:
-        fields = (self.target_ttft, self.target_tbt, self.deadline, self.waiting_time)
+        fields = (self.target_ttft, self.target_tbt, self.deadline, self.waiting_time, self.thinking_deadline)
         return any(value is not None for value in fields)
 
 
@@ -118,10 +120,21 @@ def parse_slo_fields(body: Mapping[str, object]) -> SloFields:
         priority=_priority(body),
         workflow_deadline=_seconds(body, "workflow_deadline"),
         workflow_steps_left=_steps_left(body),
+        thinking_deadline=_seconds(body, "thinking_deadline"),
     )
     if asked.deadline is not None and asked.target_ttft is not None and asked.deadline < asked.target_ttft:
         raise SloError("deadline", "is before target_ttft: the whole answer cannot be due before its first token")
+    if asked.thinking_deadline is not None:
+        _check_thinking(asked, asked.thinking_deadline)
     return asked
+
+
+def _check_thinking(asked: SloFields, thinking_s: float) -> None:
+    field = "thinking_deadline"
+    if asked.target_ttft is not None:
+        raise SloError(field, "takes the place of target_ttft: give one of them")
+    if asked.deadline is not None and asked.deadline < thinking_s:
+        raise SloError(field, "is after deadline: the whole answer cannot be due before its first token")
 
 
 def _steps_left(body: Mapping[str, object]) -> int | None:
@@ -287,19 +300,22 @@ def _from_priority(
 def _override(asked: SloFields, base: Applied) -> Applied:
     """Fields in the request override the class.
 
-    Without `waiting_time` the request may wait at least until its own `target_ttft`, and at most until its deadline.
+    Without `waiting_time` the request may wait at least until its own `target_ttft` or `thinking_deadline`, and at most
+    until its deadline.
     """
     targets = base.targets
-    ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s
+    first = asked.target_ttft if asked.thinking_deadline is None else asked.thinking_deadline
+    ttft = first if first is not None else targets.ttft_s
     deadline = asked.deadline if asked.deadline is not None else targets.deadline_s
     waiting = asked.waiting_time if asked.waiting_time is not None else targets.waiting_time_s
-    if asked.waiting_time is None and asked.target_ttft is not None:
-        waiting = max(waiting, asked.target_ttft)
+    if asked.waiting_time is None and first is not None:
+        waiting = max(waiting, first)
     if deadline is not None:
-        if asked.target_ttft is not None and deadline < ttft:
-            raise SloError("target_ttft", f"is after the deadline of {deadline:g} s")
+        if first is not None and deadline < ttft:
+            named = "target_ttft" if asked.thinking_deadline is None else "thinking_deadline"
+            raise SloError(named, f"is after the deadline of {deadline:g} s")
         ttft = min(ttft, deadline)
         if asked.waiting_time is None:
             waiting = min(waiting, deadline)
     tpot = asked.target_tbt if asked.target_tbt is not None else targets.tpot_s
-    return replace(base, targets=Targets(ttft, tpot, deadline, waiting))
+    return replace(base, targets=Targets(ttft, tpot, deadline, waiting, asked.thinking_deadline))

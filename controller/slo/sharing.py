@@ -26,9 +26,11 @@ def call_for(requests: Sequence[Request], call: Request, request_id: str) -> Req
 def earliest(shared: Sequence[tuple[float, Targets]]) -> Targets:
     """Targets that meet all of these; each comes with the seconds by which its request arrived after the call."""
     deadlines = [after + each.deadline_s for after, each in shared if each.deadline_s is not None]
+    thinking = [after + each.thinking_s for after, each in shared if each.thinking_s is not None]
     return Targets(
         ttft_s=min(after + each.ttft_s for after, each in shared),
         tpot_s=min(each.tpot_s for _, each in shared),
         deadline_s=min(deadlines, default=None),
         waiting_time_s=max(after + each.waiting_time_s for after, each in shared),
+        thinking_s=min(thinking, default=None),
     )

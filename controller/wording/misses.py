@@ -175,7 +175,9 @@ UNSERVED = {
 def _late(row: RecordedRequest) -> list[str]:
     """Served, but late: each target that was missed, and how busy the instance was at dispatch."""
     said = []
-    if not row.ttft_met:
+    if not row.ttft_met and row.target_thinking_s is not None:
+        said.append(_thinking(row))
+    elif not row.ttft_met:
         said.append(_first_token(row) if row.ttft_s is not None else _unseen(row))
         said += _as_sent(row)
     if not row.tpot_met and row.tpot_s is not None:
@@ -185,6 +187,13 @@ def _late(row: RecordedRequest) -> list[str]:
     if not row.deadline_met and row.e2e_s is not None:
         said.append(f"Its answer finished after {ms(row.e2e_s)}; its deadline was {ms(row.target_deadline_s)}.")
     return said
+
+
+def _thinking(row: RecordedRequest) -> str:
+    due = f"its thinking deadline was {ms(row.target_thinking_s)}"
+    if row.first_answer_s is None:
+        return f"No token of its answer came, only reasoning; {due}."
+    return f"The first token of its answer came after {ms(row.first_answer_s)}; {due}."
 
 
 def _first_token(row: RecordedRequest) -> str:

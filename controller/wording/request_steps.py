@@ -58,6 +58,15 @@ class RecordedRequest(Protocol):
     def target_deadline_s(self) -> float | None: ...
 
     @property
+    def target_thinking_s(self) -> float | None: ...
+
+    @property
+    def first_answer_s(self) -> float | None: ...
+
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+    @property
     def queue_s(self) -> float | None: ...
 
     @property
@@ -205,5 +214,8 @@ def last_transfer_s(row: RecordedRequest) -> tuple[float, float] | None:
 
 
 def due_s(row: RecordedRequest, token: int) -> float:
-    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
+    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT. With a thinking deadline all reasoning is
+    due then, with the first token after it."""
+    if row.target_thinking_s is not None:
+        return row.target_thinking_s + max(0, token - row.reasoning_tokens - 1) * row.target_tpot_s
     return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s

@@ -229,6 +229,7 @@ REASONS: dict[str, str] = {
     # misses (gateway)
     "queued_too_long": "waited in the queue past its TTFT target",
     "slow_first_token": "the engine's first token was late",
+    "slow_thinking": "the first token of the answer came after the thinking deadline",
     "slow_decode": "decoding was slower than the TPOT target",
     "deadline_missed": "the answer finished after its deadline",
     "e2e_missed": "the whole answer took too long (not streamed)",

@@ -40,7 +40,8 @@ JSON = st.recursive(
 KNOWN = ("model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens", "stream",
          "stream_options", "n", "best_of", "temperature", "top_p", "stop", "logprobs", "logit_bias", "user", "metadata",
          "tools", "tool_choice", "response_format", "instructions", "text", "reasoning", "priority", "cache_salt",
-         "vllm_xargs", "kv_transfer_params", "rid", "echo", "suffix", "seed", "store", "background", "slo")  # fmt: skip
+         "vllm_xargs", "kv_transfer_params", "rid", "echo", "suffix", "seed", "store", "background", "slo",
+         "thinking_deadline")  # fmt: skip
 RIGHT = (
     {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 2},
     {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},

@@ -84,7 +84,8 @@ class AnswerChunk(NamedTuple):
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
     a token, maybe without text yet; `done` when `[DONE]` is among them. `body`: the complete answer of a call that is
     not streamed. `moved`: how the KV came, if the engine measures it; `pulling`: it has begun to come. `offer`: with
-    `accepted`, where the KV of a prefill under way can be pulled.
+    `accepted`, where the KV of a prefill under way can be pulled. `reasoning`: how many of `tokens` are, which come
+    first.
     """
 
     kind: ChunkKind
@@ -95,6 +96,7 @@ class AnswerChunk(NamedTuple):
     moved: KvMoved | None = None
     offer: bytes = b""
     pulling: bool = False
+    reasoning: int = 0
 
 
 class CallTargets(NamedTuple):

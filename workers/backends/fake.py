@@ -33,6 +33,7 @@ class Script:
     """How one call goes. Times in seconds; `cut_after` and `hang_after` count tokens, None: never."""
 
     tokens: int = 4
+    reasoning: int = 0  # of them, before the answer; only of chats that are streamed
     prompt_tokens: int = 8
     first_delay_s: float = 0.0
     token_delay_s: float = 0.0
@@ -112,7 +113,9 @@ class FakeBackend:
         for index in range(script.tokens):
             await self._pace(script, index)
             if call.streamed:
-                yield AnswerChunk("data", self._event(call, index), tokens=1)
+                thinks = index < script.reasoning and "chat" in call.path
+                raw = self._thought(index) if thinks else self._event(call, index)
+                yield AnswerChunk("data", raw, tokens=1, reasoning=int(thinks))
         if not call.streamed:
             text = " ".join(f"t{i}" for i in range(script.tokens))
             yield AnswerChunk("body", self._body(call, text, usage), usage=usage)
@@ -131,6 +134,9 @@ class FakeBackend:
 
     def _lost(self) -> EngineError:
         return EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True, lost=True)
+
+    def _thought(self, index: int) -> bytes:
+        return b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"t%d "}}]}\n\n' % index
 
     def _event(self, call: UpstreamCall, index: int) -> bytes:
         if "chat" in call.path:

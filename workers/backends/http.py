@@ -48,6 +48,7 @@ ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object":
 KV_BEGAN = b": kv-began"  # of the reference engine: the KV of this answer begins to come
 KV_COMMENT = b": kv "  # of the reference engine: how the KV of this answer came
 CR = ord("\r")
+REASONING = (b'"reasoning_content":"', b'"reasoning":"', b'"reasoning_content": "', b'"reasoning": "')
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -245,7 +246,15 @@ def delivers_token(event: bytes, chat: bool) -> bool:
             return True
         if b'"role":"' not in event and b'"role": "' not in event and _goes_on(event):
             return True
-    return b'"reasoning_content":"' in event or b'"reasoning":"' in event or b'"tool_calls":[{' in event
+    return any(mark in event for mark in REASONING) or b'"tool_calls":[{' in event
+
+
+def answers(event: bytes) -> bool:
+    """Whether a chat's event that delivers tokens has some of the answer: text, or a piece of a tool call."""
+    if b'"tool_calls":[{' in event:
+        return True
+    said = b'"content":"' in event or b'"content": "' in event
+    return said and b'"content":""' not in event and b'"content": ""' not in event
 
 
 def _goes_on(event: bytes) -> bool:
@@ -278,12 +287,13 @@ def parse_usage(raw: bytes) -> Usage | None:
 class EventReader:
     """Cuts a byte stream into whole events and reads what is in them. One object for each stream."""
 
-    __slots__ = ("_chat", "_keep_usage", "_rest")
+    __slots__ = ("_chat", "_keep_usage", "_reasons", "_rest")
 
     def __init__(self, *, chat: bool, keep_usage: bool) -> None:
         self._chat = chat
         self._keep_usage = keep_usage
         self._rest = bytearray()  # of an event that has begun
+        self._reasons = False  # the last token was reasoning: one without text is then, too
 
     def feed(self, data: bytes) -> AnswerChunk | None:
         """The whole events received so far as one chunk; None when none is complete yet."""
@@ -312,6 +322,7 @@ class EventReader:
 
     def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
         tokens, usage, done, dropped, pulling = 0, None, False, False, False
+        reasoning = 0
         moved: KvMoved | None = None
         kept: list[bytes] = []
         for event in events:
@@ -332,9 +343,19 @@ class EventReader:
                 continue
             elif delivers_token(event, self._chat):
                 tokens += 1
+                if self._chat and self._is_reasoning(event):
+                    reasoning += 1
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling)
+        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling, reasoning=reasoning)
+
+    def _is_reasoning(self, event: bytes) -> bool:
+        """Of an event that delivers a token. Where it has both, the answer has begun."""
+        if answers(event):
+            self._reasons = False
+        elif any(mark in event for mark in REASONING):
+            self._reasons = True
+        return self._reasons
 
 
 def kv_moved(header: str | bytes | None) -> KvMoved | None:

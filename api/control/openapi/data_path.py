@@ -31,6 +31,11 @@ SLO_FIELDS: Fragment = {
         "Mean time per output token after the first, seconds; also the pace by which token goodput is counted.", 0.1
     ),
     "deadline": _seconds("Time for the whole answer, seconds from arrival.", 30.0),
+    "thinking_deadline": _seconds(
+        "Time to the first token that is not reasoning, seconds from arrival; in place of `target_ttft`. Chats and "
+        "responses that are streamed.",
+        10.0,
+    ),
     "workflow_deadline": _seconds(
         "Time for the whole workflow `metadata.workflow_id`, seconds from its first request. The first one that is "
         "given counts; later requests of the workflow, at any gateway, get their share of what is left as their "

@@ -23,7 +23,7 @@ from workers.vllm_plugin.hints import PREFIX
 
 OUR_FIELDS = (
     "target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "workflow_deadline",
-    "workflow_steps_left", "share_call", "checkpoint", "branch",
+    "thinking_deadline", "workflow_steps_left", "share_call", "checkpoint", "branch",
     "request_id",
 )  # fmt: skip
 # What engines tell each other through the gateway: a client could send them to any host with it.
@@ -140,6 +140,9 @@ def parse_body(
     model = _model(body, models)
     asked = _asked(body)
     streamed, keep_usage = _stream(body)
+    if asked.thinking_deadline is not None and not (chat and streamed):
+        told = "needs stream true" if chat else "is for chats and responses: engines tell no reasoning apart here"
+        raise wrong("thinking_deadline", told)
     _numbers(body)
     _single_choice(body)
     workflow, stage, key = _metadata(body)

@@ -114,3 +114,21 @@ def test_a_class_with_only_a_queue_is_shown():
 def test_quantile_is_nearest_rank():
     values = [float(i) for i in range(1, 101)]
     assert (quantile(values, 0.5), quantile(values, 0.95), quantile([], 0.5)) == (50.0, 95.0, None)
+
+
+def test_with_a_thinking_deadline_the_answer_is_judged_and_the_reasoning_counts_with_it():
+    """Three tokens of reasoning, then three of the answer, half a second apart: the answer begins after 2 s."""
+    times = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+
+    def thought(due, pace=0.5, at=2.0, token_times=times):
+        targets = Targets(due, pace, None, 5.0, due)
+        return judge(
+            targets, Outcome.OK, ttft_s=at, tpot_s=0.5, e2e_s=3.0, prompt_tokens=10, output_tokens=len(token_times),
+            token_times=token_times, reasoning=3,
+        )  # fmt: skip
+
+    assert thought(2.0) == (True, True, True, True, 6)
+    assert thought(1.9) == (False, True, True, False, 0), "each token of the answer is late too"
+    assert thought(1.9, pace=0.6) == (False, True, True, False, 2), "the later ones catch up"
+    assert thought(2.0, pace=0.4) == (True, False, True, False, 4), "pace counts from the first token of the answer"
+    assert thought(2.0, at=None, token_times=times[:3]) == (False, True, True, False, 0), "no answer came"

@@ -118,3 +118,17 @@ def test_history_survives_a_change_elsewhere():
     assert kept.mapping("globex").assign(0, False, 1.0).reference_ttft_s == 0.45
     other = MappingConfig(None, MAPPING.levels, window=5)
     assert book.renewed((CHAT,), (other,)).mapping("globex").assign(0, False, 1.0).reason == "no_history"
+
+
+def test_a_thinking_deadline_takes_the_place_of_the_first_tokens_target():
+    found = resolve(SloFields(slo_class="chat", thinking_deadline=60.0))
+    assert (found.source, found.targets.ttft_s, found.targets.thinking_s) == ("explicit", 60.0, 60.0)
+    assert found.targets.waiting_time_s == 60.0, "it may wait until then"
+    assert resolve(SloFields(slo_class="chat")).targets.thinking_s is None
+
+
+@pytest.mark.parametrize("deadline", [{"slo_class": "job"}, {"deadline": 20.0}])
+def test_a_thinking_deadline_after_the_deadline_contradicts(deadline):
+    with pytest.raises(SloError) as caught:
+        resolve(SloFields(thinking_deadline=30.0, **deadline))
+    assert caught.value.field == "thinking_deadline"

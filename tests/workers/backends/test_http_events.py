@@ -194,3 +194,34 @@ async def test_an_event_that_trickles_is_given_up_after_the_longest_silence(sess
 )
 def test_unreadable_usage_is_none(raw: bytes) -> None:
     assert parse_usage(raw) is None
+
+
+def thought(text: bytes, field: bytes = b"reasoning_content") -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{"' + field + b'":"' + text + b'"},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize("field", [b"reasoning_content", b"reasoning"])
+def test_reasoning_is_counted_apart_from_the_answer(field: bytes) -> None:
+    found = reader(chat=True)
+    chunks = [found.feed(event) for event in (OPENING, thought(b"hm", field), thought(b"so", field) + WORD, WORD)]
+    assert [(chunk.tokens, chunk.reasoning) for chunk in chunks if chunk] == [(0, 0), (1, 1), (2, 1), (1, 0)]
+
+
+def test_a_token_without_text_belongs_to_what_came_before_it() -> None:
+    found = reader(chat=True)
+    chunks = [found.feed(event) for event in (SILENT_CHAT, thought(b"hm"), SILENT_CHAT, WORD, SILENT_CHAT)]
+    assert [chunk.reasoning for chunk in chunks if chunk] == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "delta", [b'"tool_calls":[{"index":0}],"reasoning":"x"', b'"content":"a","reasoning_content":"b"']
+)
+def test_an_event_with_both_has_begun_the_answer(delta: bytes) -> None:
+    chunk = reader(chat=True).feed(b'data: {"choices":[{"delta":{' + delta + b"}}]}\n\n")
+    assert chunk is not None
+    assert (chunk.tokens, chunk.reasoning) == (1, 0)
+
+
+def test_a_text_that_speaks_of_reasoning_is_none() -> None:
+    quoted = b'data: {"choices":[{"delta":{"content":"say \\"reasoning\\":\\"x\\""}}]}\n\n'
+    assert [each.reasoning for each in [reader(chat=True).feed(quoted), reader().feed(TEXT)] if each] == [0, 0]

@@ -262,3 +262,25 @@ def test_the_misses_are_those_that_are_counted(viewer, rejected):
 def test_a_cancelled_request_says_how(viewer, db, code, told):
     stored([factories.record(id="req-gone", outcome="cancelled", error_code=code, attained=False)])
     assert f">{told}</span>" in viewer.get("/requests/req-gone/").content.decode()
+
+
+def thinking(**fields):
+    told = {"target_thinking_s": 4.0, "first_answer_s": 5.5, "reasoning_tokens": 12, "ttft_met": False}
+    return factories.record(**{"id": "req-thinks", "target_ttft_s": 4.0, "attained": False, **told, **fields})
+
+
+def test_a_request_with_a_thinking_deadline_shows_when_its_answer_began(viewer, db):
+    stored([thinking()])
+    html = " ".join(viewer.get("/requests/req-thinks/").content.decode().split())
+    assert "First token of the answer, thinking deadline" in html
+    assert "12 tokens of reasoning before it" in html
+    assert "The first token of its answer came after 5.50 s; its thinking deadline was 4.00 s." in html
+
+
+def test_reasoning_without_an_answer_is_said(viewer, db):
+    stored([thinking(first_answer_s=None)])
+    assert "No token of its answer came, only reasoning" in viewer.get("/requests/req-thinks/").content.decode()
+
+
+def test_other_requests_show_no_thinking_deadline(viewer, records):
+    assert "thinking deadline" not in viewer.get("/requests/req-slow/").content.decode()
