@@ -50,6 +50,7 @@ from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
 from controller.predict.answer_lengths import AnswerLengths, Foretold
 from controller.predict.lengths import PromptEstimates
+from controller.predict.thinking_times import ThinkingTimes
 from controller.scale.traffic import ModelRates
 from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
 from controller.slo.workflow import WorkflowTime, within
@@ -107,6 +108,7 @@ class Gateway:
         self.book = ClassBook((), ())
         self.prompt_lengths = PromptEstimates()
         self.answer_lengths = AnswerLengths()
+        self.thinking = ThinkingTimes()
         self.fleet = GatewayFleet(session, options.limits, self.clock)
         self.shared = SharedClock(self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock, self.shared)
@@ -322,6 +324,7 @@ class Gateway:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
         if workflow is not None:
             applied = within(applied, workflow, own_waiting=asked.waiting_time is not None)
+        applied = self._with_time_to_think(applied, tenant.name, model.name)
         prompt = self.prompt_tokens(parsed)
         kind = (tenant.name, applied.slo_class, model.name)
         foretold = self.answer_lengths.foretell(kind, parsed.workflow, prompt, parsed.max_tokens)
@@ -348,6 +351,18 @@ class Gateway:
             stage=parsed.stage,
         )
         return request, applied, foretold
+
+    def _with_time_to_think(self, applied: Applied, tenant: str, model: str) -> Applied:
+        """With a thinking deadline the first token is due by so much earlier as reasoning may take. That is a guess, so
+        nothing is refused for it."""
+        targets = applied.targets
+        if targets.thinking_s is None:
+            return applied
+        first_s = self.thinking.first_token_s(tenant, model, targets.thinking_s)
+        if first_s >= targets.ttft_s:
+            return applied
+        figures = {**applied.figures, "thinking_s": round(self.thinking.expected_s(tenant, model), 3)}
+        return replace(applied, targets=targets._replace(ttft_s=first_s), may_defer=True, figures=figures)
 
     def prompt_tokens(self, parsed: Parsed) -> int:
         """Counted by a tokenizer, or estimated."""
@@ -406,6 +421,8 @@ class Gateway:
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
             expected = request.prompt_tokens + in_flight.shared_tokens
             self.prompt_lengths.observe(model, in_flight.text, expected, in_flight.usage.prompt_tokens)
+        if record.first_answer_s is not None and record.ttft_s is not None:
+            self.thinking.observe(request.tenant, request.model, record.first_answer_s - record.ttft_s)
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)

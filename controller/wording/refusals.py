@@ -58,6 +58,7 @@ NEEDS = {"decode_step_s": "one token takes", "answer_s": "the whole answer takes
 LIMITS = {  # how it is called, and the field of the client API that sets it
     "tpot_s": ("its TPOT target is", "target_tbt"),
     "ttft_s": ("its TTFT target is", "target_ttft"),
+    "thinking_deadline_s": ("its thinking deadline is", "thinking_deadline"),
     "deadline_s": ("its deadline is", "deadline"),
 }
 

@@ -27,5 +27,10 @@ VALUES: dict[str, dict[str, str]] = {
     "kind": SOURCE,
     "source": SOURCE,
     "judged_by": {"tokens": "token times", "e2e": "end-to-end time (not streamed)"},
-    "field": {"target_ttft": "TTFT target", "target_tbt": "TPOT target", "deadline": "deadline"},
+    "field": {
+        "target_ttft": "TTFT target",
+        "target_tbt": "TPOT target",
+        "deadline": "deadline",
+        "thinking_deadline": "thinking deadline",
+    },
 }

@@ -47,6 +47,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "returned": ("no longer pruned", "requests"),
     "left": ("sent, ended or too late", "requests"),
     "left_s": ("time left in the workflow", "s"),
+    "thinking_deadline_s": ("thinking deadline", "s"),
+    "thinking_s": ("time that its reasoning may take", "s"),
     "running": ("running", "requests"),
     "steps_left": ("steps left in the workflow", ""),
     "step_s": ("share of this request", "s"),

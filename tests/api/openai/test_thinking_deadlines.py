@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.snapshot import Entitlements
+from controller.wording.misses import why_missed
 from tests.api.openai.gateways import TestBed, completion, settled, snapshot
 from tests.api.openai.protocol.responses import told
 from tests.waiting import until_on_loop
@@ -161,3 +162,51 @@ async def test_equal_requests_that_share_a_call_have_its_reasoning():
         assert {record.reasoning_tokens for record in found.values()} == {4}
         assert [found[due].attained for due in (5, 0.15)] == [True, False]
         assert sorted(record.attempts for record in found.values()) == [0, 1]
+
+
+# ---- what reasoning takes -------------------------------------------------------------------------------------------
+
+
+async def test_the_first_token_is_due_earlier_by_what_reasoning_takes():
+    async with TestBed() as bed:
+        first = await recorded(bed, chat(target_tbt=1))
+        second = await recorded(bed, chat(target_tbt=1))
+        assert (first.target_ttft_s, second.target_thinking_s) == (5, 5)
+        assert 0.5 <= second.target_ttft_s < 5 - 0.2
+        (step,) = [step for step in second.decisions if step["kind"] == "slo"]
+        assert step["figures"]["thinking_s"] == pytest.approx(5 - second.target_ttft_s, abs=1e-3)
+        calls = [call for name in ("e1", "e2") for call in bed.backend(name).calls]
+        assert {call.targets.ttft_s for call in calls} == {5, second.target_ttft_s}, "engines hear it"
+
+
+async def test_what_reasons_long_goes_before_what_is_due_earlier():
+    async with TestBed(one_slot()) as bed:
+        bed.gateway.thinking.observe("acme", "demo", 2.0)
+        bed.every(Script(hang_after=1), Script())
+        busy = bed.send(completion(stream=True))
+        await until_on_loop(lambda: bed.backend("e1").running)
+        clients = [bed.send(chat(thinking_deadline=None), CHAT), bed.send(chat(thinking_deadline=4), CHAT)]
+        await settled()
+        await busy.hang_up()
+        names = [(await client.done()).headers["x-slackline-request-id"] for client in clients]
+        assert [call.request_id for call in bed.backend("e1").calls][1:] == names[::-1]
+
+
+async def test_a_guess_of_its_reasoning_refuses_nothing():
+    """Its first token would be due before any engine could send it."""
+    async with TestBed() as bed:
+        bed.gateway.thinking.observe("acme", "demo", 60.0)
+        body = chat(thinking_deadline=0.2)
+        body["messages"] = [{"role": "user", "content": "word " * 700}]
+        record = await recorded(bed, body, Script())
+        assert (record.outcome, record.may_defer, record.target_ttft_s) == ("ok", True, pytest.approx(0.02))
+
+
+async def test_what_cannot_be_met_even_without_reasoning_is_refused_and_named():
+    async with TestBed() as bed:
+        body = chat(thinking_deadline=0.0001, messages=[{"role": "user", "content": "word " * 700}])
+        answer = await bed.ask(body, CHAT)
+        assert (answer.status, answer.error["code"]) == (429, "slo_infeasible")
+        assert answer.error["message"].endswith("Raise thinking_deadline.")
+        await until_on_loop(lambda: bed.sink.records)
+        assert "its thinking deadline was" in why_missed(bed.sink.records[0])[0]
