@@ -61,7 +61,6 @@ class PreemptivePrefill(EngineScheduler):
     """FlowPrefill's scheduler. `rounds` counts what sec. 6.4 of the paper measures."""
 
     overlaps_copies = True
-    evicts = False
 
     def __init__(
         self,

@@ -100,12 +100,12 @@ class ConcordMix:
         if kind == "compound":
             stages = _stages(app, rng)
             deadline = E2E_S * scale * len(stages)
-            return Program(name, at, kind, stages, Targets(deadline, deadline, deadline, PATIENT_S))
+            return Program(name, at, kind, stages, Targets(deadline, deadline, deadline, PATIENT_S), app.name)
         stage = ProgramStage((_call(app.prompt.draw(rng), app.output.draw(rng)),))
         if kind == "latency":
-            return Program(name, at, kind, (stage,), Targets(TTFT_S * scale, TBT_S * scale, None, PATIENT_S))
+            return Program(name, at, kind, (stage,), Targets(TTFT_S * scale, TBT_S * scale, None, PATIENT_S), app.name)
         deadline = E2E_S * scale
-        return Program(name, at, kind, (stage,), Targets(deadline, deadline, deadline, PATIENT_S))
+        return Program(name, at, kind, (stage,), Targets(deadline, deadline, deadline, PATIENT_S), app.name)
 
 
 def _stages(app: AppMix, rng: np.random.Generator) -> tuple[ProgramStage, ...]:

@@ -11,15 +11,37 @@ from controller.predict.foresight import KnownLength, MeanLength, NoisyBounds, c
 from controller.simulator.workloads.programs import Program, ProgramCall, Speeds, calls_after, stage_seconds
 
 
+class Fixed:
+    """What says the same whatever was observed."""
+
+    __slots__ = ()
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def begins(self, program: Program, stage: int, at: float) -> None:
+        return None
+
+    def ended(self, program: Program, call_id: str, began: float, now: float, whole: bool) -> None:
+        return None
+
+    def closed(self, program: Program) -> None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class Oracle:
+class Oracle(Fixed):
     """True lengths and graphs (Concord's starred variant)."""
 
-    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+    def length(self, call_id: str, output_tokens: int, program: Program) -> LengthBound:
         return KnownLength(output_tokens)
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
         return [stage_seconds(stage, speeds) for stage in program.stages]
+
+    def least(self, program: Program, speeds: Speeds) -> list[float]:
+        return self.seconds(program, speeds)
 
     def tokens(self, program: Program) -> float:
         return float(program.tokens)
@@ -33,7 +55,7 @@ class Oracle:
 
 
 @dataclass(frozen=True, slots=True)
-class Noisy:
+class Noisy(Fixed):
     """The truth with lognormal errors.
 
     `length_error`: of an answer's remaining tokens (bound at `quantile` standard deviations). `graph_error`: of each
@@ -50,7 +72,7 @@ class Noisy:
         checked_error(self.length_error, "length_error")
         checked_error(self.graph_error, "graph_error")
 
-    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+    def length(self, call_id: str, output_tokens: int, program: Program) -> LengthBound:
         return NoisyBounds(call_id, output_tokens, self.length_error, self.quantile, self.seed)
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
@@ -58,6 +80,9 @@ class Noisy:
             stage_seconds(stage, speeds) * math.exp(self._z(f"{program.id}/{number}"))
             for number, stage in enumerate(program.stages)
         ]
+
+    def least(self, program: Program, speeds: Speeds) -> list[float]:
+        return self.seconds(program, speeds)
 
     def tokens(self, program: Program) -> float:
         return program.tokens * self._factor(program)
@@ -77,7 +102,7 @@ class Noisy:
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class Blind(Fixed):
     """No predictor: every call has the mean answer length, all stages take equally long, and all programs are worth the
     same.
     """
@@ -85,11 +110,14 @@ class Blind:
     mean_output: int
     mean_tokens: float
 
-    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+    def length(self, call_id: str, output_tokens: int, program: Program) -> LengthBound:
         return MeanLength(self.mean_output)
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
         return [self.mean_output * speeds.token_s] * len(program.stages)
+
+    def least(self, program: Program, speeds: Speeds) -> list[float]:
+        return self.seconds(program, speeds)
 
     def tokens(self, program: Program) -> float:
         return self.mean_tokens

@@ -41,13 +41,16 @@ class ProgramStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`targets`: those of a single paced request (no deadline), or the end-to-end deadline of the whole."""
+    """`targets`: those of a single paced request (no deadline), or the end-to-end deadline of the whole. `app`: who
+    sends it, as a gateway knows by the key.
+    """
 
     id: str
     at: float
     kind: str
     stages: tuple[ProgramStage, ...]
     targets: Targets
+    app: str = ""
 
     def __post_init__(self) -> None:
         if not self.stages or not all(stage.calls for stage in self.stages):
@@ -91,12 +94,18 @@ def stage_seconds(stage: ProgramStage, speeds: Speeds) -> float:
 
 
 class Foresight(Protocol):
-    """What a predictor says about a program. Deterministic for a program or call."""
+    """What a predictor says about a program. Deterministic for a program or call, and what was observed before."""
 
-    def length(self, call_id: str, output_tokens: int) -> LengthBound: ...
+    def length(self, call_id: str, output_tokens: int, program: Program) -> LengthBound:
+        """Of the call with this id, which is the program's id, "/", the stage's number, "." and its number there."""
+        ...
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
-        """Predicted seconds of each stage."""
+        """Predicted seconds of each stage; as many as the predictor expects, but at least those that have begun."""
+        ...
+
+    def least(self, program: Program, speeds: Speeds) -> list[float]:
+        """The same, for what later stages need at least (before `optimism`), by which a program is given up."""
         ...
 
     def tokens(self, program: Program) -> float:
@@ -109,7 +118,24 @@ class Foresight(Protocol):
 
     @property
     def optimism(self) -> float:
-        """The factor on `seconds` for the least time of stages."""
+        """The factor on `least` for the least time of stages."""
+        ...
+
+    @property
+    def learns(self) -> bool:
+        """Whether what it says changes with what it observes, so that it is asked again when a call arrives."""
+        ...
+
+    def begins(self, program: Program, stage: int, at: float) -> None:
+        """The calls of this stage are sent now (seconds)."""
+        ...
+
+    def ended(self, program: Program, call_id: str, began: float, now: float, whole: bool) -> None:
+        """A call ended. `whole`: with its last token."""
+        ...
+
+    def closed(self, program: Program) -> None:
+        """Nothing of the program follows."""
         ...
 
 
@@ -165,17 +191,20 @@ class Programs:
     def arrived(self, demand: Demand) -> Demand:
         """A call of `first`, with the predictions of its arrival time."""
         opened = self._open.get(demand.workflow)
-        if opened is None or opened.program.single or self.pace is None:
+        if opened is None or not (self.foresight.learns or (self.pace is not None and not opened.program.single)):
             return demand
-        self._look_ahead(opened)
+        self._look_ahead(opened, 0, demand.at)
         return self._demand(opened, 0, demand.id, ProgramCall(demand.prompt_tokens, demand.output_tokens), demand.at)
 
-    def _look_ahead(self, opened: _Open) -> None:
+    def _look_ahead(self, opened: _Open, stage: int, at: float) -> None:
+        self.foresight.begins(opened.program, stage, at)
+        if self.foresight.learns:
+            opened.tokens = self.foresight.tokens(opened.program)
         speeds = self.speeds.times(self.pace.factor) if self.pace is not None else self.speeds
         opened.seconds = self.foresight.seconds(opened.program, speeds)
         opened.shares = accumulated_shares(opened.seconds)
         lowest = self.speeds.times(self.pace.lowest) if self.pace is not None else self.speeds
-        opened.least = self.foresight.seconds(opened.program, lowest)
+        opened.least = self.foresight.least(opened.program, lowest)
 
     def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
         """A call ended: the calls of the next stage, if it was the last of its stage. A lost call loses the program."""
@@ -187,6 +216,7 @@ class Programs:
         opened.calls += 1
         opened.lost |= outcome is not Outcome.OK
         opened.ended_at = now
+        self.foresight.ended(program, demand.id, demand.at, now, outcome is Outcome.OK)
         if program.single:
             opened.earned, opened.attained = goodput, attained
         if opened.running:
@@ -219,10 +249,11 @@ class Programs:
                 None if opened.lost else took, deadline, opened.attained and not opened.lost, opened.earned,
             )
         )  # fmt: skip
+        self.foresight.closed(program)
         del self._open[program.id]
 
     def _release(self, opened: _Open, at: float) -> list[Demand]:
-        self._look_ahead(opened)
+        self._look_ahead(opened, opened.stage, at)
         number, stage = opened.stage, opened.program.stages[opened.stage]
         found = [
             self._demand(opened, number, f"{opened.program.id}/{number}.{index}", call, at)
@@ -234,7 +265,7 @@ class Programs:
 
     def _demand(self, opened: _Open, stage: int, call_id: str, call: ProgramCall, at: float) -> Demand:
         program, deadline = opened.program, opened.program.targets.deadline_s
-        length = self.foresight.length(call_id, call.output_tokens)
+        length = self.foresight.length(call_id, call.output_tokens, program)
         program_id = "" if program.single else program.id
         if deadline is None:
             targets = program.targets

@@ -222,3 +222,10 @@ def test_levels_of_many_calls_are_those_of_comparing_each_with_all_before_it() -
             ]
             slow.append(max(ended) + 1 if ended else 0)
         assert levels_of(calls) == slow
+
+
+def test_tokens_of_later_levels_are_within_their_steps() -> None:
+    graphs = one_set(graph_of(workflow()))
+    assert graphs.tokens_after(0, 0) == (pytest.approx(3 * 200 + 900, rel=0.04), pytest.approx(3 * 50 + 400, rel=0.04))
+    assert graphs.tokens_after(0, 1) == (pytest.approx(900, rel=0.04), pytest.approx(400, rel=0.04))
+    assert graphs.tokens_after(0, 2) == (0.0, 0.0)

@@ -186,16 +186,16 @@ def test_slos_scale_and_shares_hold():
 
 def test_the_oracle_is_exact_and_the_noise_model_errs_as_stated():
     names = [f"r{n}" for n in range(4000)]
-    bounds = [Noisy(length_error=0.5).length(name, 400) for name in names]
+    bounds = [Noisy(length_error=0.5).length(name, 400, program()) for name in names]
     assert sum(bound.upper(0) >= 400 for bound in bounds) / len(bounds) == pytest.approx(0.9, abs=0.02)
     assert sum(bound.lower(0) <= 400 for bound in bounds) / len(bounds) == pytest.approx(0.9, abs=0.02)
     spreads = [sum(bound.upper(at) - bound.lower(at) for bound in bounds) for at in (0, 200, 350)]
     assert spreads[0] > spreads[1] > spreads[2]  # refined: the bounds close in
     assert all(bound.upper(at) > at and bound.lower(at) > at for bound in bounds[:50] for at in (0, 399, 400, 900))
     exact = Noisy(length_error=0.0, graph_error=0.0)
-    assert exact.length("a", 400).upper(120) == Oracle().length("a", 400).upper(120) == 400
+    assert exact.length("a", 400, program()).upper(120) == Oracle().length("a", 400, program()).upper(120) == 400
     assert exact.seconds(program(), Speeds()) == Oracle().seconds(program(), Speeds())
-    assert Blind(300, 4000.0).length("a", 5).upper(0) == 300
+    assert Blind(300, 4000.0).length("a", 5, program()).upper(0) == 300
 
 
 def test_goodput_may_count_requests():
