@@ -17,6 +17,7 @@ VERDICTS: Mapping[str, str] = {  # what a claim is a verdict on; each is counted
     SET: "combined set, the paper's baselines",
     SET_STRONGER: "combined set, stronger baselines",
 }
+ANALYSERS = ("", "trained", "noise", "oracle")  # trained: on other seeds; noise: the truth with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,13 @@ class Claim:
     part: str = ""  # for papers whose parts can be run separately
     verdict: str = PRINTED
     bar: float | None = None
+    analyser: str = ""  # what lengths and graphs were told from, where a policy reads them: see ANALYSERS
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise ValueError(f"{self.claim}: {self.verdict!r} is no verdict; valid: {', '.join(VERDICTS)}")
+        if self.analyser not in ANALYSERS:
+            raise ValueError(f"{self.claim}: {self.analyser!r} is no analyser; valid: {', '.join(ANALYSERS[1:])}")
         if self.verdict in (PRINTED_STRONGER, SET_STRONGER) and self.theirs is not None:
             raise ValueError(f"{self.claim}: the paper's value is not about this baseline; give a bar")
         if self.reached is not None and self.theirs is None and self.bar is None:

@@ -183,19 +183,21 @@ def _some(names: Sequence[str]) -> str:
 
 def _tables(section: Section, folder: Path) -> str:
     """Write all claims and every table as CSV; returns the list of links."""
+    told = any(claim.analyser for claim in section.claims)
     rows = [
         [
             c.figure, VERDICTS[c.verdict], c.claim, c.theirs, c.bar, c.ours, MARKS[c.reached], c.setting,
-            " ".join(map(str, c.seeds)), c.reason,
+            " ".join(map(str, c.seeds)), *([c.analyser] if told else []), c.reason,
         ]
         for c in section.claims
     ]  # fmt: skip
+    columns = (*CLAIMS[:-1], *(["analyser"] if told else []), CLAIMS[-1])
     place = folder / "tables" / _name(section.paper)
     place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("*.csv"):
         old.unlink()
     lines = []
-    for table in (Table("All claims", CLAIMS, rows), *section.tables):
+    for table in (Table("All claims", columns, rows), *section.tables):
         file = place / f"{_name(table.title)}.csv"
         if file.exists():
             raise ValueError(f"{section.paper}: two tables would be written to {file.name}; change a title")

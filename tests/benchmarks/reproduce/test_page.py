@@ -62,6 +62,7 @@ def test_variants_of_a_figure_share_its_row_in_the_summary(tmp_path):
         ({"verdict": "ours"}, "is no verdict"),
         ({"verdict": "set, stronger"}, "the paper's value is not about this baseline"),
         ({"theirs": None}, "neither the paper's value nor a bar is given"),
+        ({"analyser": "tarot"}, "'tarot' is no analyser; valid: trained, noise, oracle"),
     ],
 )
 def test_a_claim_has_a_verdict_and_what_it_is_judged_by(changes, said):
@@ -114,6 +115,14 @@ def test_tables_are_written_as_csv(tmp_path):
     folder = tmp_path / "tables" / "paper"
     assert (folder / "sweep.csv").read_text() == "window,attainment\n6,0.5\nbest,\n"
     assert "rate over FCFS,4.7,,5.123,yes,1P1D,1 2,\n" in (folder / "all-claims.csv").read_text()
+
+
+def test_where_a_claim_says_what_lengths_were_told_from_all_do(tmp_path):
+    first, *others = SECTION.claims
+    write([replace(SECTION, claims=[replace(first, analyser="trained"), *others])], tmp_path)
+    heads, row, *_ = (tmp_path / "tables" / "paper" / "all-claims.csv").read_text().splitlines()
+    assert heads.endswith(",seeds,analyser,reason")
+    assert row.endswith(",1 2,trained,")
 
 
 def test_tables_of_one_name_are_refused(tmp_path):
