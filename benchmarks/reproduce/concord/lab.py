@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reproduce.concord import training
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.policies.batching import BATCHINGS, Pausing
@@ -18,6 +19,7 @@ from controller.predict.latency import LatencyModel
 from controller.simulator import InstanceSettings, RunResult, Simulation, SimulationSettings
 from controller.simulator.__main__ import read_profile, read_trace
 from controller.simulator.report.results import ProgramRecord
+from controller.simulator.workloads.analyser import Exchanged, Trained, TrainedAnalyser
 from controller.simulator.workloads.arrivals import renewal_times
 from controller.simulator.workloads.concord_mix import ConcordMix
 from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
@@ -35,6 +37,7 @@ PAUSED = 4  # sequences per slot that may hold KV, for policies that pause
 MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call and of a program: assumed without a predictor
 
 
+RECORDED = 700  # programs of the run that pattern graphs are recorded from
 NEVER = 10**9  # steps
 FULL_BATCH = 96  # sequences of 1,000 tokens each: the pace to which that of stages is compared
 MIX = ConcordMix()
@@ -45,7 +48,8 @@ PER_REQUEST = 1e-3  # requests per token: scales CALM's starvation constant if g
 class System:
     """One of the compared systems.
 
-    `policy`: the dispatcher's set. `foresight`: predictions of lengths and graphs: "noisy", "oracle" or "blind".
+    `policy`: the dispatcher's set. `foresight`: predictions of lengths and graphs: "trained", "noisy", "oracle" or
+    "blind". `exchanged`: what trained predictions are exchanged for the truth. `rule`: divides a deadline among stages.
     `history`: how many times longer stages took in the past, under load, than their tokens take in a full batch (None:
     learned during the run).
     """
@@ -58,6 +62,8 @@ class System:
     foresight: str = "noisy"
     policy: str = "round_robin"
     history: float | None = None
+    exchanged: tuple[str, ...] = ()
+    rule: str = "accumulated"
 
     def variant(self, **changes: Any) -> System:
         return replace(self, **changes)
@@ -69,11 +75,14 @@ class System:
         past = ""
         if self.batching == "calm":
             past = ", history learned" if self.history is None else f", history x {self.history:g}"
+        if self.foresight == "trained":
+            past = f", stages by {self.rule}"
         return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
 
 
 CONCORD = System("Concord (CALM)", "calm", 96, settings={"rectangles": True})
 WHOLE_SLOTS = System("Concord, whole slots", "calm", 96, settings={"cutoffs": (0.8, 0.9, 0.95, 1.0)})
+TRAINED = CONCORD.variant(foresight="trained", rule="share_of_rest")
 ORACLE = CONCORD.variant(name="Concord, oracle", foresight="oracle")
 BLIND = CONCORD.variant(name="Concord without analyser", foresight="blind")
 LTR = System("LTR", "learned_rank", 128)
@@ -151,6 +160,9 @@ def arrivals(case: Case) -> list[float]:
 
 
 def foresight(system: System, case: Case) -> Foresight:
+    if system.foresight == "trained":
+        own = Trained(analyser_of(case))
+        return Exchanged(own, system.exchanged) if system.exchanged else own
     if system.foresight == "oracle":
         return Oracle()
     if system.foresight == "blind":
@@ -181,21 +193,45 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
 
 def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
     """Stages are predicted to take what they took lately, or `history` times what they take in a full batch."""
-    prefill_s = coefficients().prefill_b
-    full_s = LatencyModel(coefficients()).decode(FULL_BATCH, FULL_BATCH * 1000)
+    full = full_batch()
     return Programs(
         case.mix.programs(times, case.seed),
         foresight(system, case),
-        Speeds(full_s if system.history is None else system.history * full_s, prefill_s),
+        full if system.history is None else Speeds(system.history * full.token_s, full.prefill_s),
         case.count,
         StagePace() if system.history is None else None,
+        system.rule,
     )
+
+
+def full_batch() -> Speeds:
+    token_s = LatencyModel(coefficients()).decode(FULL_BATCH, FULL_BATCH * 1000)
+    return Speeds(token_s, coefficients().prefill_b)
 
 
 def run(system: System, case: Case, engine: InstanceSettings | None = None) -> LabFigures:
     """`engine` None: the system's own."""
     times = arrivals(case)
-    programs = programs_of(system, case, times)
+    return _figures(_result(system, case, programs_of(system, case, times), engine), times[-1])
+
+
+def analyser_of(case: Case) -> TrainedAnalyser:
+    """What runs of this case are told from."""
+    return analyser(replace(case, seed=training.RECORDING_SEED, programs=min(RECORDED, case.programs), count="tokens"))
+
+
+@cache
+def analyser(case: Case) -> TrainedAnalyser:
+    """Trained on other seeds of this mix, with graphs that were recorded at this rate by the run of `case`."""
+    before = training.unloaded(case.mix, full_batch())
+    watched = Trained(before)
+    times = arrivals(case)
+    driver = Programs(case.mix.programs(times, case.seed), watched, full_batch(), pace=StagePace())
+    _result(CONCORD, case, driver)
+    return training.observed(before, watched.recorded)
+
+
+def _result(system: System, case: Case, programs: Programs, engine: InstanceSettings | None = None) -> RunResult:
     settings = SimulationSettings(
         (engine or instance(system, case.count),) * case.engines,
         cutoff_s=PATIENCE_S,
@@ -204,8 +240,7 @@ def run(system: System, case: Case, engine: InstanceSettings | None = None) -> L
         sample_s=60.0,
     )
     policy = system.policy if case.engines == 1 or system.policy != "round_robin" else "least_outstanding"
-    result = Simulation(settings, build_dispatcher(policy), [], programs=programs).run()
-    return _figures(result, times[-1])
+    return Simulation(settings, build_dispatcher(policy), [], programs=programs).run()
 
 
 def _figures(result: RunResult, span: float) -> LabFigures:

@@ -1,0 +1,117 @@
+"""The analyser of Concord's runs is trained on other seeds, from what a gateway would have known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reproduce.__main__ import STORE
+from benchmarks.reproduce.concord import oracle, section, sensitivity, sweep, trained, training
+from benchmarks.reproduce.concord.lab import CONCORD, MIX, ORACLE, RECORDED, TRAINED, Case, analyser_of, full_batch
+from benchmarks.reproduce.concord.trained import claims, exchanged
+from controller.predict.pattern_graphs import Call, graph_of, kind_of, set_of
+from tests.benchmarks.reproduce.test_concord import earned
+
+KIND = kind_of("model", "app")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(training, "FOLDER", tmp_path)
+    monkeypatch.setattr(training, "PROGRAMS", 30)
+    monkeypatch.setattr(training, "TRAINING_SEEDS", (901,))
+    training.forest.cache_clear()
+    training.unloaded.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    training.forest.cache_clear()
+    training.unloaded.cache_clear()
+    analyser_of.__globals__["analyser"].cache_clear()
+
+
+def test_no_run_that_is_compared_has_a_seed_that_was_trained_on() -> None:
+    compared = {*section.SEEDS, *trained.SEEDS, *oracle.SEEDS, oracle.GRID_SEED, sweep.SEED, sensitivity.SEED, 7}
+    assert not compared & {*training.TRAINING_SEEDS, training.RECORDING_SEED}
+    assert training.RECORDING_SEED not in training.TRAINING_SEEDS
+
+
+def test_an_answer_is_known_once_it_has_ended(small: Path) -> None:
+    found = training.programs(MIX, 901)
+    features, tokens = training.answers(found, full_batch())
+    assert len(features) == len(tokens) == sum(len(stage.calls) for each in found for stage in each.stages)
+    compound = next(each for each in found if not each.single)
+    alone, lengths = training.answers([compound], full_batch())
+    width = len(compound.stages[0].calls)
+    assert all(row[2:] == (0.0, 0.0, 0.0, 0.0) for row in alone[:width])  # nothing has ended yet
+    assert [row[3] for row in alone[width:]] == sorted(row[3] for row in alone[width:])
+    assert alone[width][3] == width
+    assert alone[width][4] in lengths[:width]
+
+
+def test_a_forest_is_trained_once_and_again_where_its_file_is_damaged(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = training.forest(MIX, full_batch())
+    (file,) = small.iterdir()
+    training.forest.cache_clear()
+    train = training.length_forest.train
+    monkeypatch.delattr(training.length_forest, "train")
+    assert training.forest(MIX, full_batch()).to_bytes() == first.to_bytes()
+    training.forest.cache_clear()
+    monkeypatch.setattr(training.length_forest, "train", train, raising=False)
+    file.write_bytes(b"damaged")
+    assert training.forest(MIX, full_batch()).to_bytes() == first.to_bytes()
+    assert [each.read_bytes() for each in small.iterdir()] == [first.to_bytes()]
+
+
+def test_graphs_are_recorded_at_the_rate_of_the_run(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LEAST_GRAPHS", 3)
+    light, heavy = (analyser_of(Case(rate, 60, 1)) for rate in (0.5, 6.0))
+    assert light.token_s is None
+    assert {app: len(each) for app, each in light.graphs.items()} != {
+        app: len(each) for app, each in heavy.graphs.items()
+    }
+    assert analyser_of(Case(0.5, 60, 2)) is light
+    monkeypatch.setattr(training, "LEAST_GRAPHS", RECORDED)
+    analyser_of.__globals__["analyser"].cache_clear()
+    assert analyser_of(Case(0.5, 60, 1)).token_s == full_batch().token_s  # too few: those of a full batch
+
+
+def test_an_application_of_which_too_little_was_recorded_keeps_its_graphs(small: Path) -> None:
+    before = training.unloaded(MIX, full_batch())
+    calls = [[Call(KIND, 0.0, 2.0, 50, 30), Call(KIND, 3.0, 7.0, 50, 30)]] * training.LEAST_GRAPHS
+    assert training.observed(before, {"chatbot": calls}) is before
+    assert training.observed(before, {"chatbot": calls, "deep_research": calls}).token_s is None
+
+
+def test_what_later_stages_took_of_what_was_foretold() -> None:
+    graphs = set_of([graph_of([Call(KIND, 0.0, 2.0, 50, 30), Call(KIND, 3.0, 7.0, 50, 30)])], [1.0], {})
+    asked = [Call(KIND, 10.0, 13.0, 50, 30), Call(KIND, 14.0, 15.0, 50, 30)]
+    assert training.later_shares(graphs, asked) == pytest.approx([2.0 / 5.0], rel=0.05)  # its pause and its second
+
+
+def test_the_gap_is_split_by_what_the_oracle_lends() -> None:
+    split = exchanged(TRAINED)
+    grid = {CONCORD.name: {4.0: earned(70.0)[0]}, ORACLE.name: {4.0: earned(100.0)[0]}}
+    grid |= {
+        system.name: {4.0: earned(value)[0]} for system, value in zip(split.values(), (72.0, 75.0, 90.0), strict=True)
+    }
+    head = {name: earned(value) for name, value in ((CONCORD.name, 70.0), (ORACLE.name, 100.0))}
+    head |= {trained.BLIND.name: earned(60.0), trained.SJF.name: earned(80.0)}
+    at_head, most, bound, blind, sjf = claims(head, grid, (1,))
+    assert (at_head.ours, at_head.reached, at_head.analyser) == (30.0, False, "trained")
+    assert "28.0 % with its upper bound of the length, 25.0 % with its graph, 10.0 % with its giving-up" in most.reason
+    assert (bound.reached, blind.reached, sjf.reached) == (True, True, False)
+
+
+def test_the_oracle_runs_at_the_settings_of_its_own_sweep() -> None:
+    tables = json.loads((STORE / "concord.json").read_text())["tables"]
+    assert any(
+        table["part"] == oracle.PART and table["title"].endswith(f"the comparison uses {ORACLE.text}")
+        for table in tables
+    )
