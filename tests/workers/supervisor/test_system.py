@@ -24,6 +24,7 @@ from workers.supervisor.ports import free_port
 
 pytestmark = pytest.mark.slow
 READY_WITHIN_S = 120.0
+STOP_WITHIN_S = 120.0  # the grace periods of all steps of a stop sum up to 90 s
 
 
 class System:
@@ -123,7 +124,7 @@ def system():
         running.up()
         yield running
         running.process.send_signal(signal.SIGINT)
-        running.process.wait(timeout=60)
+        running.process.wait(timeout=STOP_WITHIN_S)
     finally:
         for left in running.mine():
             left.kill()
@@ -205,7 +206,7 @@ def test_ctrl_c_leaves_no_process_and_it_starts_again_over_the_same_data(system)
     fleet = system.instances()
     assert len(system.mine()) >= 8
     system.process.send_signal(signal.SIGINT)
-    assert system.process.wait(timeout=60) == 0
+    assert system.process.wait(timeout=STOP_WITHIN_S) == 0
     assert [process.cmdline() for process in system.mine()] == []
     system.up()
     assert set(system.instances()) == set(fleet)
@@ -223,7 +224,7 @@ def test_after_kill_9_of_the_supervisor_nothing_lasts_and_the_next_start_works(s
 def test_a_reader_that_ends_and_a_closed_terminal_leave_nothing_behind(system):
     """`make up | head`, then the window is closed."""
     system.process.send_signal(signal.SIGTERM)
-    assert system.process.wait(timeout=60) == 0
+    assert system.process.wait(timeout=STOP_WITHIN_S) == 0
     reader, writer = os.pipe()
     system.process = system.command("up", stdout=writer, stderr=writer)
     os.close(writer)
@@ -235,7 +236,7 @@ def test_a_reader_that_ends_and_a_closed_terminal_leave_nothing_behind(system):
         system.until(lambda name=name, killed=killed: system.pid(name) not in (None, killed))
     assert system.complete().status_code == 200
     system.process.send_signal(signal.SIGHUP)
-    assert system.process.wait(timeout=60) == 0
+    assert system.process.wait(timeout=STOP_WITHIN_S) == 0
     assert [process.cmdline() for process in system.mine()] == []
     assert not (system.folder / "processes.json").exists()
     assert "worker restarted" in (system.folder / "logs" / "supervisor.log").read_text()
@@ -244,7 +245,7 @@ def test_a_reader_that_ends_and_a_closed_terminal_leave_nothing_behind(system):
 
 def test_down_stops_it(system):
     down = system.command("down")
-    assert down.wait(timeout=60) == 0
+    assert down.wait(timeout=STOP_WITHIN_S) == 0
     system.process.wait(timeout=5)
     assert system.mine() == []
 
@@ -275,7 +276,7 @@ def test_a_request_before_the_first_engine_is_up_waits_for_it():
         assert float(answer.headers["x-slackline-queue-ms"]) > 100
     finally:
         fresh.process.send_signal(signal.SIGINT)
-        fresh.process.wait(timeout=60)
+        fresh.process.wait(timeout=STOP_WITHIN_S)
         for left in fresh.mine():
             left.kill()
         shutil.rmtree(folder, ignore_errors=True)
