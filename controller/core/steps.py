@@ -125,15 +125,28 @@ class Chunk(NamedTuple):
 NEARLY_COMPUTED = 0.75  # share of a step that computes a whole prompt, after which its decode stage may be placed
 
 
+class Swaps(NamedTuple):
+    """Blocks that are copied between the KV cache and host memory: `out` from a KV block to a host block, then `back`
+    from a host block to a KV block."""
+
+    out: tuple[tuple[int, int], ...] = ()
+    back: tuple[tuple[int, int], ...] = ()
+
+
+NO_SWAPS = Swaps()
+
+
 class Step(NamedTuple):
     """One iteration: chunks of prefill, and one token for each of `decodes`, whose lengths add up to `context_sum`.
-    `copies`: KV blocks, from and to, that are copied before anything is computed."""
+    `copies`: KV blocks, from and to, that are copied before anything is computed; `swaps.out` comes before them, and
+    `swaps.back` after them."""
 
     id: int
     chunks: tuple[Chunk, ...]
     decodes: tuple[Seq, ...]
     context_sum: int
     copies: tuple[tuple[int, int], ...] = ()
+    swaps: Swaps = NO_SWAPS
 
     @property
     def tokens(self) -> int:
@@ -210,11 +223,14 @@ class Aborted(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """The step ended. `seconds` is its time on the device, without the time while it was suspended."""
+    """The step ended. `seconds` is its time on the device, without the time while it was suspended. `out_s`, `back_s`:
+    of them for its copies to host memory and back."""
 
     step_id: int
     sampled: Sequence[Sampled]
     seconds: float
+    out_s: float = 0.0
+    back_s: float = 0.0
 
 
 class StepsDone(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from controller.core.steps import Chunk, Seq, SeqState, Step
+from controller.core.steps import NO_SWAPS, Chunk, Seq, SeqState, Step, Swaps
 from controller.engine.blocks import BlockManager
 
 
@@ -54,8 +54,9 @@ def assemble(
     now: float,
     ahead: Lead = NOBODY,
     copies: tuple[tuple[int, int], ...] = (),
+    swaps: Swaps = NO_SWAPS,
 ) -> Step:
-    """`planned`: tokens by sequence, in order, after those of `ahead`. `copies`: as in the step.
+    """`planned`: tokens by sequence, in order, after those of `ahead`. `copies`, `swaps`: as in the step.
 
     Also records when each sequence first ran.
     """
@@ -69,4 +70,4 @@ def assemble(
             context += seq.computed + 1
         else:
             chunks.append(Chunk(seq, seq.computed, tokens, tokens == seq.remaining))
-    return Step(step_id, tuple(chunks), tuple(decodes), context, copies)
+    return Step(step_id, tuple(chunks), tuple(decodes), context, copies, swaps)

@@ -146,6 +146,24 @@ class BlockManager:
         seq.blocks.clear()
         seq.computed = 0
 
+    def shared(self, seq: Seq) -> int:
+        """Its first blocks that another sequence holds too."""
+        count = 0
+        while count < len(seq.blocks) and self._refs[seq.blocks[count]] > 1:
+            count += 1
+        return count
+
+    def hold(self, holder: Seq, blocks: Iterable[int]) -> None:
+        """Give the holder those of these blocks that nobody has, whatever they contain."""
+        idle = {block for block in blocks if not self._refs[block]}
+        if not idle:
+            return
+        self._empty = [block for block in self._empty if block not in idle]
+        for block in sorted(idle):
+            self._cached.pop(block, None)
+            self._refs[block] = 1
+            holder.blocks.append(block)
+
     def trim(self, seq: Seq) -> None:
         """Free the blocks that it has beyond its computed tokens."""
         needed = self.blocks_for(seq.computed)

@@ -24,6 +24,7 @@ class EngineConfig:
     prefix_caching: bool = True
     copies_blocks: bool = True  # whether the executor can copy a block, for branches
     pinned_share: float = 0.25  # of the blocks, that checkpoints may hold
+    swap_blocks: int = 0  # host memory for the KV of evicted sequences, in blocks; 0: they are recomputed
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -31,6 +32,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}", field=name)
         if not 0.0 <= self.pinned_share <= 1.0:
             raise ConfigError(f"pinned_share must be between 0 and 1, got {self.pinned_share}", field="pinned_share")
+        if self.swap_blocks < 0:
+            raise ConfigError(f"swap_blocks must be at least 0, got {self.swap_blocks}", field="swap_blocks")
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ConfigError(f"max_waiting must be at least 0, got {self.max_waiting}", field="max_waiting")
         if self.scheduling_policy not in ("priority", "fcfs"):

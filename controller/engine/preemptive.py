@@ -61,6 +61,7 @@ class PreemptivePrefill(EngineScheduler):
     """FlowPrefill's scheduler. `rounds` counts what sec. 6.4 of the paper measures."""
 
     overlaps_copies = True
+    evicts = False
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 It takes events and the time, and returns the step to run next and the tokens to emit. One step runs at a time. The
 batching policy chooses which tokens run; this class keeps the invariants: no token is lost or duplicated, blocks are
 accounted for, and the most urgent sequence always makes progress. An evicted sequence (engine.seats) keeps its output,
-and its sampled tokens are recomputed with its prompt.
+and its sampled tokens are recomputed with its prompt, unless its KV comes back from host memory (engine.swapping).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from controller.core.steps import (
+    NO_SWAPS,
     Aborted,
     Added,
     CacheReset,
@@ -47,13 +48,16 @@ from controller.engine.checkpoints import Checkpoints
 from controller.engine.config import EngineConfig
 from controller.engine.disaggregation import KvInTransit
 from controller.engine.errors import ProtocolError
+from controller.engine.kv_costs import KvCosts
 from controller.engine.seats import Seats, Totals, by_arrival, by_priority
-from controller.policies.batching import Batching, Pausing
+from controller.engine.swapping import Swapping
+from controller.policies.batching import Batching, Pausing, Weighing
 
 
 class EngineScheduler:
     """Continuous batching. Also the EngineView that its batching policy reads."""
 
+    evicts = True  # whether a running sequence may lose its blocks to another
     whole_prompts = False  # True: a prompt is one step however long it is, and may be suspended in the middle
     overlaps_copies = False  # True: a prompt is computed while layers of its prefix are still copied here
 
@@ -75,6 +79,11 @@ class EngineScheduler:
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
         self._seats = Seats(config, self.blocks, self.totals, key, self._pausing)
         self._seats.unpin = self.checkpoints.drop
+        self.costs: KvCosts | None = None
+        self.swaps: Swapping | None = None
+        self._leaving = Seq("", 0.0, 0, 0)  # holds the blocks that the running step copies to host memory
+        if former is not None and former.costs is not None:
+            self.measure(former.costs)
         self._waiting, self._running = self._seats.waiting, self._seats.running
         self._in_transit = KvInTransit(self.blocks, key)
         self._ids: set[str] = set()
@@ -82,6 +91,15 @@ class EngineScheduler:
         self._after_step: list[Seq] = []  # ended while their step runs: it still writes their blocks
         self._paused: Paused | None = None
         self._evicted = False  # while the running step was composed
+
+    def measure(self, costs: KvCosts) -> None:
+        """Weigh evictions by these costs from now on, which learn from each step. Only while idle. Without them all
+        evicted sequences are recomputed."""
+        self.costs = costs
+        if self.config.swap_blocks and self.evicts:
+            self.swaps = self._seats.swaps = Swapping(self.config.swap_blocks, self.blocks, costs, self.totals.swaps)
+        if isinstance(self.batching, Weighing):
+            self.batching.weigh_by(costs)
 
     # ---- EngineView ---------------------------------------------------------------------------------------------
 
@@ -105,7 +123,8 @@ class EngineScheduler:
         return len(self._waiting)
 
     def uncached(self, seq: Seq) -> int:
-        return seq.tokens - self.blocks.cached_tokens(seq)
+        cached = self.blocks.cached_tokens(seq)
+        return seq.tokens - (cached if self.swaps is None else max(cached, self.swaps.tokens(seq)))
 
     @property
     def paused(self) -> bool:
@@ -227,6 +246,8 @@ class EngineScheduler:
     def _end(self, seq: Seq, reason: FinishReason) -> None:
         seq.state, seq.finish = SeqState.FINISHED, reason
         self._ids.discard(seq.id)
+        if self.swaps is not None:
+            self.swaps.forget(seq)
 
     def _give_back(self, seq: Seq) -> None:
         if (step := self._step) is not None and (seq in step.decodes or any(chunk.seq is seq for chunk in step.chunks)):
@@ -249,6 +270,8 @@ class EngineScheduler:
 
     def _step_done(self, done: StepDone, now: float, actions: list[EngineAction]) -> None:
         step = self._take_step(done.step_id)
+        if self.costs is not None:
+            self.costs.observe(step, done.seconds, done.out_s, done.back_s)
         for chunk in step.chunks:
             self._advance(chunk.seq, chunk.length)
         for seq in step.decodes:
@@ -268,6 +291,8 @@ class EngineScheduler:
         for seq in self._after_step:
             self.blocks.release(seq)
         self._after_step.clear()
+        if self._leaving.blocks:
+            self.blocks.release(self._leaving)
         self._drop_kv_if_asked()
 
     # ---- leaps (engine.leaps) -----------------------------------------------------------------------------------
@@ -279,7 +304,7 @@ class EngineScheduler:
         token or a block, and none will until a sequence ends or blocks run out.
         """
         step = self._step
-        if step is None or step.chunks or self._evicted or self._paused is not None:
+        if step is None or step.chunks or self._evicted or self._paused is not None or step.swaps != NO_SWAPS:
             return 1
         if not self._pausing and (len(step.decodes) != len(self._running) or not self._steady):
             return 1
@@ -369,9 +394,13 @@ class EngineScheduler:
         if not planned and not ahead.decodes and self._in_transit.arrived and not self._running:
             return self._compose(now)  # the last one evicted itself: its slot goes to a sequence that holds blocks
         if not planned and not ahead.decodes:
+            if self.swaps is not None:
+                self.swaps.cancel()
             return None
         self.totals.steps += 1
-        step = assemble(self.totals.steps, planned, now, ahead, self.blocks.take_copies())
+        swaps = NO_SWAPS if self.swaps is None else self.swaps.take()
+        step = assemble(self.totals.steps, planned, now, ahead, self.blocks.take_copies(), swaps)
+        self.blocks.hold(self._leaving, (block for block, _ in swaps.out))  # no transfer may write them meanwhile
         self.totals.step_tokens += step.tokens
         return step
 
@@ -395,7 +424,9 @@ class EngineScheduler:
 
     def check(self) -> None:
         """Raise unless queues, states and blocks agree. Linear in blocks: for tests and idle moments."""
-        holders = [*self._in_transit.holders(), *self.checkpoints.holders()]
+        holders = [*self._in_transit.holders(), *self.checkpoints.holders(), self._leaving]
+        if self.swaps is not None:
+            self.swaps.check(self._waiting)
         self.blocks.check([*self._running, *self._after_step, *holders])
         for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
             if any(seq.state is not state for seq in queue):

@@ -3,8 +3,8 @@ or KV blocks run out.
 
 A queue is sorted by a fixed key (`SeqQueue`) or by a prefill order whose keys change with time (`RankedQueue`).
 
-The least urgent running sequence is evicted first and recomputed later (preemption by recompute, as in vLLM). Under a
-policy that pauses sequences, paused ones are evicted before it.
+The least urgent running sequence is evicted first and recomputed later (preemption by recompute, as in vLLM), or copied
+to host memory and back (`swapping`). Under a policy that pauses sequences, paused ones are evicted before it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.core.steps import Seq, SeqState
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
+from controller.engine.swapping import SwapCounts, Swapping
 from controller.policies.batching import Pausing
 from controller.policies.ordering.prefill_orders import PrefillOrder
 
@@ -139,6 +140,7 @@ class Totals:
     prefix_hits: int = 0
     generated: int = 0
     step_tokens: int = 0
+    swaps: SwapCounts = field(default_factory=SwapCounts)
 
     def admitted(self, seq: Seq, prefix_caching: bool) -> None:
         if seq.preemptions:
@@ -168,6 +170,7 @@ class Seats:
         self._blocks = blocks
         self._totals = totals
         self._pausing = pausing
+        self.swaps: Swapping | None = None
         self.unpin: Callable[[], bool] = lambda: False  # ends the oldest checkpoint, if there is one
 
     def take(self, seq: Seq) -> None:
@@ -194,8 +197,12 @@ class Seats:
             elif len(self.running) or not self.unpin():  # with nothing running, nothing else will free blocks
                 return False
         seq.cached = self._blocks.take_prefix(seq)
+        if self.swaps is not None:
+            seq.computed = max(seq.cached, self.swaps.tokens(seq))
         if not self._blocks.extend(seq, tokens):
             raise ProtocolError(f"the policy granted {tokens} tokens beyond the {seq.tokens} of {seq.id!r}")
+        if self.swaps is not None:
+            self.swaps.join(seq, seq.cached)
         self.take(seq)
         return True
 
@@ -216,10 +223,12 @@ class Seats:
         return evicted
 
     def clear(self) -> list[Seq]:
-        """Evict all running sequences. Returns them, most urgent first."""
+        """Evict all running sequences, to be recomputed. Returns them, most urgent first."""
         seqs = self.running.clear()
         for seq in seqs:
             self._requeue(seq)
+        if self.swaps is not None:
+            self.swaps.clear()
         return seqs
 
     def _spare(self, wanted: set[Seq]) -> Seq | None:
@@ -229,6 +238,8 @@ class Seats:
     def evict(self, seq: Seq) -> None:
         """Take the slot and the blocks of a running sequence, which waits again."""
         self.running.remove(seq)
+        if self.swaps is not None:
+            self.swaps.leave(seq)
         self._requeue(seq)
 
     def _requeue(self, seq: Seq) -> None:

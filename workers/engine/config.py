@@ -15,10 +15,12 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.core.types import Role
 from controller.engine import EngineConfig, PreemptionConfig
+from controller.engine.kv_costs import MeasuredCosts
 from controller.policies.batching import BATCHINGS, Batching
 from controller.policies.batching.options import build as build_batching
 from controller.policies.by_stage import EnginePart
-from workers.engine.model_options import ModelOptions, add_model_options, model_options
+from workers.engine.emulated_swap import EmulatedSwap
+from workers.engine.model_options import ModelOptions, add_model_options, block_bytes, model_options
 from workers.engine.profiles import Profile, load_profile
 from workers.engine.scheduler_choice import BATCHING as PREEMPTIVE_BATCHING
 from workers.engine.scheduler_choice import add_scheduler_options, choose_by_stage, preemption_config
@@ -89,6 +91,8 @@ class ServerConfig:
     batching_options: Mapping[str, Any] = field(default_factory=dict)  # set explicitly, so no measurement changes them
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
+    costs: MeasuredCosts | None = None  # measured before the engine serves
+    swap: EmulatedSwap | None = None  # of an emulated engine
     program: Any = None  # the loaded model (`workers.engine.torch.task.OperatorProgram`)
     host_copy: HostCopy | None = None  # opened before the model was read
     group: Any = None  # the other ranks (`workers.engine.torch.group.RankGroup`)
@@ -129,6 +133,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         seed=args.seed,
         profile=profile,
         engine=engine,
+        swap=_emulated_swap(args) if model is None and engine.swap_blocks else None,
         batching=_batching(args, part, profile, engine, options),
         batching_options=options,
         preemption=preemption,
@@ -273,7 +278,31 @@ def _engine_config(args: argparse.Namespace, model: ModelOptions | None, profile
         scheduling_policy=args.scheduling_policy,
         max_waiting=args.max_num_queued_reqs,
         prefix_caching=args.enable_prefix_caching,
+        swap_blocks=_swap_blocks(args, model),
     )
+
+
+def _swap_blocks(args: argparse.Namespace, model: ModelOptions | None) -> int:
+    """Blocks of host memory for evicted sequences."""
+    if not args.swap_bytes:
+        return 0
+    if args.swap_bytes < 0:
+        raise ConfigError(f"must be at least 0, got {args.swap_bytes}", "swap_bytes")
+    if args.tensor_parallel > 1:
+        raise ConfigError("requires one rank", "swap_bytes")
+    if args.scheduler == "preemptive":
+        raise ConfigError("the preemptive scheduler evicts no sequence", "swap_bytes")
+    size = _emulated_swap(args).block_bytes if model is None else block_bytes(model, args.block_size)
+    if args.swap_bytes < size:
+        raise ConfigError(f"{args.swap_bytes} bytes are less than one KV block of {size} bytes", "swap_bytes")
+    return int(args.swap_bytes // size)
+
+
+def _emulated_swap(args: argparse.Namespace) -> EmulatedSwap:
+    if not args.emulated_swap_bytes_per_s > 0:
+        raise ConfigError("must be positive", "emulated_swap_bytes_per_s")
+    size = args.kv_layers * args.kv_token_bytes * max(1, args.block_size)
+    return EmulatedSwap(size, args.emulated_swap_bytes_per_s)
 
 
 def _seconds(text: str) -> float:
@@ -311,6 +340,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--long-prefill-token-threshold", type=int, help="largest prefill chunk of one prompt (the token budget)")
     add("--batching", choices=list(BATCHINGS), help=f"batching policy ({DEFAULT_BATCHING})")
     add("--batching-options", default="{}", help='settings of the batching policy as JSON, such as {"slots": 96}')
+    add("--swap-bytes", type=int, default=0, help="host memory for the KV of evicted sequences (0: recompute them)")
+    add("--emulated-swap-bytes-per-s", type=float, default=16e9, help="emulated link to that memory (%(default)s)")
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond this many waiting requests (no limit)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--advertise-host", default="", help="address of this engine for other engines (--host, or the host's name)")

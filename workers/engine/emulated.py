@@ -15,6 +15,7 @@ from typing import Protocol
 
 from controller.core.steps import Sampled, Seq, Sink, Step, StepDone, Suspended
 from controller.predict.boundaries import StepBoundaries
+from workers.engine.emulated_swap import EmulatedSwap
 from workers.engine.profiles import Profile
 from workers.engine.text.pseudo_text import natural_length, token_at
 from workers.engine.text.tokenizer import EOS
@@ -43,9 +44,16 @@ class EmulatedExecutor:
     """Runs one step at a time, on the timer's thread. `layers`: of the emulated model; all take equally long."""
 
     def __init__(
-        self, profile: Profile, timer: Timer, sink: Sink, boundaries: StepBoundaries | None = None, layers: int = 0
+        self,
+        profile: Profile,
+        timer: Timer,
+        sink: Sink,
+        boundaries: StepBoundaries | None = None,
+        layers: int = 0,
+        swap: EmulatedSwap | None = None,
     ) -> None:
-        self._profile = profile
+        """`swap`: the emulated link to host memory; None: it has none."""
+        self._profile, self._swap = profile, swap
         self._timer = timer
         self._sink = sink
         self._boundaries = boundaries
@@ -57,7 +65,7 @@ class EmulatedExecutor:
         self._suspended: dict[int, EmulatedWork] = {}
 
     def start(self, step: Step) -> None:
-        self._begin(EmulatedWork(step, self._profile.seconds(step)))
+        self._begin(EmulatedWork(step, self._profile.seconds(step) + sum(self._swap_s(step))))
 
     def suspend(self, step_id: int) -> None:
         work = self._running
@@ -146,7 +154,10 @@ class EmulatedExecutor:
         step = work.step
         sampled = [self._sample(chunk.seq) for chunk in step.chunks if chunk.last]
         sampled += [self._sample(seq) for seq in step.decodes]
-        self._answer(StepDone(step.id, sampled, work.seconds))
+        self._answer(StepDone(step.id, sampled, work.seconds, *self._swap_s(step)))
+
+    def _swap_s(self, step: Step) -> tuple[float, float]:
+        return (0.0, 0.0) if self._swap is None else (self._swap.out_s(step), self._swap.back_s(step))
 
     def _answer(self, event: StepDone | Suspended) -> None:
         self._cancel, self._running, self._following = None, None, True

@@ -68,8 +68,17 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
     ranks = args.tensor_parallel
     if config.kv_heads % ranks:
         raise ConfigError(f"kv_heads={config.kv_heads} cannot be split over {ranks} ranks", "tensor_parallel")
-    block = config.kv_bytes_per_token(ELEMENT_BYTES[dtype]) * max(1, args.block_size) // ranks
+    block = _block_bytes(config, dtype, max(1, args.block_size)) // ranks
     blocks = int(args.kv_cache_gib * (1 << 30)) // block
     if blocks < 1:
         raise ConfigError(f"{args.kv_cache_gib} GiB is less than one block of {block} bytes", "kv_cache_gib")
     return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks, ranks, marks)
+
+
+def block_bytes(options: ModelOptions, block_size: int) -> int:
+    """Bytes of a KV block in all layers and ranks."""
+    return _block_bytes(options.config, options.dtype, block_size)
+
+
+def _block_bytes(config: TransformerConfig, dtype: str, block_size: int) -> int:
+    return config.kv_bytes_per_token(ELEMENT_BYTES[dtype]) * block_size

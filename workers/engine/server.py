@@ -17,10 +17,14 @@ from typing import Any, Literal
 import uvicorn
 
 from controller.core.errors import ConfigError, SlacklineError
+from controller.engine import EngineConfig
+from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.predict.boundaries import ComposedBoundaries, shape
+from workers.engine import swap_metrics
 from workers.engine.checkpoints import CheckpointLeases
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
+from workers.engine.emulated_swap import emulated_costs
 from workers.engine.engine import Engine, LoopTimer
 from workers.engine.http.asgi import App
 from workers.engine.http.bounds import BoundEndpoints
@@ -64,6 +68,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     timer = LoopTimer(loop)
     latency = config.profile.coefficients if config.profile else None
     scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency, config.batching_options)
+    scheduler.measure(KvCosts(config.engine.block_size, config.costs, swaps=config.engine.swap_blocks > 0))
     engine = Engine(config.model, scheduler, timer.now)
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)
@@ -84,6 +89,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
             **times,
         )
         disaggregation.expose(engine.metrics.registry)
+    swap_metrics.expose(engine, engine.metrics.registry)
     checkpoints = CheckpointLeases(engine)
     checkpoints.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, disaggregation, checkpoints)
@@ -156,7 +162,7 @@ def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loo
         return
     assert config.profile is not None
     boundaries = ComposedBoundaries(stops, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
-    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries, config.kv.layers))
+    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries, config.kv.layers, config.swap))
 
 
 def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
@@ -255,7 +261,8 @@ def with_model(config: ServerConfig) -> ServerConfig:
     Raises SlacklineError; then no port was opened.
     """
     if config.torch is None:
-        return config
+        assert config.profile is not None
+        return replace(config, costs=emulated_costs(config.profile, config.swap))
     try:
         from workers.engine.torch.serving import load_program, load_ranks, measure
     except ImportError as error:
@@ -268,7 +275,9 @@ def with_model(config: ServerConfig) -> ServerConfig:
     group: Any = None
     load, measures = config.weights.present, config.profile is None and config.preemption is not None
     same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": load}
-    same["room"] = load or measures or config.weights.keep_room  # a warm spare releases it after its measurement
+    swaps = engine.swap_blocks > 0
+    # A warm spare releases it after its measurement
+    same["room"] = load or measures or swaps or config.weights.keep_room
     if options.ranks > 1:
         program, group = load_ranks(options, **same, boundary=_stops(config))
         config = replace(config, engine=replace(engine, copies_blocks=False))  # ranks are told of tokens alone
@@ -277,10 +286,27 @@ def with_model(config: ServerConfig) -> ServerConfig:
         program = load_program(options.folder, options.config, **place, **same)
         if config.weights.keep_room and not config.weights.present:
             _reserve(program)
-    profile = config.profile
+    profile, costs = config.profile, None
     if measures:
         profile = measure(program, config.model, engine.max_model_len, group)
-    return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group, host_copy=shared)
+    if swaps:
+        costs = _costs_with_host(program, engine)
+    return replace(
+        config, tokenizer=tokenizer, program=program, profile=profile, costs=costs, group=group, host_copy=shared
+    )
+
+
+def _costs_with_host(program: Any, engine: EngineConfig) -> MeasuredCosts:
+    """Allocate the host memory for evicted sequences and measure what it costs to use it. Raises ConfigError."""
+    from workers.engine.torch.kv.host import HostBlocks, measure_costs
+
+    program.host = HostBlocks(program.cache, engine.swap_blocks)
+    costs = measure_costs(program, min(engine.max_model_len, engine.max_num_batched_tokens))
+    logger.info(
+        "%d KV blocks of host memory (%.1f MB): %.2e s out, %.2e s back; prompts %s s a token",
+        *(engine.swap_blocks, program.host.nbytes / 1e6, costs.out_s, costs.back_s, dict(costs.prefill_s)),
+    )
+    return costs
 
 
 def _reserve(program: Any) -> None:

@@ -17,7 +17,7 @@ from controller.policies.batching import (
     slo_aware_batching,
     vllm_v1,
 )
-from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant, Pausing, selects
+from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant, Pausing, Weighing, selects
 
 __all__ = [
     "BATCHINGS",
@@ -25,6 +25,7 @@ __all__ = [
     "EngineView",
     "Grant",
     "Pausing",
+    "Weighing",
     "calm",
     "chunked_prefill",
     "credit_based",

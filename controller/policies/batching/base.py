@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from controller.core.registry import Registry
 from controller.core.steps import EngineEvent, Seq
+from controller.policies.preemption.base import PreemptionCosts
 
 
 class Grant(NamedTuple):
@@ -75,6 +76,15 @@ class Pausing(Protocol):
         """For how many steps, from the one composed last, the policy would compose the same batch of decodes while no
         sequence joins, ends or is evicted. At least 1.
         """
+        ...
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """A policy that weighs what a preemption costs."""
+
+    def weigh_by(self, costs: PreemptionCosts) -> None:
+        """Use what the engine measures from now on in place of constants."""
         ...
 
 

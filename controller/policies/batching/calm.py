@@ -49,7 +49,7 @@ from controller.policies.batching.filling import grant
 from controller.policies.calm.choice import earned, select, with_fairness
 from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings
 from controller.policies.calm.cutoff import AdaptiveCutoff
-from controller.policies.preemption.base import SequenceStanding
+from controller.policies.preemption.base import PreemptionCosts, SequenceStanding
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
 
@@ -125,6 +125,9 @@ class Calm:
     @property
     def cutoff(self) -> float:
         return self._cutoff.value
+
+    def weigh_by(self, costs: PreemptionCosts) -> None:
+        self.preemption.costs = costs
 
     # ---- the choice -----------------------------------------------------------------------------------------------
 

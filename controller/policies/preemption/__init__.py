@@ -4,6 +4,12 @@ Importing this package registers all of them.
 """
 
 from controller.policies.preemption import cost_aware
-from controller.policies.preemption.base import PREEMPTIONS, Preemption, PreemptionChoice, SequenceStanding
+from controller.policies.preemption.base import (
+    PREEMPTIONS,
+    Preemption,
+    PreemptionChoice,
+    PreemptionCosts,
+    SequenceStanding,
+)
 
-__all__ = ["PREEMPTIONS", "Preemption", "PreemptionChoice", "SequenceStanding", "cost_aware"]
+__all__ = ["PREEMPTIONS", "Preemption", "PreemptionChoice", "PreemptionCosts", "SequenceStanding", "cost_aware"]

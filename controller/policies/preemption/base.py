@@ -24,6 +24,15 @@ class PreemptionChoice(NamedTuple):
     cost: float
 
 
+class PreemptionCosts(Protocol):
+    """What an engine has measured of the loss of KV."""
+
+    def stall_s(self, kv_tokens: int, both: bool = True) -> float | None:
+        """Seconds that the loss of this much KV costs, by the cheaper way: to copy it to host memory and, with `both`,
+        back, or to compute it again. None: nothing has been measured yet."""
+        ...
+
+
 class Preemption(Protocol):
     name: ClassVar[str]
 

@@ -5,8 +5,10 @@ sequence stalls the batch for its KV bytes over the I/O bandwidth, during which 
 The challenger's priority must also exceed the running one's by a threshold, so that near ties do not alternate.
 
 Goodput is counted in tokens. `round_trip`: bringing the KV back costs the same again, and both are charged (ours; the
-paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D. `bytes_per_token` and `bytes_per_s`
-describe the model's KV cache and the link that it leaves by. Cost per decision: O(1).
+paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D. An engine that runs steps on a device
+sets `costs`, what it has measured: the cheaper of the copy to host memory and back and of computing the KV again. Where
+nothing is measured (a simulation), `bytes_per_token` and `bytes_per_s` describe the model's KV cache and the link that
+it leaves by. Cost per decision: O(1), with `costs` O(log n) for n tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.policies.preemption.base import PREEMPTIONS, PreemptionChoice, SequenceStanding
+from controller.policies.preemption.base import PREEMPTIONS, PreemptionChoice, PreemptionCosts, SequenceStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class CostAwarePreemption:
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
+        self.costs: PreemptionCosts | None = None
 
     def stall_s(self, kv_tokens: int) -> float:
         """Seconds for which releasing this much KV cache stalls the batch."""
@@ -46,6 +49,9 @@ class CostAwarePreemption:
 
     def loss(self, kv_tokens: int, tokens_per_s: float) -> float:
         """Tokens that are not generated because of it."""
+        measured = None if self.costs is None else self.costs.stall_s(kv_tokens, self.config.round_trip)
+        if measured is not None:
+            return measured * tokens_per_s
         return self.stall_s(kv_tokens) * tokens_per_s * (2.0 if self.config.round_trip else 1.0)
 
     def weigh(self, running: SequenceStanding, challenger: SequenceStanding, tokens_per_s: float) -> PreemptionChoice:

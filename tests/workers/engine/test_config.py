@@ -33,6 +33,13 @@ def test_the_options_of_a_batching_policy_reach_it():
     assert (found.slots, tuple(found.cutoffs), found.cutoff, found.frame_steps) == (12, (0.8, 0.9), 1, 50)
 
 
+def test_host_memory_holds_whole_blocks():
+    config = parse(["--port", "1", "--swap-bytes", "5000000"])
+    assert config.engine.swap_blocks == 2
+    assert config.swap.block_s == 32 * 4096 * 16 / 16e9
+    assert parse(["--port", "1"]).swap is None
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -49,6 +56,10 @@ def test_the_options_of_a_batching_policy_reach_it():
         (["--kv-port", "-5"], "argument --kv-port: -5 is not a port"),
         (["--long-prefill-token-threshold", "0"], "--long-prefill-token-threshold: "),
         (["--batching", "iteration_level", "--long-prefill-token-threshold", "9"], "does not cut prompts"),
+        (["--swap-bytes", "-1"], "--swap-bytes: must be at least 0, got -1"),
+        (["--swap-bytes", "100"], "--swap-bytes: 100 bytes are less than one KV block of 2097152 bytes"),
+        (["--swap-bytes", "9999999", "--scheduler", "preemptive"], "--swap-bytes: the preemptive scheduler evicts no"),
+        (["--swap-bytes", "9999999", "--emulated-swap-bytes-per-s", "0"], "--emulated-swap-bytes-per-s: must be pos"),
         (["--batching-options", "slots=3"], "--batching-options: is not JSON"),
         (["--batching-options", "[96]"], "--batching-options: must be an object"),
         (["--batching-options", '{"slots": 96}'], "--batching-options: slots: batching chunked_prefill has no setting"),

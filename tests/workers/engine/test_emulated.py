@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.core.steps import Added, Emit, Seq, Start, StepDone
+from controller.core.steps import Added, Emit, Seq, Start, Step, StepDone, Swaps
 from controller.core.types import LatencyCoefficients
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.emulated import EmulatedExecutor
+from workers.engine.emulated_swap import EmulatedSwap, emulated_costs
 from workers.engine.profiles import Profile
 from workers.engine.text.pseudo_text import natural_length, token_at
 from workers.engine.text.tokenizer import EOS
@@ -143,3 +144,23 @@ def test_two_steps_at_a_time_are_an_error():
     bench.add()
     with pytest.raises(RuntimeError, match="a step is running"):
         bench.executor.start(bench.scheduler._step)
+
+
+def test_an_emulated_copy_of_kv_takes_its_time():
+    """Which the scheduler learns: its estimates are those of the emulated link."""
+    swap = EmulatedSwap(1000, 1e6)  # a block takes a millisecond
+    timer, found = FakeTimer(), []
+    executor = EmulatedExecutor(PROFILE, timer, found.append, swap=swap)
+    seq = Seq("s", 0.0, 4, 10, output_tokens=1, computed=4)
+    step = Step(1, (), (seq,), 5)
+    executor.start(step)
+    timer.fire()
+    executor.start(step._replace(swaps=Swaps(((1, 1), (2, 2)), ((3, 3),))))
+    timer.fire()
+    plain, copied = found
+    assert (plain.out_s, plain.back_s) == (0.0, 0.0)
+    assert (copied.out_s, copied.back_s) == (0.002, 0.001)
+    assert copied.seconds == pytest.approx(plain.seconds + 0.003)
+    costs = emulated_costs(PROFILE, swap)
+    assert costs.out_s == costs.back_s == 0.001
+    assert emulated_costs(PROFILE, None).out_s is None

@@ -104,6 +104,7 @@ class Management:
                 "batching": self._engine.scheduler.batching.name,
                 "engine": asdict(config.engine),
                 "preemption": self._preemption(),
+                "swapping": self._swapping(),
                 "profile": known,
             }
         )
@@ -152,6 +153,21 @@ class Management:
             "permission": [],
         }
         await exchange.reply({"object": "list", "data": [card]})
+
+    def _swapping(self) -> dict[str, Any] | None:
+        """KV of evicted sequences in host memory: blocks, choices by reason, the last one, and what was measured."""
+        swaps, costs = self._engine.scheduler.swaps, self._engine.scheduler.costs
+        if swaps is None or costs is None:
+            return None
+        return {
+            "blocks": swaps.room,
+            "used": swaps.used,
+            "out": swaps.counts.out,
+            "back": swaps.counts.back,
+            "choices": dict(swaps.counts.choices),
+            "last": swaps.last and swaps.last._asdict(),
+            "measured": costs.figures(),
+        }
 
     def _preemption(self) -> dict[str, Any] | None:
         """Settings of the preemptive scheduler and figures of its rounds so far (seconds)."""

@@ -53,7 +53,7 @@ class TorchExecutor:
         if self._group is not None:
             self._group.run(step.id, segments)
         coming = [chunk.seq.coming for chunk in step.chunks if chunk.seq.coming is not None]
-        task = self._tasks[step.id] = StepTask(step.id, self._program, segments, step.copies, coming)
+        task = self._tasks[step.id] = StepTask(step.id, self._program, segments, step.copies, coming, step.swaps)
         self._pool.submit(task)
 
     def suspend(self, step_id: int) -> None:
@@ -85,7 +85,7 @@ class TorchExecutor:
     def _ended(self, task: StepTask) -> None:
         eos = self._program.model.config.eos
         sampled = [Sampled(segment.seq, token, token in eos) for segment, token in task.sampled]
-        self._tell(lambda: self._over(StepDone(task.id, sampled, task.seconds)))
+        self._tell(lambda: self._over(StepDone(task.id, sampled, task.seconds, task.out_s, task.back_s)))
 
     def _over(self, done: StepDone) -> None:
         """Runs on the driver's thread, so that the step's layers count as passed until the driver knows its end."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from controller.core.steps import ComingPrefix
+from controller.core.steps import NO_SWAPS, ComingPrefix, Swaps
 from workers.engine.torch.model.batch import ForwardPass, Segment, build
 from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.model.sampling import sample
@@ -34,12 +34,24 @@ class ModelStage(NamedTuple):
     boundary: Boundary
 
 
+class HostCopies(Protocol):
+    """Copies between KV blocks and blocks of host memory. Both return the seconds that they took."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    def out(self, pairs: Sequence[tuple[int, int]]) -> float: ...
+
+    def back(self, pairs: Sequence[tuple[int, int]]) -> float: ...
+
+
 class OperatorProgram:
     """The stages of a pass through a model with one cache. Positions, masks and embeddings are computed before the
-    first stage."""
+    first stage. `host`: host memory for evicted sequences, if there is any."""
 
     def __init__(self, model: Model, cache: KVCache) -> None:
         self.model, self.cache = model, cache
+        self.host: HostCopies | None = None
         self.stages: list[ModelStage] = []
         for layer in model.layers(cache):
             self.stages += [ModelStage(name, operator, Boundary.OPERATOR) for name, operator in layer]
@@ -69,12 +81,14 @@ class StepTask:
         segments: list[Segment],
         copies: Sequence[tuple[int, int]] = (),
         coming: Sequence[ComingPrefix] = (),
+        swaps: Swaps = NO_SWAPS,
     ) -> None:
         """`copies`: blocks of the cache, from and to, that are copied first. `coming`: prefixes that it reads while
-        they are copied here."""
+        they are copied here. `swaps.out` comes before the copies, and `swaps.back` after them."""
         self.id = id
         self._coming = coming
-        self._copies = copies
+        self._copies, self._swaps = copies, swaps
+        self.out_s = self.back_s = 0.0
         self.length = len(program.stages)
         self.done = 0
         self.seconds = 0.0  # on the device, without suspensions
@@ -108,7 +122,7 @@ class StepTask:
     def advance(self) -> Boundary:
         """Run one operator; returns the boundary after it."""
         if self._pass is None:
-            self._program.cache.copy(self._copies)
+            self._copy()
             self._pass = self._program.begin(self._segments)
         _, operator, boundary = self._program.stages[self.done]
         operator(self._pass)
@@ -118,6 +132,16 @@ class StepTask:
         elif boundary is Boundary.LAYER:
             self._marks.append(mark(self._program.model.device))
         return boundary
+
+    def _copy(self) -> None:
+        host = self._program.host
+        if host is None and self._swaps != NO_SWAPS:
+            raise RuntimeError("there is no host memory for KV")
+        if host is not None:
+            self.out_s = host.out(self._swaps.out)
+        self._program.cache.copy(self._copies)
+        if host is not None:
+            self.back_s = host.back(self._swaps.back)
 
     def event(self) -> torch.cuda.Event:
         """An event after all work that it has queued on its CUDA device."""
