@@ -17,7 +17,6 @@ from controller.core.steps import Seq
 Column = np.ndarray
 LEAST_S = 1e-9  # least generation time: a sequence about to end must not divide by zero
 FIRST_ROWS = 256
-KEPT_BYTES = 8 << 20  # half of what the process may keep for the columns of the next decision
 
 
 class Pace(NamedTuple):
@@ -82,9 +81,6 @@ class Columns:
             if self._size:
                 column[: self._size] = getattr(self, name)
             setattr(self, name, column)
-        # glibc returns what is freed at the end of its heap to the system from 128 KiB on, twice the largest block that
-        # was ever freed: without this, each of the many columns of a decision would be given back and faulted in again.
-        np.empty(KEPT_BYTES, np.uint8)
         self.seqs.extend([None] * (size - self._size))
         self._free.extend(range(size - 1, self._size - 1, -1))
         self._size = size

@@ -14,7 +14,7 @@ from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulat
 from controller.simulator.mapping import around
 from controller.simulator.report.summary import attainment
 from controller.simulator.settings import ElasticSettings
-from tests.controller.simulator.runs import simulate
+from tests.controller.simulator.runs import facts, simulate
 
 A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
 QUICK = InstanceSettings(A100, max_num_seqs=64)
@@ -255,3 +255,39 @@ def test_several_gateways_do_not_fill_a_prefill_instance_each_as_if_alone(gatewa
         [*run(plan(count, 5.0, (1000,), None, "disaggregated"), "slackline", 65.0)] for count in (gateways, 1)
     )
     assert attainment(shared[0].records) >= attainment(alone[0].records) - 0.02
+
+
+WINDOWS = {
+    "pacing": {"name": "fixed_window", "window": 8},
+    "admission": {"name": "admit_all"},
+    "routing": {"name": "least_outstanding"},
+    "dispatch": {"refuse_infeasible": False},
+}
+
+
+def dated(count, every_s):
+    """Answers of 200 tokens within 20 s for one in two, the others of 20 tokens within a minute: alone they take 2.3 s
+    on the quick instance and 9.3 s on the slow one."""
+    targets = (Targets(20.0, 20.0, 5.0, 60.0), Targets(20.0, 20.0, 60.0, 60.0))
+    return [
+        Demand(f"r{i}", i * every_s, 400, (200, 20)[i % 2], targets[i % 2], "c", max_tokens=200) for i in range(count)
+    ]
+
+
+def test_calm_keeps_what_one_instance_alone_can_keep_for_it():
+    """The simulator runs the dispatcher that gateways run; in turn, half of the tight ones would go to the slow one."""
+    slots = tuple(replace(each, max_num_seqs=8) for each in (SLOW, QUICK))
+    met = {}
+    for name in ("calm", "earliest_deadline_first", "feasible_deadlines"):
+        overrides = {**WINDOWS, "ordering": {"name": name}}
+        result = simulate(dated(200, 0.25), instances=slots, overrides=overrides, know_output=True)
+        tight = [record for record in result.records if record.targets.deadline_s == 5.0]
+        met[name] = sum(record.outcome == "ok" and record.e2e_s <= 5.0 for record in tight) / len(tight)
+        assert len(result.records) == 200
+    assert met["calm"] > 1.2 * max(met["earliest_deadline_first"], met["feasible_deadlines"]), met
+
+
+def test_calm_decides_the_same_again():
+    overrides = {**WINDOWS, "ordering": {"name": "calm"}}
+    runs = [facts(simulate(dated(80, 0.2), instances=(SLOW, QUICK), overrides=overrides)) for _ in range(2)]
+    assert runs[0] == runs[1]
