@@ -208,12 +208,11 @@ class InFlightRequest:
         self.decisions = [*(self.decisions or ()), step]
 
     def delivered(self, tokens: int, now: float, reasoning: int = 0) -> None:
-        """`tokens` reached the gateway now, the first `reasoning` of which are no answer. Reasoning between parts of
-        the answer, as between tool calls, counts as answer."""
+        """`tokens` reached the gateway now. `reasoning`: of all so far, before the answer. What comes between parts of
+        it, as between tool calls, counts as answer."""
         if self.times is None:
             self.times = array("d")
-        if self.reasoning_tokens == len(self.times):
-            self.reasoning_tokens += reasoning
+        self.reasoning_tokens = reasoning
         for _ in range(tokens):
             self.times.append(now)
         self.output_tokens += tokens

@@ -84,8 +84,8 @@ class AnswerChunk(NamedTuple):
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
     a token, maybe without text yet; `done` when `[DONE]` is among them. `body`: the complete answer of a call that is
     not streamed. `moved`: how the KV came, if the engine measures it; `pulling`: it has begun to come. `offer`: with
-    `accepted`, where the KV of a prefill under way can be pulled. `reasoning`: how many of `tokens` are, which come
-    first.
+    `accepted`, where the KV of a prefill under way can be pulled. `reasoning`: of all
+    tokens so far, those before the first one that is not reasoning.
     """
 
     kind: ChunkKind

@@ -115,7 +115,8 @@ class FakeBackend:
             if call.streamed:
                 thinks = index < script.reasoning and "chat" in call.path
                 raw = self._thought(index) if thinks else self._event(call, index)
-                yield AnswerChunk("data", raw, tokens=1, reasoning=int(thinks))
+                reasoning = min(index + 1, script.reasoning) if "chat" in call.path else 0
+                yield AnswerChunk("data", raw, tokens=1, reasoning=reasoning)
         if not call.streamed:
             text = " ".join(f"t{i}" for i in range(script.tokens))
             yield AnswerChunk("body", self._body(call, text, usage), usage=usage)

@@ -287,13 +287,14 @@ def parse_usage(raw: bytes) -> Usage | None:
 class EventReader:
     """Cuts a byte stream into whole events and reads what is in them. One object for each stream."""
 
-    __slots__ = ("_chat", "_keep_usage", "_reasons", "_rest")
+    __slots__ = ("_answering", "_chat", "_keep_usage", "_reasoning", "_rest", "_tokens")
 
     def __init__(self, *, chat: bool, keep_usage: bool) -> None:
         self._chat = chat
         self._keep_usage = keep_usage
         self._rest = bytearray()  # of an event that has begun
-        self._reasons = False  # the last token was reasoning: one without text is then, too
+        self._tokens = self._reasoning = 0  # so far; and of those, before the answer
+        self._answering = not chat  # it has begun
 
     def feed(self, data: bytes) -> AnswerChunk | None:
         """The whole events received so far as one chunk; None when none is complete yet."""
@@ -322,7 +323,6 @@ class EventReader:
 
     def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
         tokens, usage, done, dropped, pulling = 0, None, False, False, False
-        reasoning = 0
         moved: KvMoved | None = None
         kept: list[bytes] = []
         for event in events:
@@ -343,19 +343,20 @@ class EventReader:
                 continue
             elif delivers_token(event, self._chat):
                 tokens += 1
-                if self._chat and self._is_reasoning(event):
-                    reasoning += 1
+                self._tokens += 1
+                if not self._answering:
+                    self._reason(event)
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling, reasoning=reasoning)
+        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling, reasoning=self._reasoning)
 
-    def _is_reasoning(self, event: bytes) -> bool:
-        """Of an event that delivers a token. Where it has both, the answer has begun."""
+    def _reason(self, event: bytes) -> None:
+        """Of an event that delivers a token. Where it has both, the answer has begun. One without text belongs to what
+        comes before it, and at the start to what follows."""
         if answers(event):
-            self._reasons = False
-        elif any(mark in event for mark in REASONING):
-            self._reasons = True
-        return self._reasons
+            self._answering = True
+        elif self._reasoning or any(mark in event for mark in REASONING):
+            self._reasoning = self._tokens
 
 
 def kv_moved(header: str | bytes | None) -> KvMoved | None:

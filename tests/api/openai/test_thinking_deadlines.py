@@ -6,12 +6,16 @@ import asyncio
 import json
 from dataclasses import replace
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from controller.core.snapshot import Entitlements
+from controller.core.types import InstanceSpec
 from controller.wording.misses import why_missed
 from tests.api.openai.gateways import TestBed, completion, settled, snapshot
 from tests.api.openai.protocol.responses import told
+from tests.api.openai.servers import ServerBed
 from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
@@ -210,3 +214,77 @@ async def test_what_cannot_be_met_even_without_reasoning_is_refused_and_named():
         assert answer.error["message"].endswith("Raise thinking_deadline.")
         await until_on_loop(lambda: bed.sink.records)
         assert "its thinking deadline was" in why_missed(bed.sink.records[0])[0]
+
+
+# ---- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+def event(delta, finish=None):
+    """As vLLM and SGLang send it."""
+    chunk = {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
+    chunk["choices"][0] |= {"logprobs": None, "finish_reason": finish}
+    return b"data: %s\n\n" % json.dumps(chunk, separators=(",", ":")).encode()
+
+
+VLLM = (
+    {"role": "assistant", "content": ""},
+    {"reasoning": "hm"},
+    {"reasoning": " so"},
+    {"content": "It is"},
+    {"content": " 4"},
+)
+SILENT = (VLLM[0], {"content": ""}, *VLLM[1:])  # a token without text comes before the reasoning
+PIECES = ((None, "hm"), (None, " so"), ("It is", None), (" 4", None))
+OTHERS = {"role": None, "tool_calls": None}
+SGLANG = (VLLM[0], *({**OTHERS, "content": text, "reasoning_content": thought} for text, thought in PIECES))
+CALLS = (*VLLM[:3], {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "add", "arguments": ""}}]}, VLLM[4])
+
+
+async def quiet(request):
+    return web.Response(text="vllm:num_requests_running 0\n")
+
+
+class Reasons:
+    """A server that reasons, as its wire shows it: each event after `APART_S`."""
+
+    APART_S = 0.05
+
+    def __init__(self, deltas):
+        self.deltas = deltas
+
+    async def answer(self, request):
+        await request.read()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for delta in self.deltas:
+            await response.write(event(delta))
+            await asyncio.sleep(self.APART_S)
+        usage = {"prompt_tokens": 8, "completion_tokens": 4, "total_tokens": 12}
+        told = b'data: {"choices":[],"usage":%s}\n\n' % json.dumps(usage).encode()
+        await response.write(event({}, "stop") + told + b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.mark.parametrize(
+    ("deltas", "reasoning"),
+    [(VLLM, 2), (SGLANG, 2), (CALLS, 2), (SILENT, 3)],
+    ids=["vLLM", "SGLang", "tool call", "silent"],
+)
+async def test_what_a_server_streams_as_reasoning_is_judged_as_such(deltas, reasoning):
+    app = web.Application()
+    app.router.add_get("/health", quiet)
+    app.router.add_get("/metrics", quiet)
+    app.router.add_post(CHAT, Reasons(deltas).answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    spec = InstanceSpec("e1", "demo", url=url, backend="vllm")
+    async with aiohttp.ClientSession() as session, ServerBed([spec], session) as bed:
+        answer = await bed.ask(chat(target_tbt=1), CHAT)
+        assert answer.events[-1] == "[DONE]", answer.body
+        await until_on_loop(lambda: bed.sink.records)
+        (record,) = bed.sink.records
+        assert (record.reasoning_tokens, record.output_tokens, record.attained) == (reasoning, 4, True)
+        assert record.first_answer_s - record.ttft_s >= 0.09
+    await runner.cleanup()

@@ -204,13 +204,15 @@ def thought(text: bytes, field: bytes = b"reasoning_content") -> bytes:
 def test_reasoning_is_counted_apart_from_the_answer(field: bytes) -> None:
     found = reader(chat=True)
     chunks = [found.feed(event) for event in (OPENING, thought(b"hm", field), thought(b"so", field) + WORD, WORD)]
-    assert [(chunk.tokens, chunk.reasoning) for chunk in chunks if chunk] == [(0, 0), (1, 1), (2, 1), (1, 0)]
+    assert [(chunk.tokens, chunk.reasoning) for chunk in chunks if chunk] == [(0, 0), (1, 1), (2, 2), (1, 2)]
 
 
-def test_a_token_without_text_belongs_to_what_came_before_it() -> None:
+def test_a_token_without_text_belongs_to_what_came_before_it_or_follows_at_the_start() -> None:
     found = reader(chat=True)
-    chunks = [found.feed(event) for event in (SILENT_CHAT, thought(b"hm"), SILENT_CHAT, WORD, SILENT_CHAT)]
-    assert [chunk.reasoning for chunk in chunks if chunk] == [0, 1, 1, 0, 0]
+    events = (SILENT_CHAT, thought(b"hm"), SILENT_CHAT, WORD, SILENT_CHAT, thought(b"so"))
+    assert [chunk.reasoning for chunk in map(found.feed, events) if chunk] == [0, 2, 3, 3, 3, 3]
+    found = reader(chat=True)
+    assert [chunk.reasoning for chunk in map(found.feed, (SILENT_CHAT, WORD, thought(b"hm"))) if chunk] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
