@@ -1,5 +1,5 @@
-"""What a gateway has learned, for the next process of its name: lengths of prompts and answers, the latency of each
-instance, what priorities measured, and the attainment windows.
+"""What a gateway has learned, for the next process of its name: lengths of prompts and answers, times of reasoning,
+the latency of each instance, what priorities measured, and the attainment windows.
 
 The state is copied on the loop each second and written in a thread, to a file that is replaced as a whole: a process
 that is killed loses a second. Times are written as ages, since the monotonic clock starts again with the host, and the
@@ -113,6 +113,7 @@ class LearnedState:
         if stored.age_s < LENGTHS_S:
             self._part("answers", gateway.answer_lengths.restore)
             self._part("prompts", gateway.prompt_lengths.restore)
+            self._part("thinking", gateway.thinking.restore)
         windows = gateway.ledger.windows
         if stored.age_s < windows.window_s:
             self._part("windows", lambda state: windows.restore(state, now, stored.age_s))
@@ -157,6 +158,7 @@ class LearnedState:
         return {
             "answers": gateway.answer_lengths.state(),
             "prompts": gateway.prompt_lengths.state(),
+            "thinking": gateway.thinking.state(),
             "windows": windows.state(now, each),
             "mappings": gateway.book.state(now, MOST_MEASURED),
             "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},

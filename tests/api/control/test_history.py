@@ -162,6 +162,13 @@ def test_one_request_shows_its_decisions_and_token_times(viewer):
     assert "decisions" not in viewer.get("/requests", id=name).data["items"][0]
 
 
+def test_one_with_a_thinking_deadline_shows_when_its_answer_began(viewer):
+    name = stored(target_thinking_s=4.0, first_answer_s=3.5, reasoning_tokens=12)
+    told = {"target_thinking_s": 4.0, "first_answer_s": 3.5, "reasoning_tokens": 12}
+    for row in (viewer.get(f"/requests/{name}").data, viewer.get("/requests", id=name).data["items"][0]):
+        assert {field: row[field] for field in told} == told
+
+
 def test_refusals_recorded_as_one_say_how_many_they_are(viewer):
     group = {"stands_for": 9, "last_arrived_at": factories.NOON + 0.5, "all_prompt_tokens": 90}
     factories.records_stored(factories.record(id="req-nine", outcome="refused", attained=False, **group))

@@ -43,6 +43,7 @@ async def used(bed: TestBed) -> None:
         asked += [bed.ask(completion(max_tokens=200, stream=True, priority=index % 2)) for index in range(6)]
         answers = await asyncio.gather(*asked)
         assert {answer.status for answer in answers} == {200}
+    bed.gateway.thinking.observe("acme", "demo", 2.0)
 
 
 def facts(bed: TestBed):
@@ -57,6 +58,7 @@ def facts(bed: TestBed):
         "instances": gateway.scheduler.dispatcher.learned(),
         "samples": {id: each["fit"]["samples"] for id, each in gateway.scheduler.learned_state().items()},
         "windows": [tuple(row[part] for part in SHOWN) for row in windows],
+        "thinking": gateway.thinking.expected_s("acme", "demo"),
         "mapped": [gateway.book.mapping("acme").assign(level, False, now) for level in (0, 1)],
     }
 
@@ -123,6 +125,7 @@ def test_the_next_process_knows_what_the_last_one_learned(taken, file):
     assert found["samples"] == before["samples"]
     assert min(samples for samples, *_ in before["samples"].values()) > 25
     assert found["mapped"] == before["mapped"]
+    assert found["thinking"] == before["thinking"] > 0
     assert found["windows"] == before["windows"] != []
     assert 0 <= age_s < 30
     first = fresh()
@@ -170,6 +173,7 @@ def rewritten(file: LearnedFile, change):
 WRONG = {
     "answers": lambda parts: parts["answers"].update(means=[["acme"]]),
     "prompts": lambda parts: parts.update(prompts={"ratios": {"demo": "four"}}),
+    "thinking": lambda parts: parts.update(thinking=[["acme", "demo", -1.0, 0.0]]),
     "windows": lambda parts: parts["windows"][0][2].append([1.0]),
     "mappings": lambda parts: parts["mappings"][0][1].update(last_queue=[1.0, 2.0, 3.0]),
     "instances": lambda parts: parts["instances"]["e1"][2]["fit"].update(matrix=[[1.0]]),
@@ -183,7 +187,13 @@ def test_a_part_that_cannot_be_read_costs_no_other_part(taken, file, part, caplo
         found, _ = known(file)
     assert "is not used" in caplog.text
     before, first = taken[1], fresh()
-    names = {"answers": "answer", "prompts": "prompt", "mappings": "mapped", "windows": "windows"}
+    names = {
+        "answers": "answer",
+        "prompts": "prompt",
+        "thinking": "thinking",
+        "mappings": "mapped",
+        "windows": "windows",
+    }
     for other, name in names.items():
         if other == part:
             assert found[name] == first[name]
