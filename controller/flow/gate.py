@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from controller.core.errors import ConfigError
-from controller.flow.flows import MsFlow
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import Turn
 from controller.flow.scheduler import (
     BatchComputed,
@@ -314,6 +314,15 @@ class Gate:
         sender.slice_until = now + slice_s
         self._slice_ends |= dict.fromkeys(ports, sender.slice_until)
         return True
+
+    def queued_bytes(self, port: str) -> float:
+        """What transfers of requests have left to send over a port and could send now. Without weights, which go
+        last."""
+        return sum(
+            each.left
+            for each in self._senders.values()
+            if each.flow.egress == port and each.flow.stage != FlowStage.WEIGHTS and not each.waiting
+        )
 
     # ---- for people -------------------------------------------------------------------------------------------------
 

@@ -352,7 +352,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV: bytes of a token in a layer (%(default)s)")
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
-    add("--borrow-tokens", type=int, default=0, help="copy prefixes of this many tokens from other engines (0: none)")
+    add("--borrow-tokens", type=int, default=0, help="ask other engines for prefixes of so many tokens (0: none)")
     add("--weights", default="present", choices=["present", "absent"], help="absent: a warm spare without weights")
     add("--host-copy", default="", help="torch: folder in which engines of this host share weights (/dev/shm; none)")
     add(

@@ -30,6 +30,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 LATE_S = 1.0  # a transfer that is late already counts as due so soon: it ends, and delays nobody who may be early
 NO_TARGET_S = 30.0  # the same, for a transfer of a request without a deadline
 MAX_LINE = 4 << 20
+QUEUE_S = 0.05  # within which the daemon says what is queued; without an answer nothing is
 SCHEDULED = "scheduled"
 LINK, MEMORY = "link", "memory"  # what a transfer takes bandwidth of: the host's link, or the memory of the host
 log = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class FlowClient:
         self._writer: asyncio.StreamWriter | None = None
         self._off = False
         self._flows: dict[str, Flow] = {}
+        self._asked: dict[str, asyncio.Future[float]] = {}
         self._numbers = itertools.count(1)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -202,6 +204,22 @@ class FlowClient:
             about |= {"due_in_s": due, "target_in_s": due_in_s}
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
         return flow
+
+    async def queue_s(self) -> float:
+        """Seconds that the host's link takes for all transfers of requests that are queued on it. 0 if the daemon does
+        not say."""
+        if self._writer is None:
+            return 0.0
+        name = f"{self._name}:{next(self._numbers)}"
+        answer = self._asked[name] = asyncio.get_running_loop().create_future()
+        self.say({"op": "queue", "id": name})
+        try:
+            async with asyncio.timeout(QUEUE_S):
+                return await answer
+        except TimeoutError:
+            return 0.0
+        finally:
+            del self._asked[name]
 
     def layer(self, batch: str, layer: int) -> None:
         """This layer of the batch is computed now, from 0."""
@@ -253,6 +271,9 @@ class FlowClient:
             return
         if said.get("event") == "policy":
             self._off = said.get("policy") == OFF
+        asked = self._asked.get(str(said.get("id", "")))
+        if asked is not None and not asked.done():
+            asked.set_result(float(said.get("seconds", 0.0)))
         flow = self._flows.get(str(said.get("id", "")))
         if flow is None:
             return

@@ -9,6 +9,8 @@ Messages are JSON, one a line. A client submits each transfer once and then repo
 - `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
 - `urgent`: `id`: an end of it is short of memory. `completion`: `id`, and
   `left` bytes if it was given up. `status`.
+- `queue`: `id`. Answered by `queue` with `id` and `seconds`: how long the link takes for what transfers of requests
+  have left to send. Those that wait for their computing do not count, nor do weights.
 - `layer`: `unit`, `batch`, `layer`: the unit computes this layer of the batch now, from 0. KV transfers of the batch
   are promoted then, and after `computed` (`unit`, `batch`) at fixed intervals.
 
@@ -64,7 +66,7 @@ STEP_PAUSES = 2.0  # between two long steps, in lengths of the last one
 LONG_STEP_S = 0.002
 # What a client calls a field, where it differs.
 SAID = {"ingress": "to", "deadline": "due_in_s"}
-OPS = ("submit", "progress", "urgent", "completion", "layer", "computed", "status")
+OPS = ("submit", "progress", "urgent", "completion", "layer", "computed", "queue", "status")
 log = logging.getLogger("workers.flowd")
 
 
@@ -205,6 +207,10 @@ class FlowDaemon:
             self._computes(said, writer)
             return True
         flow_id = _text(said, "id")
+        if op == "queue":
+            seconds = sum(gate.queued_bytes(EGRESS[LINK]) for gate in self._gates()) / self._bandwidth
+            _say(writer, {"event": "queue", "id": flow_id, "seconds": seconds})
+            return False
         if op == "submit":
             return self._submit(said, writer)
         if op not in ("progress", "urgent", "completion"):

@@ -244,3 +244,15 @@ def test_an_idle_gate_asks_for_no_call():
     host.add("one", 10, due=5.0)
     host.run(1.0)
     assert host.gate.step(host.now) == ([], math.inf)
+
+
+def test_what_is_queued_is_what_requests_have_left_to_send_now():
+    host = Host()
+    host.add("kv", 100, due=30.0)
+    host.gate.submit(MsFlow("reuse", FlowStage.REUSE, 50, "out", "b", deadline=30.0, unit="u", batch="b"), 0.0)
+    host.add("weights", 1000, stage=FlowStage.WEIGHTS)
+    assert host.gate.queued_bytes("out") == 150
+    assert host.gate.queued_bytes("memory") == 0
+    host.gate.progress("kv", 60, False, 0.1)
+    host.gate.progress("reuse", 50, True, 0.1)
+    assert host.gate.queued_bytes("out") == 60

@@ -49,15 +49,15 @@ async def turns() -> None:
 
 
 @asynccontextmanager
-async def sending(client: FlowClient, due_in_s: float = 1.0) -> AsyncIterator[Flow]:
+async def sending(client: FlowClient, due_in_s: float = 1.0, size: int = 10_000 * MB) -> AsyncIterator[Flow]:
     """A transfer that fills the link, as long as none goes before it."""
-    flow = client.submit(3, 10_000 * MB, "host", due_in_s)
+    flow = client.submit(3, size, "host", due_in_s)
     await flow.turn(nothing)
 
     async def send() -> None:
         while True:
             await flow.turn(nothing)
-            flow.sent(2 * MB)
+            flow.sent(size // 5000)
             await asyncio.sleep(0.01)
 
     task = asyncio.ensure_future(send())

@@ -425,3 +425,30 @@ def test_wrong_settings_name_their_variable(given, field):
 def test_scheduling_is_off_by_default():
     found = settings_from({})
     assert (found.policy, found.bandwidth, found.socket, found.redis_url) == ("off", 1.25e9, "", "")
+
+
+async def test_a_client_hears_how_long_the_link_takes_for_what_is_queued(path):
+    async with serving(path), connected(path) as client:
+        assert await client.queue_s() == 0.0
+        flow = client.submit(3, 200 * MB, "host", 9.0)
+        await flow.turn(nothing)
+        assert await client.queue_s() == pytest.approx(2.0)
+        flow.end()
+        assert await client.queue_s() == 0.0
+
+
+async def test_nothing_is_queued_where_no_daemon_answers(path, monkeypatch):
+    assert await flow_client.FlowClient(path).queue_s() == 0.0
+    async with serving(path), connected(path) as client:
+        monkeypatch.setattr(client, "say", lambda message: None)
+        assert await client.queue_s() == 0.0
+        assert client._asked == {}
+
+
+async def test_a_daemon_that_does_not_know_the_question_costs_no_wait(path, monkeypatch):
+    """Of an older version."""
+    monkeypatch.setattr(flow_client, "QUEUE_S", 600.0)
+    async with serving(path), connected(path) as client:
+        say = client.say
+        monkeypatch.setattr(client, "say", lambda message: say({**message, "op": "unknown"}))
+        assert await asyncio.wait_for(client.queue_s(), WAIT_S) == 0.0

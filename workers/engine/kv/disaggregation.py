@@ -105,6 +105,7 @@ class Disaggregation:
             ("kv_borrowed_tokens", "Tokens of them.", lambda: self.prefixes.traffic.tokens),
             ("kv_borrowed_bytes", "KV bytes received of prefixes.", lambda: self.prefixes.received_bytes),
             ("kv_borrowed_seconds", "Time to copy them.", lambda: self.prefixes.traffic.seconds),
+            ("kv_borrows_dearer", "Prefixes not copied: computing took less.", lambda: self.prefixes.traffic.dearer),
             ("kv_borrows_lost", "Prefixes whose copy ended early.", lambda: self.prefixes.traffic.lost),
             ("kv_lent", "Prefixes lent to other engines.", lambda: self.lender.traffic.lent),
             ("kv_lent_bytes", "KV bytes sent of prefixes.", lambda: self.lender.traffic.bytes),

@@ -1,9 +1,9 @@
 """Cached prefixes that other engines copy, the side that has them. `prefixes` is the other side.
 
 An engine that is about to compute a prompt sends its tokens and its tenant's salt. They are hashed here, so that a
-prefix is found only by who has its tokens, and never across tenants. `holds` asks how many tokens are cached; `lend`
-copies them, layer by layer, from token `start` to `stop` (without it to the last that is cached), in the frames of a KV
-transfer (`transfer`). The blocks are in use until then.
+prefix is found only by who has its tokens, and never across tenants. `holds` asks how many tokens are cached, and how
+long this host's link takes for what is queued on it; `lend` copies them, layer by layer, from token `start` to `stop`
+(without it to the last that is cached), in the frames of a KV transfer (`transfer`). The blocks are in use until then.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class PrefixLender:
             await drained(writer)
             raise
         if asked.get("op") == "holds":
-            write_frame(writer, {"holds": self._engine.scheduler.blocks.cached_tokens(seq)})
+            held = self._engine.scheduler.blocks.cached_tokens(seq)
+            write_frame(writer, {"holds": held, "queue_s": await self._turns.queue_s() if held else 0.0})
             return
         self._engine.handle(Lend(seq))
         try:

@@ -1,9 +1,11 @@
 """Prefixes that other engines have cached, the side that reuses them (MFS' stage 1). `lender` is the other side.
 
-Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one with the
-most lends it: the KV is copied into reserved blocks, which then belong to the prefix cache like those of prompts that
-were computed here. What is lost on the way, or evicted before the prompt runs, is computed. Prompts that begin alike
-borrow once, and a few different ones at a time.
+Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one that
+saves the most time lends it, if the copy takes less than computing: by the measured bandwidth of the link, after what
+the lender's transfer daemon says is queued there, against the measured cost of prefills here (`KvCosts`). What is not
+measured yet is no reason against it. The KV is copied into reserved blocks, which then belong to the prefix cache like
+those of prompts that were computed here. What is lost on the way or late, or evicted before the prompt runs, is
+computed. Prompts that begin alike borrow once, and a few different ones at a time.
 
 Where steps can wait for layers (`EngineScheduler.overlaps_copies`) the prompt is queued with its first layer and
 computed while the others come (`ComingPrefix`); elsewhere it is queued when the copy has ended.
@@ -13,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from array import array
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq
 from workers.engine.engine import Engine, names_of
@@ -27,6 +30,7 @@ from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import KvConnection, KvTraffic
 from workers.engine.kv.wire import KvTransferError
 
+LEAST_PATIENCE_S = 1.0  # for a layer: busy machines are late
 ASK_S = 0.2  # an engine that does not answer within this is not asked to lend
 MOST_FETCHES = 8  # prefixes that are asked for at a time; beyond, prompts are computed
 log = logging.getLogger(__name__)
@@ -34,21 +38,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BorrowedTraffic:
-    """Since the start. `tokens`: that came from other engines; `lost`: copies that ended early."""
+    """Since the start. `tokens`: that came from other engines; `lost`: copies that ended early; `dearer`: prefixes that
+    were not copied since computing took less."""
 
     borrowed: int = 0
     tokens: int = 0
     lost: int = 0
+    dearer: int = 0
     seconds: float = 0.0
+
+
+class _Answer(NamedTuple):
+    """What an engine has cached, in tokens, and how long its link is taken."""
+
+    tokens: int
+    queue_s: float
+    link: KvLink
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy: `link` to the lender, `prompt` as it is sent. `came`: tokens, at the end all of them or none."""
+    """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take. `came`: tokens,
+    at the end all of them or none."""
 
     coming: ComingPrefix
     link: KvLink
     prompt: bytes
+    patience_s: float
+    limit: asyncio.Timeout | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt need not wait any longer
     ended: bool = False
     came: int = 0
@@ -150,28 +167,50 @@ class PrefixBorrower:
         asked = array("q", seq.token_ids or ())
         prompt = tokens_as_bytes(asked)
         answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
-        best = max(answers, key=lambda each: each[0], default=None)
-        if best is None:
+        best, most_s, there = None, -math.inf, here
+        for answer in answers:
+            full = min(answer.tokens, seq.tokens - 1) // size * size  # at least one token is left to compute
+            saved_s = self._saved_s(here, full, answer)
+            if full - here >= self._least and (saved_s, full) > (most_s, there):
+                best, most_s, there = answer, saved_s, full
+        self.traffic.dearer += best is not None and most_s <= 0
+        if best is None or most_s <= 0:
             return None
-        held = min(best[0], seq.tokens - 1)  # at least one token is left to compute
-        there = held // size * size
-        if there - here < self._least:
-            return None
+        held = min(best.tokens, seq.tokens - 1)
         prefix = Seq(self._engine.next_id(names_of(seq)[0]), seq.arrival, there, 1, token_ids=asked[:there])
         prefix.salt, prefix.due = seq.salt, seq.due
         if not self._engine.borrow(prefix):
             return None
         # One token more than is wanted, since a lender too leaves one to compute.
-        return _Copy(ComingPrefix(prefix), best[1], prompt[: (held + 1) * TOKEN_BYTES])
+        sent = prompt[: (held + 1) * TOKEN_BYTES]
+        patience_s = max(LEAST_PATIENCE_S, self._computing_s(here, there) or self._limit_s)
+        return _Copy(ComingPrefix(prefix), best.link, sent, patience_s)
+
+    def _computing_s(self, here: int, there: int) -> float | None:
+        """Of the prompt's tokens between these two; None before anything was measured."""
+        costs = self._engine.scheduler.costs
+        if costs is None or (whole_s := costs.recompute_s(there)) is None:
+            return None
+        return whole_s - (costs.recompute_s(here) or 0.0)
+
+    def _saved_s(self, here: int, there: int, answer: _Answer) -> float:
+        """Seconds by which the copy of these tokens is faster than computing them, infinite if either is unknown."""
+        computing_s, health = self._computing_s(here, there), answer.link.health
+        if computing_s is None or not health.bandwidth_bytes_s:
+            return math.inf
+        moving_s = (there - here) * self._store.layers * self._store.token_bytes / health.bandwidth_bytes_s
+        return computing_s - (2 * (health.latency_s or 0.0) + answer.queue_s + moving_s)
 
     async def _run(self, name: str, copy: _Copy, over: Callable[[bool], None]) -> None:
         """`name`: of the prompt; `over`: called at the end, with False if it was cancelled."""
         prefix, tried = copy.coming.seq, True
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._copy(copy)
+                async with asyncio.timeout(copy.patience_s) as copy.limit:
+                    await self._copy(copy)
         except TimeoutError:
-            log.warning("a prefix of %d tokens took longer than %g s", prefix.tokens, self._limit_s)
+            told = "a prefix of %d tokens took longer than %g s, or a layer of it longer than %g s"
+            log.warning(told, prefix.tokens, self._limit_s, copy.patience_s)
         except asyncio.CancelledError:
             tried = False
             raise
@@ -184,28 +223,30 @@ class PrefixBorrower:
             self._engine.handle(PrefixEnded(prefix, copy.came))
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
+        if copy.limit is not None and not copy.limit.expired():  # while a layer comes in good time the copy goes on
+            copy.limit.reschedule(asyncio.get_running_loop().time() + copy.patience_s)
         if layers == self._store.layers:
             copy.came = copy.coming.seq.tokens
         if self._engine.scheduler.overlaps_copies:
             self._engine.handle(LayersCame(copy.coming, layers))
             copy.begun.set()
 
-    async def _held(self, link: KvLink, prompt: bytes, salt: bytes) -> tuple[int, KvLink]:
+    async def _held(self, link: KvLink, prompt: bytes, salt: bytes) -> _Answer:
         connection: KvConnection | None = None
         try:
             async with asyncio.timeout(ASK_S):
                 connection, _ = await link.take()
-                held = await connection.holds(prompt, salt, ASK_S)
+                held, queue_s = await connection.holds(prompt, salt, ASK_S)
         except (KvTransferError, TimeoutError):
             if connection is not None:
                 connection.close()
-            return 0, link
+            return _Answer(0, 0.0, link)
         except BaseException:
             if connection is not None:
                 connection.close()
             raise
         link.give_back(connection)
-        return held, link
+        return _Answer(held, queue_s, link)
 
     async def _copy(self, copy: _Copy) -> None:
         link, seq = copy.link, copy.coming.seq

@@ -199,13 +199,17 @@ class KvConnection:
         held = _held_in(frame)
         return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, held)
 
-    async def holds(self, prompt: bytes, salt: bytes, within_s: float) -> int:
-        """Tokens of the prompt that the other engine has in its prefix cache. `prompt`: `lender.tokens_as_bytes`.
-        Raises KvTransferError."""
-        held = (await self._ask(_of_prompt("holds", prompt, salt), within_s, prompt)).get("holds")
+    async def holds(self, prompt: bytes, salt: bytes, within_s: float) -> tuple[int, float]:
+        """Tokens of the prompt that the other engine has in its prefix cache, and seconds that its link is taken by
+        transfers before (0 from engines of older versions). `prompt`: `lender.tokens_as_bytes`. Raises
+        KvTransferError."""
+        said = await self._ask(_of_prompt("holds", prompt, salt), within_s, prompt)
+        held, queue_s = said.get("holds"), said.get("queue_s", 0.0)
         if not isinstance(held, int) or held < 0:
             raise KvTransferError(f"{held!r} is not a number of tokens", "corrupt")
-        return held
+        if not isinstance(queue_s, int | float) or not 0 <= queue_s < math.inf:
+            raise KvTransferError(f"{queue_s!r} is not a number of seconds", "corrupt")
+        return held, float(queue_s)
 
     async def borrow(
         self,

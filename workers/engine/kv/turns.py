@@ -94,6 +94,10 @@ class TurnsConfig:
         flow = self.client.submit(FlowStage.REUSE, size, to, _due(asked), batch, batch, unit=unit)
         return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
 
+    async def queue_s(self) -> float:
+        """Seconds that the host's link takes for what is queued on it; 0 if no daemon says so."""
+        return 0.0 if self.client is None or self.client.off else await self.client.queue_s()
+
 
 def _due(asked: dict[str, Any]) -> float | None:
     """Seconds until the receiver needs it; None if it did not say so."""

@@ -15,12 +15,13 @@ from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
 from tests.waiting import until_on_loop
 from tests.workers.engine.client import post
+from tests.workers.engine.kv.test_prefixes import slow_prefill
 from tests.workers.engine.process import EngineProcess
-from tests.workers.flowd.running import connected, sending, serving
+from tests.workers.flowd.running import MB, connected, sending, serving
 
 OPTIONS = (
     *("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--shutdown-timeout", "0"),
-    *("--profile", "constant:2ms", "--kv-layers", "4", "--kv-token-bytes", "1024"),
+    *("--kv-layers", "4", "--kv-token-bytes", "1024"),
 )
 BODY = completion(prompt=list(range(1, 306)), max_tokens=6, ignore_eos=True, seed=1, stream=True)
 
@@ -29,9 +30,11 @@ def text_of(events: list[str]) -> str:
     return "".join(json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]")
 
 
-async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_token, monkeypatch) -> None:
+async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_token, monkeypatch, tmp_path) -> None:
+    profile = slow_prefill(tmp_path, 0.003)  # computing takes longer than what is queued on the link before the copy
+
     def start(role: str, *more: str) -> EngineProcess:
-        return EngineProcess(*OPTIONS, "--role", role, *more)
+        return EngineProcess(*OPTIONS, *profile, "--role", role, *more)
 
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a Unix socket's path is short
         path = f"{folder}/flowd.sock"
@@ -53,7 +56,7 @@ async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_tok
                         computed = await bed.send(BODY).done()
                         assert bed.sink.records[0].prefill_instance == "p"
                     async with ServerBed([second, decode], session) as bed:
-                        async with sending(other, due_in_s=200.0):
+                        async with sending(other, due_in_s=200.0, size=30 * MB):
                             client = bed.send(BODY)
                             await until_on_loop(lambda: any(not each["go"] for each in daemon.status()["flows"]))
                             (held,) = [each for each in daemon.status()["flows"] if not each["go"]]

@@ -11,11 +11,13 @@ import pytest
 
 from controller.core.steps import Lend, PrefixEnded, Release, Reserve, Seq
 from controller.engine import EngineConfig, EngineScheduler
+from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
 from tests.waiting import until_on_loop
 from workers.engine.engine import Engine
+from workers.engine.kv import prefixes
 from workers.engine.kv.disaggregation import Disaggregation
-from workers.engine.kv.links import Peer
+from workers.engine.kv.links import KvLink, Peer
 from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.store import EmulatedKv
 
@@ -297,3 +299,81 @@ async def test_prompts_with_nothing_more_in_common_than_is_here_do_not_wait_for_
     counted.go.set()
     await asyncio.gather(*fetches)
     assert [mine.cached(prompt) for prompt in prompts] == [256, 256]
+
+
+# ---- whether a copy pays --------------------------------------------------------------------------------------------
+
+
+def moves(link: KvLink, bandwidth: float) -> None:
+    """It was always so fast, bytes a second: one that is slower than it was is not asked."""
+    link.health.bandwidth_bytes_s = link.health._best = bandwidth
+    link.health.latency_s = 0.0
+
+
+def measured(side: Side, bandwidth: float, token_s: float) -> None:
+    """All links of a side are so fast, bytes a second, and so is its computing."""
+    for link in side.stages.links.up():
+        moves(link, bandwidth)
+    side.engine.scheduler.measure(KvCosts(16, MeasuredCosts(prefill_s={100: token_s})))
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "token_s", "cached"),
+    [(1e6, 1e-3, 320), (1e6, 1e-4, 0), (1e5, 1e-3, 0), (1e5, 1e-2, 320)],
+)
+async def test_what_takes_longer_to_copy_than_to_compute_is_computed(sides, bandwidth, token_s, cached):
+    """320 tokens of 128 bytes take 41 ms at 1 MB/s."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, bandwidth, token_s)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost, mine.stages.prefixes.traffic.dearer) == (cached, 0, int(not cached))
+    assert mine.is_free()
+
+
+@pytest.mark.parametrize(("queue_s", "cached"), [(0.1, 320), (0.5, 0)])
+async def test_a_copy_behind_others_on_the_lenders_link_takes_longer(sides, monkeypatch, queue_s, cached):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, 1e6, 1e-3)
+
+    async def queued() -> float:
+        return queue_s
+
+    monkeypatch.setattr(type(source.stages.server.turns), "queue_s", lambda turns: queued())
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == cached
+
+
+async def test_the_lender_that_saves_the_most_time_lends(sides):
+    """The second one has less, over a link that is much faster."""
+    most, fast, mine = sides(), sides(), sides()
+    most.computes(PROMPT)
+    fast.computes(PROMPT[:160])
+    await mine.link_to(most, fast)
+    measured(mine, 1e9, 1e-3)
+    moves(mine.stages.links.up()[0], 1.5e5)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), most.stages.lender.traffic.lent, fast.stages.lender.traffic.lent) == (160, 0, 1)
+
+
+async def test_a_layer_that_is_late_is_computed(sides, monkeypatch):
+    """As soon as computing the prefix would have taken as long."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, 1e9, 1e-4)
+    monkeypatch.setattr(prefixes, "LEAST_PATIENCE_S", 0.05)
+    never = asyncio.Event()
+
+    async def held(*args: Any) -> None:
+        await never.wait()
+
+    monkeypatch.setattr(source.stages.lender, "_lend", held)
+    async with asyncio.timeout(8.0):  # the wire itself gives up after 10 s without data
+        await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (0, 1)
+    assert mine.is_free()
+    never.set()

@@ -16,24 +16,25 @@ import pytest
 
 from tests.waiting import until_on_loop
 from tests.workers.engine.client import complete, post, samples
-from tests.workers.engine.kv.test_prefixes import borrowed, cached, link_to, links_of
+from tests.workers.engine.kv.test_prefixes import borrowed, cached, link_to, links_of, slow_prefill
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 
 PROMPT = [(7 * i + 3) % 500 for i in range(320)]
 LAYERS = 4
 OPTIONS = (
-    *("--profile", "constant:20ms", "--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64"),
+    *("--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64"),
     *("--kv-layers", str(LAYERS), "--kv-token-bytes", "1024", "--shutdown-timeout", "0"),
 )
 SENT = {"max_tokens": 6, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
-    borrower = (*OPTIONS, "--borrow-tokens", "64")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, EngineProcess]]:
+    options = (*OPTIONS, *slow_prefill(tmp_path_factory.mktemp("profile"), 0.004))
+    borrower = (*options, "--borrow-tokens", "64")
     with fleet(
-        source=(*OPTIONS, "--advertise-host", ELSEWHERE), borrower=(*borrower, "--scheduler", "preemptive")
+        source=(*options, "--advertise-host", ELSEWHERE), borrower=(*borrower, "--scheduler", "preemptive")
     ) as found:
         yield found
 
@@ -96,8 +97,7 @@ class Held:
 async def holding(sessions: dict[str, aiohttp.ClientSession]) -> AsyncIterator[Held]:
     at = (await links_of(sessions["source"]))["at"]
     async with Wire(at["port"]) as wire:
-        for http in sessions.values():
-            await post(http, "/reset_prefix_cache", {**FLEET})
+        await post(sessions["borrower"], "/reset_prefix_cache", {**FLEET})
         await link_to(sessions["borrower"], [at])
         yield Held(sessions, wire)
         await link_to(sessions["borrower"], [])  # so that the next link has no failure to remember

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,15 +22,24 @@ from workers.engine.kv.wire import KvTransferError
 PROMPT = list(range(10, 330))
 LAYERS, TOKEN_BYTES = 3, 1024
 OPTIONS = (
-    *("--profile", "constant:2ms", "--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64"),
+    *("--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64"),
     *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(TOKEN_BYTES), "--shutdown-timeout", "0"),
 )
 
 
+def slow_prefill(folder: Path, token_s: float) -> tuple[str, str]:
+    """The option of a profile by which a prompt takes longer to compute than to copy. A decode step takes 2 ms."""
+    path = folder / "slow-prefill.json"
+    curves = {"prefill": {"a": 0.002, "b": token_s, "c": 0.0}, "decode": {"a": 0.002, "b": 0.0, "c": 0.0}}
+    path.write_text(json.dumps(curves))
+    return "--profile", str(path)
+
+
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
-    far = (*OPTIONS, "--advertise-host", ELSEWHERE)
-    with fleet(source=OPTIONS, far=far, borrower=(*OPTIONS, "--borrow-tokens", "64")) as found:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, EngineProcess]]:
+    options = (*OPTIONS, *slow_prefill(tmp_path_factory.mktemp("profile"), 0.0003))
+    far = (*options, "--advertise-host", ELSEWHERE)
+    with fleet(source=options, far=far, borrower=(*options, "--borrow-tokens", "64")) as found:
         yield found
 
 

@@ -15,12 +15,13 @@ from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import VOCABULARY, folder
 
 pytestmark = pytest.mark.torch
+DEARER_TO_COMPUTE = ("--kv-heads", "1", "--intermediate", "2048")  # than to copy
 PREFIX = [(7 * i + 3) % VOCABULARY for i in range(160)]
 
 
 @pytest.fixture(scope="module", params=["continuous", "slackline"])
 def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
-    model = folder("LlamaForCausalLM", "--layers", "4")
+    model = folder("LlamaForCausalLM", *DEARER_TO_COMPUTE, "--layers", "4")
     options = ("--executor", "torch", "--model", str(model), "--threads", "1", "--kv-cache-gib", "0.04")
     options = (*options, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--scheduler", request.param)
     return {"source": options, "borrower": (*options, "--borrow-tokens", "64")}

@@ -10,13 +10,14 @@ from tests.workers.engine.kv import test_overlapped_prefixes as cases
 from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.proxy import ELSEWHERE
 from tests.workers.engine.torch.bench import folder
+from tests.workers.engine.torch.test_borrowed_prefixes import DEARER_TO_COMPUTE
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineProcess]]:
-    model = folder("LlamaForCausalLM", "--layers", str(cases.LAYERS))
+    model = folder("LlamaForCausalLM", *DEARER_TO_COMPUTE, "--layers", str(cases.LAYERS))
     options = ("--executor", "torch", "--model", str(model), "--threads", "1", "--kv-cache-gib", "0.04")
     options = (*options, "--profile", "constant:5ms", "--shutdown-timeout", "0")
     borrower = (*options, "--borrow-tokens", "64", "--scheduler", "preemptive")
