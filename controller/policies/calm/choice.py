@@ -8,12 +8,12 @@ from controller.core.steps import Seq
 from controller.policies.calm.columns import Column
 
 
-def with_fairness(priority: Column, fair: Column, weight: float) -> Column:
-    """Sec. 4.3: (1 - f) x priority + f x fair, with priority scaled to [0, 1]; `fair` is larger for those served
-    less.
+def with_fairness(priority: Column, fair: Column, weight: float, largest: float | None = None) -> Column:
+    """Sec. 4.3: (1 - f) x priority + f x fair, with priority scaled to [0, 1]; `fair` is larger for those served less.
+    `largest`: the priority that counts as 1, where there are others to be compared with.
     """
-    largest = float(priority.max(initial=0.0)) or 1.0
-    blended: Column = (1.0 - weight) * priority / largest + weight * fair
+    scale = (float(priority.max(initial=0.0)) if largest is None else largest) or 1.0
+    blended: Column = (1.0 - weight) * priority / scale + weight * fair
     return blended
 
 

@@ -18,7 +18,8 @@ Worth, bounds and deadlines are those that engines are told (`controller.core.to
 the linear and the quadratic part of eq. 1, without what a prefix cache may hold and without the constant of its batch;
 only the first `DEEP` of a copy are ranked in a frame (they are ranked again once these are gone), and the first `SHOWN`
 are moved in the queue. `adapt`: whether the cutoff is adapted among `CUTOFFS` (calm/cutoff.py), which rests while
-nothing waits for a whole frame; otherwise it is `cutoff`. `keep`: most sent requests whose goodput is awaited. `copies`
+nothing waits for a whole frame; otherwise it is `cutoff`. `fair_weight` 0: f of sec. 4.3, by the tokens that tenants
+were sent lately, which count half after `SERVED_FRAMES`. `keep`: most sent requests whose goodput is awaited. `copies`
 8, `frame_steps` 50, `cutoff` 0.95 and `starvation` 0.5: as inside the engine. Cost: O(copies x n) per frame, and
 O(copies) numpy calls per pass with arrivals.
 """
@@ -40,7 +41,7 @@ from controller.core.policy import ORDERINGS, Copy, Cost, Rank, Replica
 from controller.core.steps import Seq
 from controller.core.told_hints import ToldHints, estimate_of
 from controller.core.types import Request
-from controller.policies.calm.choice import earned, select
+from controller.policies.calm.choice import earned, select, with_fairness
 from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
 from controller.policies.calm.cutoff import AdaptiveCutoff
 
@@ -50,6 +51,7 @@ DEEP = 64  # requests of a copy that are ranked in a frame, beyond its window
 SHOWN = 32  # of these, moved in the queue: people and the scaler look at its first ones
 FEW = 64  # waiting requests of which all are weighed again with each arrival
 WINDOW, REST, LATE = 0.0, 1.0, 2.0  # tiers of a copy
+SERVED_FRAMES = 100  # after which what a tenant was sent counts half: a minute or so
 
 _Key = tuple[float, float, float, float, str]  # tier, -priority or cost, slack, arrival, id
 
@@ -60,6 +62,7 @@ class Config:
     cutoff: float = 0.95
     adapt: bool = True
     starvation: float = 0.5
+    fair_weight: float = 0.0
     copies: int = 8
     keep: int = 100_000
 
@@ -69,6 +72,8 @@ class Config:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         if not 0 < self.cutoff <= 1:
             raise ConfigError("cutoff must lie in (0, 1]", field="cutoff")
+        if not 0 <= self.fair_weight <= 1:
+            raise ConfigError("fair_weight must lie in [0, 1]", field="fair_weight")
         if not (math.isfinite(self.starvation) and self.starvation >= 0):
             raise ConfigError("starvation must be a number of tokens, at least 0", field="starvation")
 
@@ -134,14 +139,15 @@ class _Line:
         self.cut = False  # there were more than it ranks
 
     def weigh(self, columns: Columns, now: float, frame: int, starvation: float) -> Standings:
+        """By row, with the priorities of eq. 4.1."""
         prefill_s = self.prefill_b + self.prefill_c * columns.prefill
         pace = Pace(max(LEAST_S, self.token_s), prefill_s, self.crowd, max(LEAST_S, min(self.alone_s, self.token_s)))
         return columns.weigh(now, frame, pace, starvation)
 
-    def put(self, seq: Seq, tier: float, by: float, slack: float) -> None:
+    def put(self, seq: Seq, tier: float, by: float, slack: float, worth: float = 0.0) -> None:
         insort(self.keys, (tier, by, slack, seq.arrival, seq.id))
         if tier != LATE:
-            self.worth[seq.id] = -by
+            self.worth[seq.id] = worth
 
     def first(self, waiting: Collection[str]) -> _Key | None:
         gone = next((at for at, key in enumerate(self.keys) if key[-1] in waiting), len(self.keys))
@@ -160,6 +166,9 @@ class CalmFrames:
         self._newcomers = Columns()
         self._seqs: dict[str, Seq] = {}
         self._new: dict[str, Seq] = {}  # of these, not weighed yet
+        self._tenants: dict[str, str] = {}
+        self._served: dict[str, float] = {}  # by tenant: tokens that were sent, fewer with each frame
+        self._largest = 0.0  # priority of the frame
         self._lines: list[_Line] = []
         self._by_instance: dict[str, _Line] = {}
         self._shown: dict[str, _Key] = {}
@@ -175,10 +184,12 @@ class CalmFrames:
     def join(self, request: Request) -> None:
         if request.id not in self._seqs:
             self._seqs[request.id] = self._new[request.id] = sequence_of(request)
+            self._tenants[request.id] = request.tenant
 
     def leave(self, request_id: str) -> None:
         seq = self._seqs.pop(request_id, None)
         self._shown.pop(request_id, None)
+        self._tenants.pop(request_id, None)
         if seq is not None and self._new.pop(request_id, None) is None:
             self._columns.drop(seq)
 
@@ -187,6 +198,8 @@ class CalmFrames:
         if line is None or seq is None:
             return None
         self._sent[request_id] = self._cutoff, seq
+        tenant = self._tenants[request_id]
+        self._served[tenant] = self._served.get(tenant, 0.0) + seq.prompt_tokens + seq.max_tokens
         while len(self._sent) > self.config.keep:  # what an engine lost never ends
             self._sent.popitem(last=False)
         here = line.worth.get(request_id)
@@ -231,6 +244,8 @@ class CalmFrames:
             passed = max(1, int((now - self._began) / length))
         since = self._columns.since[list(self._columns.rows.values())]
         self.frame += passed
+        kept = 0.5 ** (passed / SERVED_FRAMES)
+        self._served = {tenant: kept * tokens for tenant, tokens in self._served.items() if kept * tokens >= 1.0}
         self._cutoff.tick(self.frame, contested=bool(len(since)) and float(since.min()) < self.frame - passed)
         steps = [each.token_s for each in replicas if each.crowd] or [each.token_s for each in replicas]
         self._began = now
@@ -247,6 +262,10 @@ class CalmFrames:
         self._by_instance = {name: line for line in self._lines for name in line.ids}
         late = columns.alive.copy()  # on all of them
         generation_s = []
+        self._largest = 0.0
+        for line in self._lines if self.config.fair_weight else ():
+            found = line.weigh(columns, now, self.frame, self.config.starvation)
+            self._largest = max(self._largest, float(found.priority.max(initial=0.0)))
         for line in self._lines:
             found = line.weigh(columns, now, self.frame, self.config.starvation)
             able = columns.alive & (found.slack >= 0)
@@ -258,7 +277,8 @@ class CalmFrames:
             self._fill_late(line, rows, costs)
 
     def _fill(self, line: _Line, found: Standings, rows: Column) -> None:
-        priority, slack = found.priority[rows], found.slack[rows]
+        worths, slack = found.priority[rows], found.slack[rows]
+        priority = self._fair(worths, self._columns, rows)
         chosen = select(priority, self._columns.prompt[rows], slack, line.free_slots, self.cutoff)
         line.least = -float(priority[chosen].min()) if len(chosen) else -math.inf
         rest = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
@@ -266,12 +286,21 @@ class CalmFrames:
         if line.cut:
             rest = rest[np.argpartition(-priority[rest], DEEP)[:DEEP]]
         for tier, some in ((WINDOW, chosen), (REST, rest)):
-            places = zip(rows[some].tolist(), priority[some].tolist(), slack[some].tolist(), strict=True)
-            for row, worth, spare in places:
+            columns = (rows[some], priority[some], worths[some], slack[some])
+            for row, by, worth, spare in zip(*(each.tolist() for each in columns), strict=True):
                 if (seq := self._columns.seqs[row]) is not None:
-                    line.keys.append((tier, -worth, spare, seq.arrival, seq.id))
+                    line.keys.append((tier, -by, spare, seq.arrival, seq.id))
                     line.worth[seq.id] = worth
         line.keys.sort()
+
+    def _fair(self, priority: Column, columns: Columns, rows: Column) -> Column:
+        """Sec. 4.3, fair to tenants: 1 for one that was sent nothing lately, 0 for the one that was sent most."""
+        most = max(self._served.values(), default=0.0)
+        if not self.config.fair_weight or not most:
+            return priority
+        seqs = (columns.seqs[row] for row in rows.tolist())
+        served = [most if seq is None else self._served.get(self._tenants[seq.id], 0.0) for seq in seqs]
+        return with_fairness(priority, 1.0 - np.array(served) / most, self.config.fair_weight, self._largest)
 
     def _fill_late(self, line: _Line, rows: Column, generation_s: Column) -> None:
         room = DEEP if not line.cut else 0
@@ -313,11 +342,12 @@ class CalmFrames:
         found = [line.weigh(columns, now, self.frame, self.config.starvation) for line in self._lines]
         anywhere = np.logical_or.reduce([each.slack[rows] >= 0 for each in found]).tolist()
         for line, standings in zip(self._lines, found, strict=True):
-            for seq, row, able in zip(seqs, rows, anywhere, strict=True):
+            fair = self._fair(standings.priority[rows], columns, np.array(rows, np.intp))
+            for seq, row, priority, able in zip(seqs, rows, fair.tolist(), anywhere, strict=True):
                 slack = float(standings.slack[row])
                 if slack >= 0:
-                    by = -float(standings.priority[row])
-                    line.put(seq, WINDOW if by <= line.least else REST, by, slack)
+                    tier = WINDOW if -priority <= line.least else REST
+                    line.put(seq, tier, -priority, slack, float(standings.priority[row]))
                 elif not able:
                     line.put(seq, LATE, float(standings.generation_s[row]), slack)
         for seq in seqs:
@@ -333,14 +363,14 @@ class CalmFrames:
                     self._shown[key[-1]] = key
         return [
             name for name in (before.keys() | self._shown.keys())
-            if name in self._seqs and before.get(name) != self._shown.get(name)
+            if name in self._seqs and _place(before.get(name)) != _place(self._shown.get(name))
         ]  # fmt: skip
 
     # ---- what the dispatcher reads --------------------------------------------------------------------------------
 
     def key(self, request_id: str) -> tuple[float, ...] | None:
-        shown = self._shown.get(request_id)
-        return None if shown is None else (0.0, *shown[:3])
+        place = _place(self._shown.get(request_id))
+        return None if place is None else (0.0, *place)
 
     def best(self, instances: Collection[str]) -> Collection[str]:
         firsts = [
@@ -359,6 +389,11 @@ class CalmFrames:
         line = self._by_instance.get(instance_id)
         keys = () if line is None else tuple(line.keys)
         return (key[-1] for key in keys if key[-1] in self._seqs)
+
+
+def _place(shown: _Key | None) -> tuple[float, float] | None:
+    """Without the slack, which passes with time: a request that keeps its place is not moved in the queue."""
+    return None if shown is None else shown[:2]
 
 
 def _near(one: tuple[float, float], other: tuple[float, float], ratio: float) -> bool:

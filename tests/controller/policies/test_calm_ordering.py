@@ -177,6 +177,13 @@ def test_more_than_it_ranks_at_once_are_all_sent_in_the_end():
     assert sorted(taken) == sorted(each.id for each in requests)
 
 
+def test_what_keeps_its_place_is_not_moved():
+    frames = ranked([request(f"r{i}", output=10 + i, deadline=90.0) for i in range(5)])
+    frames.join(request("new", 0.1, output=12, deadline=90.0))
+    assert set(frames.weigh([FREE], 0.1)) == {"new"}
+    assert set(frames.weigh([FREE], 1.5)) == {"new", *(f"r{i}" for i in range(5))}, "a frame passed: all waited longer"
+
+
 def test_the_cutoff_is_adapted_under_load_alone():
     ordering = CalmOrdering()
     frames = ordering.frames()
@@ -215,7 +222,7 @@ def test_nothing_is_kept_of_requests_that_left():
             frames.sent(f"r{i}", "quick")
         frames.leave(f"r{i}")
     assert len(ordering._sent) <= 3
-    assert not any((frames._seqs, frames._new, frames._columns.rows, frames._columns._groups))
+    assert not any((frames._seqs, frames._new, frames._columns.rows, frames._columns._groups, frames._tenants))
     assert frames._columns._size == 256
     assert not frames.due({"quick"}, math.inf)
 
@@ -223,10 +230,40 @@ def test_nothing_is_kept_of_requests_that_left():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"frame_steps": 0}, {"copies": 0}, {"keep": 0}, {"cutoff": 0.0}, {"cutoff": 1.5},
+        {"frame_steps": 0}, {"fair_weight": 1.1}, {"copies": 0}, {"keep": 0}, {"cutoff": 0.0}, {"cutoff": 1.5},
         {"starvation": -1.0}, {"starvation": math.nan},
     ],
 )  # fmt: skip
 def test_settings_without_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Config(**wrong)
+
+
+def test_c5_who_was_sent_less_goes_first_with_half_the_weight():
+    """Priorities 100 and 75, Fair 0 and 1, f = 0.5: 0.5 and 0.875."""
+    rich, poor = (
+        request("rich", output=100, value=2.0, tenant="rich"),
+        request("poor", output=100, value=1.5, tenant="p"),
+    )
+    for weight, first in ((0.0, "rich"), (0.5, "poor")):
+        frames = ranked([request("before", output=50, tenant="rich")], config=Config(fair_weight=weight, adapt=False))
+        frames.sent("before", "w")
+        frames.leave("before")
+        frames.join(rich)
+        frames.join(poor)
+        frames.weigh([FREE], 0.1)
+        assert order(frames)[0] == first
+        line = frames._by_instance["w"]
+        if weight:
+            assert [-key[1] for key in line.keys] == pytest.approx([0.875, 0.5])
+        assert frames.sent("poor", "w").goodput_rate == pytest.approx(75.0), "as worth it is, whoever gets it"
+
+
+def test_what_a_tenant_was_sent_is_forgotten():
+    frames = ranked([request("a", tenant="t", output=100)], config=Config(fair_weight=0.5))
+    frames.sent("a", "w")
+    before = frames._served["t"]
+    frames.weigh([FREE], 100.0)
+    assert frames._served["t"] == pytest.approx(before / 2)
+    frames.weigh([FREE], 2000.0)
+    assert frames._served == {}

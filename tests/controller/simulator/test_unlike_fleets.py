@@ -291,3 +291,21 @@ def test_calm_decides_the_same_again():
     overrides = {**WINDOWS, "ordering": {"name": "calm"}}
     runs = [facts(simulate(dated(80, 0.2), instances=(SLOW, QUICK), overrides=overrides)) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+def crowd():
+    """One tenant sends four times as many requests, worth three times as much for their time, beyond what can be
+    served; alone, each of the other tenant's is in time."""
+    targets = Targets(10.0, 10.0, 10.0, 30.0)
+    theirs = [Demand(f"g{i}", i * 0.125, 400, 30, targets, "c", tenant="greedy", max_tokens=30) for i in range(240)]
+    mine = [Demand(f"o{i}", i * 0.5, 400, 100, targets, "c", tenant="other", max_tokens=100) for i in range(60)]
+    return sorted(mine + theirs, key=lambda demand: demand.at)
+
+
+@pytest.mark.parametrize(("weight", "least", "most"), [(0.0, 0.0, 0.5), (0.5, 0.9, 1.0)])
+def test_a_tenant_of_most_worth_leaves_the_others_their_goodput(weight, least, most):
+    window = {"pacing": {"name": "fixed_window", "window": 4}}
+    overrides = {**WINDOWS, **window, "ordering": {"name": "calm", "fair_weight": weight}}
+    result = simulate(crowd(), instances=(replace(QUICK, max_num_seqs=4),), overrides=overrides, know_output=True)
+    kept = sum(record.goodput_tokens for record in result.records if record.tenant == "other") / (60 * 500)
+    assert least <= kept <= most
