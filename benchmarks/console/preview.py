@@ -70,7 +70,7 @@ def _demo_hour() -> None:
     from django.utils import timezone
 
     from console.management import demo
-    from controller.models import AttainmentMinute, Instance, LatencyProfile, ServedModel, SLOClass
+    from controller.models import AttainmentMinute, GoodputMinute, Instance, LatencyProfile, ServedModel, SLOClass
     from controller.services.records.requests import records_write
     from controller.simulator.__main__ import read_profile, read_trace
     from controller.simulator.experiment import parse_experiment
@@ -100,7 +100,8 @@ def _demo_hour() -> None:
     sources = {demand.id: demand for demand in demands}
     with connection.cursor() as cursor:  # connects
         cursor.execute("SELECT 1")
-    AttainmentMinute.objects.filter(minute__gte=timezone.now() - timedelta(minutes=62)).delete()
+    for model_of_minutes in (AttainmentMinute, GoodputMinute):
+        model_of_minutes.objects.filter(minute__gte=timezone.now() - timedelta(minutes=62)).delete()
     records_write(connection=connection.connection, records=[_record(each, start, sources) for each in result.records])
 
 
