@@ -32,6 +32,7 @@ from api.control import (
     tenants,
     traces,
     transfers,
+    workflow_results,
     workflows,
 )
 from api.control.unknown import UnknownPath
@@ -101,6 +102,7 @@ urlpatterns = [
     path("queue/reprioritise", queue.QueueReprioritise.as_view()),
     path("queue/pause", queue.QueuePause.as_view()),
     path("queue/resume", queue.QueueResume.as_view()),
+    path("workflow-results", workflow_results.WorkflowResultList.as_view()),
     path("workflows", workflows.WorkflowList.as_view()),
     path("workflows/by-id", workflows.WorkflowDetail.as_view()),
     path("workflows/cancel", workflows.WorkflowCancel.as_view()),

@@ -10,7 +10,7 @@ from controller.admin.base import ReadOnlyAdmin
 from controller.admin.export import ExportAdmin
 from controller.admin.filters import by_value, within
 from controller.core.types import RECORD_FIELDS
-from controller.models import Action, AttainmentMinute, Decision, RequestRecord, Transfer
+from controller.models import Action, AttainmentMinute, Decision, GoodputMinute, RequestRecord, Transfer, WorkflowResult
 
 
 @admin.register(Decision)
@@ -84,3 +84,25 @@ class AttainmentMinuteAdmin(ReadOnlyAdmin):
     list_display = ("minute", "tenant", "slo_class", "model", "finished", "attained", "cancelled", "goodput_tokens")
     list_filter = (within("minute"),)
     search_fields = ("=tenant", "=slo_class", "=model")
+
+
+@admin.register(GoodputMinute)
+class GoodputMinuteAdmin(ReadOnlyAdmin):
+    list_display = (
+        "minute", "tenant", "slo_class", "type", "finished", "in_time", "cancelled", "tokens", "goodput_tokens",
+    )  # fmt: skip
+    list_filter = (within("minute"), "type")
+    search_fields = ("=tenant", "=slo_class")
+    search_help_text = "A whole tenant or class."
+
+
+@admin.register(WorkflowResult)
+class WorkflowResultAdmin(ReadOnlyAdmin):
+    list_display = (
+        "ends_at", "tenant", "workflow", "slo_class", "in_time", "excluded", "due_at", "ended_at", "requests", "failed",
+        "missed", "tokens", "cancelled_by",
+    )  # fmt: skip
+    list_display_links = ("ends_at", "workflow")
+    list_filter = (within("ends_at"), "in_time", "excluded", "cancelled_by")
+    search_fields = ("=tenant", "=workflow", "=slo_class")
+    search_help_text = "A whole tenant, workflow or class."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from controller.models import WorkflowResult
@@ -21,6 +21,13 @@ from controller.slo.request_types import RequestType
 GROUPS = ("minute", "type", "tenant", "slo_class")
 COUNTS = ("finished", "in_time", "cancelled", "tokens", "goodput_tokens")
 MINUTE = timedelta(minutes=1)
+RESULTS_ORDER = ("-ends_at", "-id")
+_OF_RESULT = {
+    "in_time": Q(in_time=True, excluded=False),
+    "missed": Q(in_time=False, excluded=False),
+    "cancelled": Q(excluded=True),  # by its client, so that it does not count
+}
+RESULTS = tuple(_OF_RESULT)
 
 _ALONE = f"""
 SELECT minute AS at, type, tenant, slo_class, {", ".join(COUNTS)} FROM goodput_minute
@@ -116,13 +123,32 @@ def workflow_goodput(*, since: datetime, until: datetime) -> list[Goodput]:
     ]  # fmt: skip
 
 
+def workflow_results(
+    *,
+    since: datetime,
+    until: datetime,
+    tenant: str | None = None,
+    workflow: str | None = None,
+    slo_class: str | None = None,
+    result: str | None = None,
+) -> QuerySet[WorkflowResult]:
+    """Workflows that ended in [since, until). None is any. `result`: of `RESULTS`; raises KeyError for another."""
+    rows = WorkflowResult.objects.filter(ends_at__gte=since, ends_at__lt=until)
+    wanted = {"tenant": tenant, "workflow": workflow, "slo_class": slo_class}
+    rows = rows.filter(**{name: value for name, value in wanted.items() if value is not None})
+    return rows if result is None else rows.filter(_OF_RESULT[result])
+
+
+def result_of(row: WorkflowResult) -> str:
+    """Of `RESULTS`."""
+    return "cancelled" if row.excluded else "in_time" if row.in_time else "missed"
+
+
 def ended_workflows(
     *, since: datetime, until: datetime, tenant: str | None = None, in_time: bool | None = None, most: int = 50
 ) -> list[WorkflowResult]:
     """Workflows that ended in [since, until) and count, the last one first, at most `most`. `in_time`: None is both."""
-    rows = WorkflowResult.objects.filter(ends_at__gte=since, ends_at__lt=until, excluded=False)
-    if tenant is not None:
-        rows = rows.filter(tenant=tenant)
+    rows = workflow_results(since=since, until=until, tenant=tenant).filter(excluded=False)
     if in_time is not None:
         rows = rows.filter(in_time=in_time)
-    return list(rows.order_by("-ends_at", "-id")[:most])
+    return list(rows.order_by(*RESULTS_ORDER)[:most])

@@ -114,6 +114,7 @@ RULES = {
     ("post", "/queue/reprioritise"): OPERATORS,
     ("post", "/queue/pause"): OPERATORS,
     ("post", "/queue/resume"): OPERATORS,
+    ("get", "/workflow-results"): EVERYBODY,
     ("get", "/workflows"): EVERYBODY,
     ("get", "/workflows/by-id"): EVERYBODY,
     ("post", "/workflows/cancel"): OPERATORS,
