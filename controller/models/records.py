@@ -227,6 +227,8 @@ class WorkflowResult(models.Model):
                 include=["tenant", "slo_class", "in_time", "excluded", "tokens"],
                 name="workflow_result_ends",
             ),
+            # Late records look for the row of a workflow that lost its name.
+            models.Index(fields=["tenant", "workflow"], condition=Q(latest=False), name="workflow_result_left"),
         ]
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from controller.core.types import Outcome, RequestRecord
-from controller.slo.request_types import GoodputCounts, goodput_counts, type_of
+from controller.slo.request_types import GoodputCounts, RequestType, goodput_counts, type_of
 
 # A name that was silent for this long, and is past its deadline, is that of another workflow when it is used again.
 REUSED_AFTER = timedelta(hours=1)
@@ -23,9 +23,14 @@ CANCELLED_BY = {"workflow_cancelled": "tenant", "workflow_cancelled_by_operator"
 
 _MINUTE_KEY = ("minute", "tenant", "slo_class", "type")
 _MINUTE_COUNTS = GoodputCounts._fields
-_WORKFLOW_KEY = ("tenant", "workflow")
 _WORKFLOW_COUNTS = ("requests", "failed", "missed", "cancelled", "tokens")
-_WORKFLOW_COLUMNS = (*_WORKFLOW_KEY, "slo_class", "began_at", "ended_at", "due_at", "cancelled_by", *_WORKFLOW_COUNTS)
+# As PostgreSQL types, in the order of `_Workflow.row`.
+_WORKFLOW_COLUMNS = {
+    **dict.fromkeys(("tenant", "workflow", "slo_class"), "varchar"),
+    **dict.fromkeys(("began_at", "ended_at", "due_at"), "timestamptz"),
+    "cancelled_by": "varchar",
+    **dict.fromkeys(_WORKFLOW_COUNTS, "bigint"),
+}
 
 
 def _names(names: Iterable[str]) -> sql.Composed:
@@ -51,19 +56,45 @@ _LEAVE_OLD = (
     "UPDATE workflow_result SET latest = false"
     " WHERE tenant = %s AND workflow = %s AND latest AND greatest(ended_at, due_at) < %s"
 )
-# What is late and belongs to a workflow before the one that has the name now gets a row of its own.
-# Of who cancelled it the tenant wins: "tenant" > "operator" > "".
+
+
+def _merged(table: str, added: str) -> sql.Composed:
+    """What becomes of a row of `table` to which `added` is added. Of who cancelled it the tenant wins: "tenant" >
+    "operator" > ""."""
+    chosen = (
+        "slo_class = CASE WHEN {1}.began_at < {0}.began_at THEN {1}.slo_class ELSE {0}.slo_class END,"
+        " began_at = least({0}.began_at, {1}.began_at), ended_at = greatest({0}.ended_at, {1}.ended_at),"
+        " due_at = least({0}.due_at, {1}.due_at),"
+        ' cancelled_by = greatest({0}.cancelled_by COLLATE "C", {1}.cancelled_by)'
+    )
+    each = ", ".join(f"{name} = {{0}}.{name} + {{1}}.{name}" for name in _WORKFLOW_COUNTS)
+    return sql.SQL(f"{chosen}, {each}").format(sql.SQL(table), sql.SQL(added))
+
+
+# What is late and belongs to a workflow before the one that has the name now is added to that workflow's row, or gets
+# one that is not the latest of its name.
 _ADD_WORKFLOW = sql.SQL(
-    "INSERT INTO workflow_result ({}, latest) VALUES ({}, NOT EXISTS (SELECT FROM workflow_result AS later"
-    " WHERE later.tenant = %s AND later.workflow = %s AND later.latest AND later.began_at > %s))"
-    " ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {},"
-    " slo_class = CASE WHEN EXCLUDED.began_at < workflow_result.began_at THEN EXCLUDED.slo_class"
-    " ELSE workflow_result.slo_class END,"
-    " began_at = least(workflow_result.began_at, EXCLUDED.began_at),"
-    " ended_at = greatest(workflow_result.ended_at, EXCLUDED.ended_at),"
-    " due_at = least(workflow_result.due_at, EXCLUDED.due_at),"
-    ' cancelled_by = greatest(workflow_result.cancelled_by COLLATE "C", EXCLUDED.cancelled_by)'
-).format(_names(_WORKFLOW_COLUMNS), _places(_WORKFLOW_COLUMNS), _sums("workflow_result", _WORKFLOW_COUNTS))
+    "WITH added AS (SELECT {given}),"
+    " later AS (SELECT FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
+    " AND it.workflow = added.workflow AND it.latest AND it.began_at > added.over_at + {reused}),"
+    " merged AS (UPDATE workflow_result AS before SET {into_before} FROM added WHERE EXISTS (SELECT FROM later)"
+    " AND before.id = (SELECT it.id FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
+    " AND it.workflow = added.workflow AND NOT it.latest AND it.began_at <= added.over_at + {reused}"
+    " AND greatest(it.ended_at, it.due_at) >= added.began_at - {reused} ORDER BY it.began_at DESC LIMIT 1)"
+    " RETURNING before.id)"
+    " INSERT INTO workflow_result ({columns}, latest) SELECT {columns}, NOT EXISTS (SELECT FROM later) FROM added"
+    " WHERE NOT EXISTS (SELECT FROM merged)"
+    " ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {into_latest}"
+).format(
+    given=sql.SQL(", ").join(
+        sql.SQL("{}::{} AS {}").format(sql.Placeholder(), sql.SQL(kind), sql.Identifier(name))
+        for name, kind in (*_WORKFLOW_COLUMNS.items(), ("over_at", "timestamptz"))
+    ),
+    reused=sql.Literal(REUSED_AFTER),
+    into_before=_merged("before", "added"),
+    into_latest=_merged("workflow_result", "EXCLUDED"),
+    columns=_names(_WORKFLOW_COLUMNS),
+)
 
 
 def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord]) -> None:
@@ -79,13 +110,15 @@ def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord])
         for key in sorted(workflows):
             each = workflows[key]
             cursor.execute(_LEAVE_OLD, (*key, each.began_at - REUSED_AFTER))
-            cursor.execute(_ADD_WORKFLOW, (*each.row(), *key, each.over_at + REUSED_AFTER))
+            cursor.execute(_ADD_WORKFLOW, (*each.row(), each.over_at))
 
 
 def _minutes(records: Iterable[RequestRecord]) -> dict[tuple[datetime, str, str, str], list[int]]:
     sums: dict[tuple[datetime, str, str, str], list[int]] = {}
     for record in records:
         kind = type_of(record)
+        if kind is RequestType.COMPOUND:  # refusals of workflows that it does not name: they are nobody's misses
+            continue
         minute = _at(record.arrived_at).replace(second=0, microsecond=0)
         key = (minute, _text(record.tenant), _text(record.slo_class), kind.value)
         own = sums.setdefault(key, [0] * len(_MINUTE_COUNTS))

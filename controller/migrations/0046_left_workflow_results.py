@@ -1,0 +1,16 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [
+        ("controller", "0044_thinking_deadlines"),
+    ]
+
+    operations = [
+        migrations.AddIndex(
+            model_name="workflowresult",
+            index=models.Index(
+                condition=models.Q(("latest", False)), fields=["tenant", "workflow"], name="workflow_result_left"
+            ),
+        ),
+    ]
