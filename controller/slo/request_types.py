@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from controller.core.types import Outcome, RequestRecord
+
+# Reason of a step of a record for refusals of several workflows that names none of them.
+NOT_NAMED = "workflow_not_named"
 
 
 class RequestType(Enum):
@@ -20,10 +23,10 @@ class RequestType(Enum):
     BEST_EFFORT = "best_effort"
 
 
-def request_type(workflow: str, deadline_s: float | None, decisions: Iterable[Mapping[str, Any]]) -> RequestType:
+def request_type(workflow: str, deadline_s: float | None, decisions: Sequence[Mapping[str, Any]]) -> RequestType:
     """Of a record: its workflow, its deadline in seconds, and what was decided for it, which tells where its targets
     came from. A share of a workflow's deadline makes no deadline request."""
-    if workflow:
+    if workflow or any(step.get("reason") == NOT_NAMED for step in decisions):
         return RequestType.COMPOUND
     if deadline_s is not None:
         return RequestType.DEADLINE
@@ -33,8 +36,8 @@ def request_type(workflow: str, deadline_s: float | None, decisions: Iterable[Ma
 
 def type_of(record: RequestRecord) -> RequestType:
     """As `request_type`."""
-    unnamed = () if record.slo_class else record.decisions
-    return request_type(record.workflow, record.target_deadline_s, unnamed)
+    needed = record.decisions if not record.slo_class or record.stands_for > 1 else ()
+    return request_type(record.workflow, record.target_deadline_s, needed)
 
 
 class GoodputCounts(NamedTuple):

@@ -2,9 +2,9 @@
 
 The first `SINGLE` refusals of a second are recorded one by one. What else is refused in that second for the same
 tenant, class, model, type and reason becomes one record: the first of them, with how many requests it stands for.
-Requests of a workflow count for that workflow, so each of the first MOST_WORKFLOWS has a record of its own; what is
-refused for more of them is added to the last one's. All figures count every request. A group never spans two minutes,
-since the roll-up is by minute. Decision 175.
+Requests of a workflow count for that workflow, so each of the first MOST_WORKFLOWS has a record of its own; those of
+more of them have one that names none of them and says of how many they were. All figures count every request. A group
+never spans two minutes, since the roll-up is by minute. Decisions 175, 253.
 """
 
 from __future__ import annotations
@@ -56,7 +56,13 @@ class _Sum:
         self.first_at = min(self.first_at, record.arrived_at)
         self.last_at = max(self.last_at, record.arrived_at)
 
-    def record(self) -> RequestRecord:
+    def record(self, workflows: int = 1) -> RequestRecord:
+        """`workflows`: of how many they are; the record of more than one names none."""
+        if workflows > 1:
+            figures = {"workflows": workflows}
+            reason = "workflow_not_named"  # by which `type_of` knows it
+            step = {"kind": "workflow", "reason": reason, "subject": "", "at": 0.0, "figures": figures}
+            self.sample = replace(self.sample, workflow="", stage="", decisions=[*self.sample.decisions, step])
         if self.requests == 1:
             return self.sample
         return replace(
@@ -69,20 +75,32 @@ class _Sum:
 
 
 class _Group:
-    """`sums` by workflow, "" for requests of none."""
+    """`sums` by workflow, "" for requests of none; `rest` of those workflows, by name, that are not in it."""
 
-    __slots__ = ("last", "single", "sums")
+    __slots__ = ("rest", "single", "sums", "unnamed")
 
     def __init__(self) -> None:
         self.single = 0
         self.sums: dict[str, _Sum] = {}
-        self.last = ""
+        self.rest: _Sum | None = None
+        self.unnamed: set[str] = set()
 
     def add(self, record: RequestRecord) -> None:
-        name = record.workflow if record.workflow in self.sums or len(self.sums) < MOST_WORKFLOWS else self.last
-        if name not in self.sums:
-            self.sums[name], self.last = _Sum(record), name
-        self.sums[name].add(record)
+        into = self.sums.get(record.workflow)
+        if into is None and len(self.sums) < MOST_WORKFLOWS:
+            into = self.sums[record.workflow] = _Sum(record)
+        if into is None:
+            self.unnamed.add(record.workflow)
+            into = self.rest = self.rest or _Sum(record)
+        into.add(record)
+
+    @property
+    def requests(self) -> int:
+        return sum(each.requests for each in self.sums.values()) + (self.rest.requests if self.rest else 0)
+
+    def records(self) -> list[RequestRecord]:
+        rest = [] if self.rest is None else [self.rest.record(len(self.unnamed))]
+        return [each.record() for each in self.sums.values()] + rest
 
 
 class RefusalGroups:
@@ -111,12 +129,12 @@ class RefusalGroups:
     @property
     def waiting(self) -> int:
         """Refused requests that no record stands for yet."""
-        return sum(each.requests for group in self._groups.values() for each in group.sums.values())
+        return sum(group.requests for group in self._groups.values())
 
     def _close(self, kind: Kind) -> None:
         group = self._groups.pop(kind, None)
-        for each in group.sums.values() if group is not None else ():
-            self._sink.add(each.record())
+        for record in group.records() if group is not None else ():
+            self._sink.add(record)
 
     def close(self) -> None:
         """At shutdown: records for all groups that are open."""

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q, QuerySet
 
 from controller.models import AttainmentMinute, RequestRecord
-from controller.slo.request_types import RequestType
+from controller.slo.request_types import NOT_NAMED, RequestType
 
 MINUTE = timedelta(minutes=1)
 ORDER = ("-arrived_at", "-id")
@@ -57,10 +57,11 @@ def search(
 
 def of_type(wanted: RequestType) -> Q:
     """The same as `request_type`, for the database. What asks for nothing has no class, and classes have an index."""
-    alone, timed = Q(workflow=""), Q(target_deadline_s__isnull=False)
+    unnamed = Q(stands_for__gt=1, decisions__contains=[{"reason": NOT_NAMED}])
+    alone, timed = Q(workflow="") & ~unnamed, Q(target_deadline_s__isnull=False)
     by_default = Q(slo_class="", decisions__contains=[{"kind": "slo", "reason": "defaults"}])
     return {
-        RequestType.COMPOUND: ~alone,
+        RequestType.COMPOUND: ~Q(workflow="") | unnamed,
         RequestType.DEADLINE: alone & timed,
         RequestType.BEST_EFFORT: alone & ~timed & by_default,
         RequestType.LATENCY: alone & ~timed & ~by_default,

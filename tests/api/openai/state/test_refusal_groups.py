@@ -9,6 +9,7 @@ from api.openai.state import refusal_groups
 from api.openai.state.refusal_groups import MOST_WORKFLOWS, SINGLE, RefusalGroups
 from controller.core.snapshot import TenantConfig
 from controller.core.types import RequestRecord
+from controller.slo.request_types import RequestType, type_of
 from tests import factories
 from tests.api.openai.gateways import ListSink, TestBed, key_config, snapshot
 
@@ -119,10 +120,27 @@ async def test_types_stay_apart_and_each_workflow_is_told_of_its_own_refusals() 
 
 
 async def test_a_flood_of_workflow_names_is_few_records() -> None:
+    """What was refused beyond the bound was charged to the last workflow that had a record of its own."""
     sink = ListSink()
     groups = RefusalGroups(sink)
     for number in range(1_000):
+        record = factories.record(outcome="refused", attempts=0, workflow=f"w{number}", target_deadline_s=5.0)
+        groups.add(record, "queue_full")
+    assert groups.waiting == 1_000 - SINGLE
+    groups.close()
+    assert len(sink.records) == SINGLE + MOST_WORKFLOWS + 1
+    assert stood_for(sink.records) == 1_000
+    *named, rest = sink.records
+    assert [(each.workflow, each.stands_for) for each in named] == [(f"w{n}", 1) for n in range(len(named))]
+    unnamed = 1_000 - len(named)
+    assert (rest.workflow, rest.stands_for, type_of(rest)) == ("", unnamed, RequestType.COMPOUND)
+    assert rest.decisions[-1]["figures"] == {"workflows": unnamed}
+
+
+async def test_the_one_workflow_beyond_the_bound_is_named() -> None:
+    sink = ListSink()
+    groups = RefusalGroups(sink)
+    for number in [*range(SINGLE + MOST_WORKFLOWS + 1), SINGLE + MOST_WORKFLOWS]:
         groups.add(factories.record(outcome="refused", attempts=0, workflow=f"w{number}"), "queue_full")
     groups.close()
-    assert len(sink.records) == SINGLE + MOST_WORKFLOWS
-    assert stood_for(sink.records) == 1_000
+    assert (sink.records[-1].workflow, sink.records[-1].stands_for) == (f"w{SINGLE + MOST_WORKFLOWS}", 2)

@@ -10,10 +10,12 @@ from importlib import import_module
 import pytest
 from django.db import connection
 
-from controller.models import WorkflowResult
+from controller.models import RequestRecord, WorkflowResult
 from controller.selectors.records.goodput import GROUPS, goodput
+from controller.selectors.records.requests import of_type
 from controller.services.records.goodput import goodput_write
 from controller.services.records.requests import records_connection, records_write
+from controller.slo.request_types import NOT_NAMED, RequestType
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -121,6 +123,36 @@ def test_a_late_record_does_not_change_the_workflow_that_took_its_name():
 def test_a_late_record_whose_deadline_is_not_over_belongs_to_the_workflow():
     factories.records_stored(call("long", 7_200, left_s=800))
     assert counted(call("long", 0, left_s=8_000), until=START + timedelta(hours=3)) == {"compound": (1, 1, 0, 240, 240)}
+
+
+def test_refusals_of_workflows_that_are_not_named_count_for_no_workflow_and_no_other_type():
+    unnamed = {"kind": "workflow", "reason": NOT_NAMED, "figures": {"workflows": 4}}
+    refused = {"outcome": "refused", "attempts": 0, "stands_for": 9, **MISS}
+    assert counted(call("", 0, target_deadline_s=5.0, last=unnamed, **refused), call("w", 0, left_s=60)) == {
+        "compound": (1, 1, 0, 120, 120)
+    }
+    found = {kind: RequestRecord.objects.filter(of_type(kind)).count() for kind in RequestType}
+    assert {kind: count for kind, count in found.items() if count} == {RequestType.COMPOUND: 2}
+
+
+def test_late_records_of_a_workflow_that_lost_its_name_are_one_row_however_they_come():
+    """Each batch made a row of its own, so one old workflow counted once for every late record."""
+    factories.records_stored(call("nightly", 86_400, left_s=60))
+    for after_s in (20, 0, 10):
+        factories.records_stored(call("nightly", after_s, left_s=60 - after_s))
+    factories.records_stored(call("nightly", 30, left_s=30, outcome="failed", **MISS))
+    rows = WorkflowResult.objects.order_by("began_at").values_list("requests", "failed", "latest", "in_time")
+    assert list(rows) == [(4, 1, False, False), (1, 0, True, True)]
+    assert WorkflowResult.objects.first().began_at == START + timedelta(days=1)
+    assert WorkflowResult.objects.last().began_at == START
+
+
+def test_a_late_record_joins_the_row_that_was_left_when_its_name_was_used_again():
+    for day in (0, 1, 2):
+        factories.records_stored(call("nightly", day * 86_400, left_s=60))
+    factories.records_stored(call("nightly", 86_400 + 5, left_s=55))
+    rows = WorkflowResult.objects.order_by("began_at").values_list("requests", "latest")
+    assert list(rows) == [(1, False), (2, False), (1, True)]
 
 
 @pytest.mark.django_db(transaction=True)
