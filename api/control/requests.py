@@ -47,6 +47,7 @@ SUMMARY = (
     "waiting_time_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "ttft_met", "tpot_met", "deadline_met", "attained",
     "goodput_tokens", "attempts", "workflow", "stage", "prefill_instance", "may_defer", "stands_for",
     "last_arrived_at", "all_prompt_tokens", "target_thinking_s", "first_answer_s", "reasoning_tokens",
+    "step_key", "parents",
 )  # fmt: skip
 
 

@@ -85,6 +85,12 @@ class RequestOfWorkflow(serializers.Serializer):
     share_s = serializers.FloatField(allow_null=True, help_text="What it got of that.")
     took_s = serializers.FloatField(allow_null=True)
     output_tokens = serializers.IntegerField()
+    step_key = serializers.CharField(help_text="As its client named it, or empty.")
+    parents = serializers.ListField(
+        child=serializers.CharField(),
+        allow_null=True,
+        help_text="Step keys or request ids that its client said it depends on. Null: it did not say.",
+    )
 
 
 class WorkflowWithRequests(WorkflowRow):
@@ -198,6 +204,8 @@ def _request(row: RequestRecord) -> dict[str, Any]:
         "share_s": share.get("step_s"),
         "took_s": row.e2e_s,
         "output_tokens": row.output_tokens,
+        "step_key": row.step_key,
+        "parents": row.parents,
     }
 
 

@@ -171,11 +171,11 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = await _run(partial(_parse, path, raw, gateway), heavy=heavy)
         del raw  # a waiting request keeps only the body for its engine
-        workflow = stored = origin = None
+        workflow, stored, origin, name = None, None, None, gateway.new_id()
         if parsed.workflow:
             gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
             if not gateway.quotas.used_up(caller.tenant, arrival):
-                workflow = await gateway.workflows.time_of(parsed, caller.tenant.name)
+                workflow = await gateway.workflows.time_of(parsed, caller.tenant.name, name)
                 stored = await gateway.steps.find(parsed, caller.tenant)
                 gateway.workflows.check(caller.tenant.name, parsed.workflow)
         if parsed.branch and stored is None:
@@ -184,7 +184,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         chat = path != COMPLETIONS
-        known: dict[str, Any] = {"workflow": workflow, "stored": stored, "origin": origin}
+        known: dict[str, Any] = {"name": name, "workflow": workflow, "stored": stored, "origin": origin}
         if parsed.kept is not None and parsed.kept.background:
             answer = BackgroundAnswer(gateway.responses, caller.tenant.name, parsed.kept, held)
             in_flight = gateway.submit(parsed, caller, answer, arrival, chat=chat, **known)

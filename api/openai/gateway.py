@@ -28,7 +28,7 @@ from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
 from api.openai.protocol.errors import ApiError, config_stale, shutting_down
 from api.openai.protocol.response_streams import as_response
-from api.openai.protocol.schemas import Parsed
+from api.openai.protocol.schemas import NamedPlace, Parsed
 from api.openai.protocol.step_answers import Captured
 from api.openai.protocol.translation import Translation
 from api.openai.runtime import Runtime, report_defect
@@ -213,16 +213,18 @@ class Gateway:
         workflow: WorkflowTime | None = None,
         stored: StoredStep | None = None,
         origin: KvCheckpoint | None = None,
+        name: str = "",
     ) -> InFlightRequest:
         """Let a request in: entitlements, targets, quota, scheduler. Raises ApiError, and then nothing is queued.
 
         `caller`: as of now, not as of when its body began to come. `workflow`: what its workflow has left.
-        `stored`: the answer of its step, if that was kept. `origin`: of its branch.
+        `stored`: the answer of its step, if that was kept. `origin`: of its branch. `name`: its id, if it has one
+        already.
         """
         tenant = caller.tenant
         if workflow is not None:
             workflow = workflow.entitled(tenant.entitled)
-        request, applied, foretold = self._request(parsed, tenant, arrival, workflow)
+        request, applied, foretold = self._request(parsed, tenant, arrival, workflow, name)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
         translation, send = self._response(parsed, request, send, arrived_wall)
@@ -250,6 +252,7 @@ class Gateway:
             in_flight.note(_joined(request, workflow))
             in_flight.timed, in_flight.workflow_due = True, arrival + workflow.left_s
             in_flight.call_number = workflow.number
+        in_flight.named = NamedPlace("" if parsed.step is None else parsed.step.key, parsed.parents)
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         in_flight.stored = stored is not None
@@ -310,8 +313,12 @@ class Gateway:
         self.runtime.end_workflow(tenant, workflow, by)
         self.shared_calls.end_workflow(tenant, workflow, by)
 
+    def new_id(self) -> str:
+        """Of a request."""
+        return f"req-{self._ids.getrandbits(96):024x}"
+
     def _request(
-        self, parsed: Parsed, tenant: TenantConfig, arrival: float, workflow: WorkflowTime | None
+        self, parsed: Parsed, tenant: TenantConfig, arrival: float, workflow: WorkflowTime | None, name: str
     ) -> tuple[Request, Applied, Foretold]:
         self.check_entitled(parsed, tenant)  # what the client says, not what a workflow leaves it
         model = parsed.model
@@ -332,7 +339,7 @@ class Gateway:
         least, most = foretold.bounds or (foretold.expected, foretold.expected)
         context = model.context_tokens
         request = Request(
-            id=f"req-{self._ids.getrandbits(96):024x}",
+            id=name or self.new_id(),
             arrival=arrival,
             targets=applied.targets,
             prompt_tokens=max(1, min(prompt, context)),

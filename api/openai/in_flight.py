@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, Header, Send, respond
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.schemas import NamedStep
+from api.openai.protocol.schemas import NamedPlace, NamedStep
 from api.openai.protocol.step_answers import Captured
 from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
@@ -74,6 +74,7 @@ class InFlightRequest:
         "keep_usage",
         "key_id",
         "moved",
+        "named",
         "offer",
         "output_tokens",
         "over",
@@ -130,8 +131,7 @@ class InFlightRequest:
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall
-        self.chat, self.streamed = chat, streamed
-        self.keep_usage = keep_usage
+        self.chat, self.streamed, self.keep_usage = chat, streamed, keep_usage
         self.text = text
         self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
@@ -141,14 +141,15 @@ class InFlightRequest:
         self.timed, self.workflow_due, self.waits_until, self.call_number = False, math.inf, math.inf, 0
         self.follows = self.stored = False  # it got the answer of another request's call; or one that was kept
         self.step: NamedStep | None = None  # whose answer is to be kept
+        self.named = NamedPlace("", None)  # in its workflow
         self.captured: Captured | None = None  # that answer
         self.checkpoint_s = 0.0  # how long its KV is to stay at its engine, for branches
         self.branch_of, self.shared_tokens = "", 0  # whose checkpoint it goes on from, and what it shares of that
-        self.key_id = 0  # of the API key that it came with
-        self.salt = b""  # of its tenant, for the prefix caches of engines
+        self.key_id, self.salt = 0, b""  # of the API key that it came with; of its tenant, for engines' prefix caches
         self.started = self.over = False
-        self.instance = ""
-        self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
+        self.instance = self.prefill_instance = (
+            ""  # prefill: where its KV was computed, once decode is placed elsewhere
+        )
         self.moved: KvMoved | None = None  # how that KV came, as its decode engine measured it
         self.task: asyncio.Task[None] | None = None  # relays its answer
         self.prefill: asyncio.Task[None] | None = None  # its prefill stage, while that runs

@@ -158,8 +158,7 @@ def _record(
         attained=outlook.attained,
         goodput_tokens=outlook.goodput_tokens,
         attempts=in_flight.sends,
-        workflow=request.workflow,
-        stage=request.stage,
+        **_place(in_flight),
         decisions=in_flight.decisions or [],
         token_times=summary(times) if times else [],
         prefill_instance=in_flight.prefill_instance,
@@ -169,6 +168,17 @@ def _record(
         **_lengths(in_flight),
     )
     return record, _cause(in_flight, outcome, outlook, code, queue_s)
+
+
+def _place(in_flight: InFlightRequest) -> dict[str, Any]:
+    """In its workflow."""
+    request, (key, parents) = in_flight.request, in_flight.named
+    return {
+        "workflow": request.workflow,
+        "stage": request.stage,
+        "step_key": key,
+        "parents": None if parents is None else list(parents),
+    }
 
 
 def _reasoned(in_flight: InFlightRequest, measured: _Measured) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from api.openai.protocol.errors import ApiError, workflow_cancelled
-from api.openai.protocol.schemas import Parsed
+from api.openai.protocol.schemas import Parsed, wrong
 from controller.predict.pattern_graphs import MOST_NODES, GraphsInForce, kind_of
 from controller.slo.workflow import GRAPH, LAST, WorkflowTime, rule_of, shares_from
 from workers.live import LiveUnavailable, Talks
 from workers.workflows import (
     AT_ONCE,
+    MOST_NAMED,
     MOST_OPEN,
     CancelWorkflow,
     CountRequests,
@@ -31,6 +32,7 @@ from workers.workflows import (
     TooManyWorkflows,
     WorkflowCancelled,
     WorkflowState,
+    WrongParent,
     cancellations,
     last_cancellation,
     run_orders,
@@ -83,8 +85,8 @@ class Workflows:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    async def time_of(self, parsed: Parsed, tenant: str) -> WorkflowTime | None:
-        """None for a request of no workflow, or of one without a deadline. Raises ApiError.
+    async def time_of(self, parsed: Parsed, tenant: str, request: str = "") -> WorkflowTime | None:
+        """None for a request of no workflow, or of one without a deadline. `request`: its id. Raises ApiError.
 
         While Redis is unavailable, a request is served by what it says itself: a workflow must not stop with Redis.
         """
@@ -95,7 +97,11 @@ class Workflows:
         wanted = graphs is not None and asked.workflow_steps_left is None
         call = (kind_of(parsed.model.name, parsed.stage), self.count(parsed), wanted)
         try:
-            joined = await self._ask(StepOfWorkflow(tenant, parsed.workflow, deadline_s, *call))
+            name = request if parsed.step is None else parsed.step.key
+            step = StepOfWorkflow(tenant, parsed.workflow, deadline_s, *call, name, parsed.parents)
+            joined = await self._ask(step)
+        except WrongParent as error:
+            raise wrong_parent(error, "metadata.") from None
         except TooManyWorkflows:
             raise too_many("workflow_deadline") from None
         except WorkflowCancelled as cancelled:
@@ -319,6 +325,15 @@ def _known(found: WorkflowState | None) -> WorkflowState:
     if found is None:
         raise ApiError("not_found", "This tenant has no workflow of this id that has a deadline.")
     return found
+
+
+def wrong_parent(error: WrongParent, where: str) -> ApiError:
+    what = (
+        f"{error.parent!r} began after this step first did, so the two would depend on each other"
+        if error.cycle
+        else f"{error.parent!r} is no step of this workflow, or not one of its last {MOST_NAMED}"
+    )
+    return wrong(f"{where}parents", what)
 
 
 def too_many(field: str) -> ApiError:

@@ -27,13 +27,15 @@ class DrawnRequest:
     ended_at: datetime
     share_s: float | None
     missed: bool
+    parents: Sequence[str] | None  # ids of those that it depends on, as its client told; None: not told
     told: str  # what a screen reader says of it after its number and name, which are seen
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBar:
     """`x`, `y`, `width` of the bar; `text_y` of its name; `share_x`: where its share ended, None: none, or not in the
-    chart. `follows`: the path of an SVG from the request that it followed, "" without one."""
+    chart. `follows`: the paths of an SVG from the requests that it followed: those that its client named, or,
+    `inferred`, the one that times tell."""
 
     step: DrawnRequest
     x: float
@@ -41,7 +43,8 @@ class RequestBar:
     width: float
     text_y: float
     share_x: float | None
-    follows: str
+    follows: Sequence[str]
+    inferred: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,16 @@ class WorkflowTimeline:
     ticks: Sequence[tuple[float, float]]
     due_x: float | None
     due_beyond: bool
+
+    @property
+    def inferred(self) -> bool:
+        """Some lines are, as times tell."""
+        return any(bar.inferred for bar in self.bars)
+
+    @property
+    def told(self) -> bool:
+        """Some lines are, by the client."""
+        return any(bar.follows and not bar.inferred for bar in self.bars)
 
 
 def timeline(steps: Sequence[DrawnRequest], due_at: datetime | None) -> WorkflowTimeline | None:
@@ -79,15 +92,14 @@ def timeline(steps: Sequence[DrawnRequest], due_at: datetime | None) -> Workflow
     for index, step in enumerate(steps):
         x, y = x_of(step.arrived_at), TOP + index * ROW + (ROW - BAR) / 2
         share_x = None if step.share_s is None else round(x + step.share_s * scale, 1)
-        before = followed(step, steps[:index])
-        path = ""
-        if before is not None:
-            from_y = TOP + places[before.id] * ROW + ROW / 2
-            path = f"M{x_of(before.ended_at)} {from_y}V{y + BAR / 2}H{x}"
+        last = followed(step, steps[:index]) if step.parents is None else None
+        before = [steps[places[each]] for each in step.parents or () if each in places] if last is None else [last]
+        paths = [f"M{x_of(each.ended_at)} {TOP + places[each.id] * ROW + ROW / 2}V{y + BAR / 2}H{x}" for each in before]
         bars.append(
             RequestBar(
                 step, x, y, max(LEAST, x_of(step.ended_at) - x), y + BAR - 2,
-                share_x if share_x is not None and share_x <= WIDTH - RIGHT else None, path,
+                share_x if share_x is not None and share_x <= WIDTH - RIGHT else None, paths,
+                last is not None,
             )
         )  # fmt: skip
     bottom = TOP + len(steps) * ROW

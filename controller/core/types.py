@@ -230,6 +230,10 @@ class RequestRecord:
     target_thinking_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
+    # The step of its workflow as its client named it, and the names (step keys or request ids) of those that it depends
+    # on; None: its client did not tell.
+    step_key: str = ""
+    parents: list[str] | None = None
 
     @property
     def counted_as(self) -> str:

@@ -63,6 +63,8 @@ class RequestRecord(models.Model):
     target_thinking_s = models.FloatField(null=True)
     first_answer_s = models.FloatField(null=True)
     reasoning_tokens = models.IntegerField(default=0, db_default=0)
+    step_key = models.CharField(max_length=120, blank=True, default="", db_default="")
+    parents = models.JSONField(null=True)
 
     class Meta:
         db_table = "request_record"

@@ -1,9 +1,10 @@
 """Pattern graphs: what workflows of a tenant looked like, and which of them a running one is most like.
 
 "Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.1, Fig. 4.2. A node is a call of a
-kind (a stage of a client at a model, or a tool) with its input and output tokens. A call that begins after others have
-ended depends on them, so its *level* is one more than the highest of theirs. A level's time is observed, waiting
-included: the pause since the level before it, and from the first call's beginning to the last one's end.
+kind (a stage of a client at a model, or a tool) with its input and output tokens. A call depends on those that its
+client named or else, if it named none, on those that had ended when it began, so its *level* is one more than the
+highest of theirs. A level's time is observed, waiting included: the pause since the level before it, and from the first
+call's beginning to the last one's end.
 
 A running workflow is compared with the beginning of each graph. Graphs whose beginning has another structure are left
 out; of the others the most similar counts, by Gaussian kernels over output tokens (nodes) and input tokens (edges), in
@@ -49,13 +50,16 @@ Floats = npt.NDArray[np.float32]
 
 class Call(NamedTuple):
     """A call of a workflow. `kind`: `kind_of` its model and stage. `ended` None: it runs, and its output is not known.
-    Seconds on one clock."""
+    Seconds on one clock. `number`: by which `parents` name it, 0: none does. `parents`: the calls it depends on, as its
+    client told; None: not told, so times say."""
 
     kind: int
     began: float
     ended: float | None
     input_tokens: int
     output_tokens: int
+    number: int = 0
+    parents: tuple[int, ...] | None = None
 
 
 class Level(NamedTuple):
@@ -82,16 +86,25 @@ def kind_of(model: str, stage: str) -> int:
 
 
 def levels_of(calls: Sequence[Call]) -> list[int]:
-    """The level of each call, from 0. `calls` in the order in which they began."""
+    """The level of each call, from 0. `calls` in the order in which they began. Parents that are not among those
+    before it say nothing; of a call that has no others, its time does."""
     levels: list[int] = []
+    numbered: dict[int, int] = {}
     running: list[tuple[float, int]] = []  # a heap of when those before end, and their levels
     highest = -1  # level of those that have ended
     for call in calls:
         while running and running[0][0] <= call.began:
             highest = max(highest, heapq.heappop(running)[1])
-        levels.append(highest + 1)
+        level = highest + 1
+        if call.parents is not None:
+            known = [numbered[parent] for parent in call.parents if parent in numbered]
+            if known or not call.parents:
+                level = max(known, default=-1) + 1
+        levels.append(level)
+        if call.number:
+            numbered[call.number] = level
         if call.ended is not None:
-            heapq.heappush(running, (call.ended, highest + 1))
+            heapq.heappush(running, (call.ended, level))
     return levels
 
 

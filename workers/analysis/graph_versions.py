@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -98,13 +98,22 @@ def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
     left out: their first calls may be missing. So are those of more than MOST_EACH calls."""
     since = now - timedelta(seconds=READ_S)
     rows = _usable().filter(tenant=tenant, arrived_at__gt=since).order_by("-arrived_at", "-id")
-    columns = ("workflow", "arrived_at", "e2e_s", "model", "stage", "prompt_tokens", "output_tokens")
+    columns = (
+        "workflow", "arrived_at", "e2e_s", "model", "stage", "prompt_tokens", "output_tokens", "id",
+        "step_key", "parents",
+    )  # fmt: skip
     read = list(rows.values_list(*columns)[:MOST_CALLS])
     whole = read[int(0.9 * MOST_CALLS)][1].timestamp() if len(read) == MOST_CALLS else 0.0
     calls: dict[str, list[Call]] = defaultdict(list)
-    for workflow, at, took, model, stage, prompt, output in reversed(read):
-        began = at.timestamp()
-        calls[workflow].append(Call(kind_of(model, stage), began, began + took, prompt, output))
+    numbers: dict[str, dict[str, int]] = defaultdict(dict)  # of each workflow's calls, by their ids and step keys
+    for workflow, at, took, model, stage, prompt, output, name, key, named in reversed(read):
+        began, own, number = at.timestamp(), numbers[workflow], len(calls[workflow]) + 1
+        own[name] = number
+        if key:
+            own[key] = number
+        parents = None if named is None else parents_in(named, own)
+        figures = (began, began + took, prompt, output)
+        calls[workflow].append(Call(kind_of(model, stage), *figures, number, parents))
     found = [
         FinishedWorkflow(each, max(call.ended or call.began for call in each))
         for workflow, each in calls.items()
@@ -112,6 +121,13 @@ def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
     ]
     ended = [each for each in found if now.timestamp() - each.ended >= IDLE_S]
     return sorted(ended, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
+
+
+def parents_in(named: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The numbers of the calls that have these names. None: there are parents, and the record has none of them, so
+    times say what the call depends on."""
+    found = tuple(numbers[name] for name in named if name in numbers)
+    return found if found or not named else None
 
 
 def graphs_of(workflows: Sequence[FinishedWorkflow], now: float, tenant: str) -> GraphSet:

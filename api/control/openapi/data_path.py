@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.protocol.schemas import LONGEST_CHECKPOINT_S, LONGEST_NAME
+from api.openai.protocol.schemas import LONGEST_CHECKPOINT_S, LONGEST_NAME, MOST_PARENTS
 from api.openai.protocol.workflow_bodies import LARGEST_SHARE, MOST_BRANCHES, MOST_STAGES
 from controller.slo.classes import MOST_STEPS
 
@@ -93,7 +93,19 @@ METADATA: Fragment = {
     "additionalProperties": {"type": "string"},
     "description": "`workflow_id` and `stage` name a request's place in a compound workflow. The answer of a "
     "`step_key` is kept for the tenant's `retention_s`: the same key with the same body gets it again.",
-    "properties": {"workflow_id": _NAME, "stage": _NAME, "step_key": _NAME},
+    "properties": {
+        "workflow_id": _NAME,
+        "stage": _NAME,
+        "step_key": _NAME,
+        "parents": {
+            "type": "array",
+            "items": _NAME,
+            "maxItems": MOST_PARENTS,
+            "description": "The steps that this one depends on, each by its `step_key` or, without one, the id of its "
+            "request (`x-request-id`). Those of a workflow with a deadline are checked: they must be among its last "
+            "128 steps and have begun before this step first did. Without it, times tell.",
+        },
+    },
 }
 COMMON: Fragment = {
     "model": {"type": "string", "description": "A served model's public name or one of its aliases."},

@@ -63,6 +63,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
 }
 _WORKFLOW_FIELDS = ("workflow_id", "stage", "step_key")
+MOST_PARENTS = 32  # of one step
 _NOT_ASKED = ("stream", "stream_options", "metadata", "user")  # of a step: they do not change its answer
 # Of `apply_chat_template`, in transformers and in engines.
 TEMPLATE_ARGUMENTS = frozenset((
@@ -74,6 +75,13 @@ LONGEST_OPTION = 4_096  # characters
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 LONGEST_CHECKPOINT_S = 3_600
 LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
+
+
+class NamedPlace(NamedTuple):
+    """Of a step in its workflow, as its client names it. `parents`: None: not told."""
+
+    key: str
+    parents: tuple[str, ...] | None
 
 
 class NamedStep(NamedTuple):
@@ -110,6 +118,7 @@ class Parsed(NamedTuple):
     step: NamedStep | None = None  # whose answer is to be kept
     checkpoint_s: float = 0.0  # how long the KV of that answer is to stay for branches
     branch: str = ""  # of a fork
+    parents: tuple[str, ...] | None = None  # names of the steps that it depends on; None: not told
     equal: bytes = b""  # of a request that may share a call: the same for each that asks for the same
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer repeats of the request
     kept: KeptInput | None = None  # the same: the response is kept with this
@@ -145,7 +154,7 @@ def parse_body(
         raise wrong("thinking_deadline", told)
     _numbers(body)
     _single_choice(body)
-    workflow, stage, key = _metadata(body)
+    workflow, stage, key, parents = _metadata(body)
     if asked.workflow_deadline is not None and not workflow:
         raise wrong("workflow_deadline", "needs metadata.workflow_id, which says which requests share it")
     max_tokens = _max_tokens(body, chat)
@@ -168,7 +177,7 @@ def parse_body(
     equal = _equal(body, chat=chat, keep_usage=keep_usage) if shares else b""
     step = NamedStep(workflow, key, _asked_for(body, chat)) if key else None
     parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, step)
-    parsed = parsed._replace(equal=equal, checkpoint_s=checkpoint_s, branch=branch)
+    parsed = parsed._replace(equal=equal, checkpoint_s=checkpoint_s, branch=branch, parents=parents)
     _fits(parsed, shown)
     return parsed
 
@@ -322,11 +331,11 @@ def _asked_for(body: Mapping[str, Any], chat: bool) -> bytes:
     return what.digest()
 
 
-def _metadata(body: dict[str, Any]) -> tuple[str, str, str]:
-    """(workflow id, stage, step key). The client's other metadata goes to the engine."""
+def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | None]:
+    """(workflow id, stage, step key, parents). The client's other metadata goes to the engine."""
     metadata = body.get("metadata")
     if metadata is None:
-        return "", "", ""
+        return "", "", "", None
     if not isinstance(metadata, dict):
         raise wrong("metadata", "must be an object")
     found = []
@@ -335,13 +344,34 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str, str]:
         if not isinstance(value, str) or len(value) > LONGEST_NAME:
             raise wrong(f"metadata.{field}", f"must be a string of at most {LONGEST_NAME} characters")
         found.append(value)
-    rest = {key: value for key, value in metadata.items() if key not in _WORKFLOW_FIELDS}
+    parents = parents_of(metadata.get("parents"), found[2], "metadata.")
+    rest = {key: value for key, value in metadata.items() if key not in (*_WORKFLOW_FIELDS, "parents")}
     body.pop("metadata")
     if rest:
         body["metadata"] = rest
     if found[2] and not found[0]:
         raise wrong("metadata.step_key", "needs metadata.workflow_id, the workflow whose step it names")
-    return found[0], found[1], found[2]
+    if parents is not None and not found[0]:
+        raise wrong("metadata.parents", "needs metadata.workflow_id, the workflow whose steps they are")
+    return found[0], found[1], found[2], parents
+
+
+def parents_of(given: object, own: str, where: str) -> tuple[str, ...] | None:
+    """Names of the steps that one with the key `own` depends on; None: not told. `where`: what the field's name begins
+    with. Raises ApiError."""
+    field = f"{where}parents"
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) > MOST_PARENTS:
+        raise wrong(field, f"must be a list of at most {MOST_PARENTS} step keys or request ids")
+    for name in given:
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise wrong(field, f"each must be a string of 1 to {LONGEST_NAME} characters, a step key or a request id")
+        if name == own:
+            raise wrong(field, f"{name!r} is this step itself: a step cannot depend on itself")
+    if len(set(given)) < len(given):
+        raise wrong(field, "names a step twice")
+    return tuple(given)
 
 
 def _extras(body: dict[str, Any]) -> None:

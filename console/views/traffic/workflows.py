@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -28,6 +29,7 @@ from controller.selectors.records.workflows import (
     OneWorkflow,
     RecentWorkflows,
     narrowed,
+    parents_of,
     share_of,
 )
 from controller.selectors.roles import UserRole
@@ -96,7 +98,7 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
         "left_s": each.left_s(now),
         "stages": _stages(found),
         "rows": [_row(row) for row in found.requests],
-        "timeline": timeline([_step(row) for row in found.requests[:MOST_DRAWN]], each.due_at),
+        "timeline": timeline(_steps(found.requests), each.due_at),
         "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
         "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
         "cancellable": found.kept is not None and not each.cancelled_by,
@@ -149,7 +151,12 @@ def _how(row: RequestRecord) -> list[str]:
     return [HOW[step["reason"]] for step in row.decisions if step.get("reason") in HOW]
 
 
-def _step(row: RequestRecord) -> DrawnRequest:
+def _steps(rows: Sequence[RequestRecord]) -> list[DrawnRequest]:
+    parents = parents_of(rows)
+    return [_step(row, parents[row.id]) for row in rows[:MOST_DRAWN]]
+
+
+def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
     share_s, took_s = share_of(row).get("step_s"), row.e2e_s or 0.0
     words = [outcome_in_words(row), f"took {took_s:.3g} s"]
     words += [f"share {share_s:.3g} s"] if share_s is not None else []
@@ -160,6 +167,7 @@ def _step(row: RequestRecord) -> DrawnRequest:
         row.arrived_at + timedelta(seconds=took_s),
         share_s,
         row.outcome != "ok" or (share_s is not None and took_s > share_s),
+        parents,
         ", ".join([*words, *_how(row)]),
     )
 

@@ -198,6 +198,19 @@ def share_of(row: RequestRecord) -> Mapping[str, Any]:
     return found
 
 
+def parents_of(rows: Sequence[RequestRecord]) -> dict[str, list[str] | None]:
+    """By the id of each request of a workflow, the ids of those that its client said it depends on; None: it did not
+    say. `rows` in order of arrival: of requests with one step key, the last one before it counts."""
+    ids: dict[str, str] = {}
+    found: dict[str, list[str] | None] = {}
+    for row in rows:
+        found[row.id] = None if row.parents is None else [ids[name] for name in row.parents if name in ids]
+        ids[row.id] = row.id
+        if row.step_key:
+            ids[row.step_key] = row.id
+    return found
+
+
 def _counted(found: Mapping[Name, Workflow], now: datetime, *, cut: bool, live: bool = False) -> RecentWorkflows:
     ordered = sorted(found.values(), key=lambda each: (each.began_at, each.tenant, each.name), reverse=True)
     over = [each for each in ordered if each.over(now)]

@@ -106,6 +106,8 @@ def _row(record: RequestRecord) -> list[Any]:
         values["priority"] = max(-_INT_MAX, min(_INT_MAX, record.priority))
     for name in ("decisions", "token_times", "length_features", "length_bounds"):
         values[name] = _json(values[name])
+    if record.parents is not None:
+        values["parents"] = _json(record.parents)
     return list(values.values())
 
 

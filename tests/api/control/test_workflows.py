@@ -108,14 +108,16 @@ def test_pages_follow_each_other_without_gaps(viewer):
 def test_one_shows_its_requests_in_order_with_their_shares(viewer):
     begin("w/1?x", "acme")
     factories.records_stored(
-        call("w/1?x", 30, took_s=4.0, left_s=60, id="a", stage="plan"),
-        call("w/1?x", 20, took_s=2.0, left_s=40, id="b", outcome="cut", attained=False), call("other", 10),
+        call("w/1?x", 30, took_s=4.0, left_s=60, id="a", stage="plan", step_key="plan"),
+        call("w/1?x", 20, took_s=2.0, left_s=40, id="b", outcome="cut", attained=False, parents=["plan"]),
+        call("other", 10),
     )  # fmt: skip
     answer = viewer.get("/workflows/by-id", tenant="acme", workflow_id="w/1?x")
     assert answer.status_code == 200, answer.data
     assert [(each["id"], each["left_s"], each["share_s"], each["took_s"]) for each in answer.data["items"]] == [
         ("a", 60, 30, 4), ("b", 40, 20, 2),
     ]  # fmt: skip
+    assert [(each["step_key"], each["parents"]) for each in answer.data["items"]] == [("plan", None), ("", ["plan"])]
     assert (answer.data["more"], answer.data["in_time"], answer.data["failed"]) == (False, False, 1)
     for wrong in ({"tenant": "acme", "workflow_id": "none"}, {"tenant": "other", "workflow_id": "w/1?x"}):
         assert viewer.get("/workflows/by-id", **wrong).status_code == 404

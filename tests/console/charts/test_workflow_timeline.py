@@ -14,8 +14,29 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def step(name: str, arrived_s: float, ended_s: float, share_s: float | None = None) -> DrawnRequest:
-    return DrawnRequest(name, name, at(arrived_s), at(ended_s), share_s, False, name)
+def step(
+    name: str, arrived_s: float, ended_s: float, share_s: float | None = None, parents: list[str] | None = None
+) -> DrawnRequest:
+    return DrawnRequest(name, name, at(arrived_s), at(ended_s), share_s, False, parents, name)
+
+
+def test_parents_that_the_client_named_are_drawn_in_place_of_what_times_tell() -> None:
+    steps = [
+        step("plan", 0, 1),
+        step("a", 1, 3),
+        step("b", 4, 5, parents=["plan"]),
+        step("c", 6, 7, parents=["a", "b"]),
+        step("d", 8, 9, parents=[]),
+    ]
+    found = timeline(steps, None)
+    assert found is not None
+    assert [(len(bar.follows), bar.inferred) for bar in found.bars] == [
+        (0, False), (1, True), (1, False), (2, False), (0, False),
+    ]  # fmt: skip
+    plan, b = found.bars[0], found.bars[2]
+    assert b.follows[0].startswith(f"M{round(plan.x + plan.width, 1)} ")
+    assert found.inferred
+    assert found.told
 
 
 def test_bars_are_to_scale_and_the_deadline_is_in_the_chart() -> None:

@@ -57,6 +57,17 @@ def test_a_call_depends_on_those_that_had_ended_when_it_began() -> None:
     assert levels_of(overlapping) == [0, 0, 1, 2]
 
 
+def test_parents_that_a_client_named_come_before_what_times_tell() -> None:
+    def call(number: int, began: float, parents: tuple[int, ...] | None) -> Call:
+        return Call(PLAN, began, began + 1, 1, 1, number, parents)
+
+    plan = call(1, 0, None)
+    assert levels_of([plan, call(2, 1, (1,)), call(3, 5, (1,)), call(4, 7, (2, 3))]) == [0, 1, 1, 2]
+    assert levels_of([plan, call(2, 1, (1,)), call(3, 5, None)]) == [0, 1, 2]  # of one that tells nothing, times do
+    assert levels_of([plan, call(2, 5, ())]) == [0, 0]
+    assert levels_of([plan, call(3, 5, (2,))]) == [0, 1]  # its parent failed, or is not known
+
+
 def test_observed_times_include_the_waiting_between_calls() -> None:
     levels = one_set(graph_of(workflow())).levels(0)
     assert [each.gap_s for each in levels] == pytest.approx([0, 1, 0], rel=0.04)

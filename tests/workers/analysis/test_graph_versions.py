@@ -7,9 +7,10 @@ import random
 import time
 
 import pytest
+from django.utils import timezone
 
 from controller.models import GraphVersion
-from controller.predict.pattern_graphs import Call, GraphSet, kind_of
+from controller.predict.pattern_graphs import Call, GraphSet, kind_of, levels_of
 from controller.selectors.records.graph_versions import published_graph_content, published_graphs
 from controller.services.actors import Actor
 from controller.services.records.learned_versions import CONTENTS_KEPT
@@ -50,6 +51,29 @@ def test_recorded_workflows_give_a_version_that_beats_even_shares():
     match = graphs.match([Call(kind_of("demo", "plan"), 0.0, None, 100, 0)])
     shares = [each / sum(match.seconds) for each in match.seconds]
     assert shares == pytest.approx([2 / 21, 3.5 / 21, 15.5 / 21], abs=0.03)
+
+
+def test_parents_that_clients_named_give_the_levels():
+    """Two searches, one after the other, that both depend on the plan: times alone would make a chain of them."""
+    now = timezone.now()
+    rows = []
+    for number, (name, parents) in enumerate([("p", None), ("s1", ["p"]), ("s2", ["key"]), ("w", ["s1", "s2"])]):
+        own = {"id": name, "workflow": "w1", "stage": name, "e2e_s": 1.0, "step_key": "key" if name == "p" else ""}
+        rows.append(factories.record(arrived_at=now.timestamp() - 900 + 2 * number, parents=parents, **own))
+    factories.records_stored(*rows)
+    (found,) = finished_workflows("acme", now)
+    assert [call.parents for call in found.calls] == [None, (1,), (1,), (2, 3)]
+    assert levels_of(found.calls) == [0, 1, 1, 2]
+
+
+def test_a_parent_without_a_record_leaves_it_to_times():
+    now = timezone.now()
+    factories.records_stored(
+        factories.record(arrived_at=now.timestamp() - 900, workflow="w1", e2e_s=1.0),
+        factories.record(arrived_at=now.timestamp() - 890, workflow="w1", e2e_s=1.0, parents=["lost"]),
+    )
+    (found,) = finished_workflows("acme", now)
+    assert [call.parents for call in found.calls] == [None, None]
 
 
 def test_graphs_that_foretell_worse_than_even_shares_are_refused_and_never_in_force():

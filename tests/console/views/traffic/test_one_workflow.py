@@ -233,6 +233,22 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
     assert page.count("answer kept before") == 3  # read out, on hover, in the table
 
 
+def test_parents_that_the_client_named_are_drawn_and_told_from_inferred_ones(viewer, acme):
+    factories.records_stored(
+        call("w", 30, 1.0, id="p", stage="plan", step_key="plan"),
+        call("w", 20, 1.0, id="a", stage="a", parents=["plan"]),
+        call("w", 10, 1.0, id="b", stage="b", parents=["p", "a"]),
+    )
+    page = one(viewer, "w")
+    assert page.count('class="follows"') == 3
+    assert "inferred" not in page
+    factories.records_stored(call("w", 5, 1.0, id="c", stage="c"))
+    page = one(viewer, "w")
+    assert page.count('class="follows inferred"') == 1
+    assert "Dashed lines, inferred from times" in page
+    assert "its client said it depends on" in page
+
+
 @pytest.mark.parametrize(("requests", "told"), [(MOST_DRAWN, False), (MOST_DRAWN + 1, True)])
 def test_the_page_says_when_not_all_requests_are_drawn(viewer, acme, requests, told):
     factories.records_stored(*(call("w", 200 - number, 0.5, left_s=300) for number in range(requests)))
