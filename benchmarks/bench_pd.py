@@ -17,7 +17,8 @@ settings. Gateway and simulator run the policy set `slackline`; only one-shot pl
 Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `kv_bytes` and
 `kv_gb_per_s` by mode (over all seeds), and `by_mode` (there `kv_early_share` is the share of KV bytes that moved before
 their prefill had ended, and `kv_gb_per_s` is over whole pulls, including the wait for the prefill if they overlap with
-it).
+it). QUICK=1: 60 requests of each kind, one seed. With `--deadlines` it compares something else: see
+benchmarks/pd/deadlines.py.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from benchmarks.load.scoring import Score, score
 from benchmarks.load.trials import Bench, note, wait_idle
 from benchmarks.load.workloads import PlannedArrival, Task, burst
 from benchmarks.machine.names import keep
+from benchmarks.pd import deadlines
 from benchmarks.servers.engines import ROOT, RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.types import Targets
@@ -235,14 +237,24 @@ def main() -> None:
         "--fleet", choices=sorted(FLEETS), default="equal", help="decode engines alike or not (%(default)s)"
     )
     parser.add_argument("--rate", type=float, help="requests/s of both kinds together (default: the fleet's)")
-    parser.add_argument("--per-task", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--per-task", type=int, help="requests of each kind (200; QUICK=1: 60)")
+    parser.add_argument("--seeds", type=int, help="how many (3; QUICK=1: 1)")
     parser.add_argument("--link", type=float, default=1.0, help="GB/s per port in the simulator (%(default)s)")
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/pd as well")
+    deadlines.add_options(parser)
     args = parser.parse_args()
     stop_on_sigterm()
     os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
-    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds)]
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds or (1 if quick else 3))]
+    args.per_task = args.per_task or (60 if quick else 200)
+    if args.deadlines:
+        told = deadlines.run(args.batching, args.rate, args.per_task, seeds)
+        print(deadlines.table(told))
+        print(json.dumps({"benchmark": "pd --deadlines", "quick": quick, **told}))
+        if args.keep:
+            keep("pd-deadlines", told)
+        return
     fleet = FLEETS[args.fleet]
     rate = args.rate or fleet.rate
     chunk, swept = best_chunk(fleet, rate, args.per_task, seeds)

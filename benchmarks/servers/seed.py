@@ -29,7 +29,7 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
     tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], retention_s=fleet["retention_s"], **UNBOUNDED)
     other = tenants.tenant_create(actor=actor, name="other", **{**UNBOUNDED, "queue_share": 0.5})
     limited = tenants.tenant_create(actor=actor, name="limited", **{**UNBOUNDED, "rpm": 1})
-    spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"]}
+    spec: dict[str, Any] = {"max_model_len": fleet["context_tokens"], **fleet["started"]}
     if fleet["kv_capacity_tokens"]:
         spec["kv_capacity_tokens"] = fleet["kv_capacity_tokens"]
     latencies = fleet["by_device"] or ({"cpu": fleet["coefficients"]} if fleet["coefficients"] else {})

@@ -60,6 +60,7 @@ class StackFleet:
     devices: Sequence[str] = ()
     by_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retention_s: int = 0  # of answers that requests ask to be kept
+    started: Mapping[str, Any] = field(default_factory=dict)  # start options that tell what the engines choose by
 
 
 class Stack:
@@ -144,15 +145,18 @@ class Stack:
         overrides: Mapping[str, Any] | None = None,
         name: str = "gateway",
         gateway_id: str | None = None,
+        module: str = "api.openai",
+        port: int | None = None,
     ) -> Iterator[RunningEngine]:
         """A running gateway that sees all instances. `policy` None: the gateway's default. `gateway_id`: of an earlier
-        one, whose learned state it goes on with; None: one of its own."""
-        port = free_port()
+        one, whose learned state it goes on with; None: one of its own. `module`: what is run; it takes the options of
+        `api.openai`. `port`: None: a free one."""
+        port = port or free_port()
         environment = {**self.environment, "SLACKLINE_ROLE": "gateway", "GATEWAY_PORT": str(port)}
         if policy is not None:
             environment["DISPATCH_POLICY"] = policy
         environment["DISPATCH_OVERRIDES"] = json.dumps(overrides or {})
-        command = [sys.executable, "-m", "api.openai", "--port", str(port)]
+        command = [sys.executable, "-m", module, "--port", str(port)]
         command += ["--name", gateway_id] if gateway_id else []
         started = spawn(name, command, port, self.folder / "logs", environment)
         prefer(started.process.pid, own_niceness())
