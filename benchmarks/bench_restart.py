@@ -2,13 +2,18 @@
 
 Two reference engines answer 100 requests/s of the lengths of `azure2023_conv` (a quarter of its prompts, an eighth of
 its answers, of which no predictor sees the end). Workflows with one deadline have had their first request. The Celery
-task has trained a forest on what was recorded, and the gateway uses it. Then it is killed, and the same name is started
-on another port, to which the load moves: a load balancer in front would do that.
+task has trained a forest on what was recorded, and the gateway uses it. Then it is killed twice: once when the load has
+paused, for the bounds, and once under load. Each time the same name is started on another port, to which the load moves
+at once: a load balancer in front would do that.
 
-- `resume_s`: from the new process' first /healthz of 200 to the first answer that it completes, asked every 10 ms.
+- `resume_s`: under load, from the new process' first /healthz of 200 (asked every 10 ms) to its first answer.
+- `failed_after`: requests of the load that were sent to it after that 200 and were not answered with 200.
 - `bound_drift_pct`: the upper bound of equal probes at the old and the new process: median of |new - old| / old. Probes
   are sent when the load has paused, twice at the old process, since their own answers move the bounds too.
-- `cold_drift_pct`: the same at a process of another name, which begins without what was learned.
+- `load_drift_pct`: the same at one process between two moments under load; `bound_drift_under_load_pct`: across the
+  kill under load. Each of the load's answers moves the level of the bounds and the mean of their kind, so the second
+  says what a restart loses only as far as it is above the first.
+- `cold_drift_pct`: as `bound_drift_pct`, at a process of another name, which begins without what was learned.
 - `workflows_kept`: share of the workflows whose second request inherits the deadline of the first, within 0.5 s.
 - `restored_age_s`: how old the stored state was. `started_s`: from the kill to that first 200.
 
@@ -18,6 +23,7 @@ QUICK=1: fewer requests. Prints a table, then one line of JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -48,8 +54,10 @@ from benchmarks.analyzer.live import (
 )
 from benchmarks.bench_analyzer import SHIPPED, rows
 from benchmarks.load.trials import note
-from benchmarks.servers.engines import RunningEngine, reference_engines, stop_on_sigterm
-from benchmarks.servers.stack import Stack, StackFleet, health
+from benchmarks.restart.load import FirstHealthy, SteadyLoad
+from benchmarks.servers.engines import LOOPBACK, RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.stack import Stack, StackFleet
+from workers.supervisor.ports import free_port
 
 GATEWAY = "restarted"
 RECORDED, QUICK_RECORDED = 3_000, 900
@@ -57,6 +65,7 @@ WORKFLOWS = 50
 DEADLINE_S = 300.0
 WITHIN_S = 0.5
 PROBES = (60, 120, 200, 300, 400, 500, 700, 900, 1_200, 1_600)  # prompt tokens
+SETTLE_S = 2.0
 PATIENCE_S = 30.0
 
 
@@ -69,28 +78,18 @@ class RestartClient:
         self._session.headers["authorization"] = f"Bearer {api_key}"
 
     def ask(self, prompt_tokens: int, **changes: Any) -> str:
-        """The id of an answered request. Raises requests.RequestException."""
+        """The id of an answered request. Raises requests.RequestException, and RuntimeError unless it is 200."""
         prompt = np.random.default_rng(prompt_tokens).integers(3, 1000, prompt_tokens).tolist()
         asked = {"model": overhead.MODEL, "prompt": prompt, "max_tokens": 512, "seed": 7, **changes}
         answer = self._session.post(f"{self.url}/v1/completions", json=asked, timeout=10)
-        answer.raise_for_status()
+        if answer.status_code != 200:
+            raise RuntimeError(f"the gateway answered {answer.status_code}: {answer.text[:300]}")
         return str(answer.headers["x-slackline-request-id"])
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as reply:
             lines = reply.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])
-
-    def first_answer(self) -> float:
-        """Monotonic seconds at which a request was answered. Raises TimeoutError after PATIENCE_S."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            try:
-                self.ask(60, max_tokens=1)
-                return time.monotonic()
-            except requests.RequestException:
-                time.sleep(0.01)
-        raise TimeoutError(f"no answer within {PATIENCE_S:.0f} s")
 
 
 def stored(records: Recorded, request_id: str, column: str) -> Any:
@@ -144,36 +143,65 @@ def measured(stack: Stack, bodies: Sequence[bytes], records: Recorded) -> dict[s
         train(stack.environment)
         wait_for(gateway.url, 1)
         uvloop.run(send(gateway.url, stack.api_key, bodies[: len(bodies) // 4], RATE))
-        due = begun(caller)
         bounds(caller, records)  # their answers move the mean of their kind, from which the bounds are predicted
         before = bounds(caller, records)
-        time.sleep(2.0)  # so that what is stored has the probes' answers too
-        note("the gateway is killed")
-        killed_at = time.monotonic()
+        time.sleep(SETTLE_S)  # so that what is stored has the probes' answers too
+        note("the gateway is killed, with its load paused")
         gateway.kill()
-    found = restarted(stack, records, killed_at, before, due)
+    found = killed_under_load(stack, bodies, records, before)
     with stack.gateway(name="cold") as gateway:
         wait_for(gateway.url, 1)
         found["cold_drift_pct"] = drift_pct(before, bounds(RestartClient(gateway.url, stack.api_key), records))
     return found
 
 
-def restarted(
-    stack: Stack, records: Recorded, killed_at: float, before: Sequence[int], due: dict[str, float]
+def killed_under_load(
+    stack: Stack, bodies: Sequence[bytes], records: Recorded, before: Sequence[int]
 ) -> dict[str, Any]:
-    with stack.gateway(name="second", gateway_id=GATEWAY) as gateway:
-        healthy_at = time.monotonic()  # the block begins once /healthz is 200 and every instance is up
+    """`before`: the bounds at the first process."""
+    with contextlib.ExitStack() as until_all:
+        with stack.gateway(name="second", gateway_id=GATEWAY) as gateway:
+            caller = RestartClient(gateway.url, stack.api_key)
+            wait_for(gateway.url, 1)
+            drift = drift_pct(before, bounds(caller, records))
+            load = until_all.enter_context(SteadyLoad(gateway.url, stack.api_key, bodies, RATE))
+            due = begun(caller)
+            earlier = bounds(caller, records)
+            time.sleep(SETTLE_S)
+            later = bounds(caller, records)
+            note("the gateway is killed under load")
+            killed_at = time.monotonic()
+            gateway.kill()
+            port = free_port()
+            load.url = f"http://{LOOPBACK}:{port}"
+        found = restarted(stack, records, load, port, killed_at, due)
+        under_load = drift_pct(later, found.pop("bounds"))
+    return {
+        **found,
+        "bound_drift_pct": drift,
+        "load_drift_pct": drift_pct(earlier, later),
+        "bound_drift_under_load_pct": under_load,
+    }
+
+
+def restarted(
+    stack: Stack, records: Recorded, load: SteadyLoad, port: int, killed_at: float, due: dict[str, float]
+) -> dict[str, Any]:
+    """What a new process at `port` does under the load that goes there. `bounds`: of the probes."""
+    with FirstHealthy(load.url) as healthy, stack.gateway(name="third", gateway_id=GATEWAY, port=port) as gateway:
+        resumed_at = load.first_answer(gateway.url, PATIENCE_S)
+        if healthy.at is None:
+            raise RuntimeError("the gateway answers requests, and is not healthy")
         caller = RestartClient(gateway.url, stack.api_key)
-        resumed_at = caller.first_answer()
-        assert health(gateway.url)
         wait_for(gateway.url, 1)
-        return {
-            "started_s": round(healthy_at - killed_at, 2),
-            "resume_s": round(resumed_at - healthy_at, 3),
+        found = {
+            "started_s": round(healthy.at - killed_at, 2),
+            "resume_s": round(max(0.0, resumed_at - healthy.at), 3),
             "restored_age_s": round(caller.metric("slackline_learned_restored_age_seconds"), 2),
-            "bound_drift_pct": drift_pct(before, bounds(caller, records)),
+            "bounds": bounds(caller, records),
             "workflows_kept": kept(caller, records, due),
         }
+        return {**found, "failed_after": load.failed(gateway.url, healthy.at)}
 
 
 def run(recorded: int, seed: int) -> dict[str, Any]:
@@ -205,7 +233,7 @@ def main() -> int:
     stop_on_sigterm()
     quick = os.environ.get("QUICK", "") not in ("", "0")
     found = run(QUICK_RECORDED if quick else RECORDED, args.seed)
-    goals = {"resume_s": "2", "bound_drift_pct": "5", "workflows_kept": "1.0"}
+    goals = {"resume_s": "2", "failed_after": "0", "bound_drift_pct": "5", "workflows_kept": "1.0"}
     for name, value in found.items():
         print(f"{name:18s} {value:8} {'goal ' + goals[name] if name in goals else ''}")
     print(json.dumps({"benchmark": "restart", "seed": args.seed, "quick": quick, **found}))
