@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from django.conf import settings
 
+from api.openai.stored_responses import ended_by
 from tests.api.openai import workflow_gateways
 from tests.api.openai.protocol.responses import told
 from tests.api.openai.test_steps import AWAY, calls, keeps, names
@@ -502,6 +503,8 @@ async def test_what_a_background_response_repeats_must_leave_room_for_its_end(mo
         refused = await bed.ask(asked(background=True, instructions="x" * 4000), PATH)
         assert (refused.status, refused.error["param"]) == (400, "background")
         assert (bed.gateway.responses.counts["too_large"], names()) == (1, [])
+        await until_on_loop(lambda: bed.sink.records)
+        assert (bed.sink.records[0].outcome, bed.sink.records[0].error_code) == ("cancelled", "response_unstored")
         await until_on_loop(lambda: bed.gateway.quotas.active("acme") == 0)
         assert (bed.gateway.responses.open, bed.gateway.quotas.body_bytes) == ({}, 0)
         assert (await ask(bed, asked(background=True)))["status"] == "in_progress"
@@ -554,3 +557,30 @@ async def test_a_tenant_calls_on_stored_responses_at_a_bounded_rate(monkeypatch)
             assert 1 <= int(refused.headers["retry-after"]) <= 20
         assert (await call(bed, made["id"], key=OTHER)).status == 404
         await ask(bed, asked())
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (None, "response_deleted"),
+        (b'{"response":{"status":"cancelled"}}', "response_cancelled"),
+        (b'{"response":{"status":"failed"}}', "response_lost"),
+        (b"{", "response_lost"),
+        (b"[]", "response_lost"),
+    ],
+)
+def test_a_gateway_says_what_ended_its_response_elsewhere(raw, code):
+    assert ended_by(raw) == code
+
+
+async def test_one_that_another_gateway_has_told_as_failed_ends_where_it_is_computed(monkeypatch):
+    monkeypatch.setattr(stored_responses, "LEASE_S", 0.1)
+    async with gateway("gw-b") as two, gateway("gw-a", watched=False) as one:
+        one.every(Script(hang_after=0))
+        made = await ask(one, asked(background=True))
+        await asyncio.sleep(0.2)
+        assert (await shown(two, made["id"]))["status"] == "failed"
+        watching = asyncio.create_task(one.gateway.responses.watch())
+        await until_on_loop(lambda: one.sink.records)
+        watching.cancel()
+        assert (one.sink.records[0].outcome, one.sink.records[0].error_code) == ("cancelled", "response_lost")

@@ -147,15 +147,6 @@ async def test_it_waits_in_the_queue_by_that_deadline():
         assert served == [names[2], names[1], names[0]]
 
 
-async def test_what_a_lost_engine_had_thought_does_not_count():
-    async with TestBed() as bed:
-        bed.every(Script(tokens=6, reasoning=4, cut_after=0), Script(tokens=6, reasoning=2))
-        answer = await bed.ask(chat(target_tbt=1), CHAT)
-        assert answer.events[-1] == "[DONE]"
-        await until_on_loop(lambda: bed.sink.records)
-        assert bed.sink.records[0].reasoning_tokens == 2
-
-
 async def test_equal_requests_that_share_a_call_have_its_reasoning():
     async with TestBed() as bed:
         bed.every(THINKS)
