@@ -3,7 +3,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("controller", "0044_thinking_deadlines"),
+        ("controller", "0045_parents_of_steps"),
     ]
 
     operations = [
