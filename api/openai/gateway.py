@@ -356,6 +356,7 @@ class Gateway:
             max_tokens=parsed.max_tokens,
             workflow=parsed.workflow,
             stage=parsed.stage,
+            workflow_left_s=None if workflow is None else workflow.left_s,
         )
         return request, applied, foretold
 

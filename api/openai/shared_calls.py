@@ -231,7 +231,7 @@ class SharedCalls:
         call = copy.copy(in_flight)
         found = self._open[key] = self._calls[call] = SharedCall(key, call)
         # Requests of other workflows may share it, and keys of other requests may be revoked.
-        call.request = replace(in_flight.request, workflow="", stage="")
+        call.request = replace(in_flight.request, workflow="", stage="", workflow_left_s=None)
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
         call.workflow_due, call.waits_until = math.inf, waits_until(in_flight)
         call.send, call.decisions, call.captured = found.send, None, None

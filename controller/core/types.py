@@ -83,6 +83,7 @@ class Request:
     fingerprint: str = ""  # the same for the same request of the same tenant; "": not known
     least_tokens: int | None = None  # lower and upper bound of the answer (Concord 4.1); None: not known
     most_tokens: int | None = None
+    workflow_left_s: float | None = None  # from its arrival until its workflow is due; its deadline is its step's
 
     @property
     def reserved_tokens(self) -> int:

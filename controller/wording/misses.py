@@ -221,6 +221,7 @@ def _unseen(row: RecordedRequest) -> str:
 
 _SPARE = {
     "hopeless_spare_budget": " It was too late to meet its targets by then, so it was served from spare capacity.",
+    "late_everywhere": " No instance could meet its targets by then, so others went first.",
     "pruned_spare_budget": " It had been pruned so that others were in time, so it was served from spare capacity.",
 }
 

@@ -89,7 +89,8 @@ def sequence_of(request: Request) -> Seq:
     told = ToldHints(
         due_s=math.inf if targets.deadline_s is None else targets.deadline_s,
         bounds=(min(most, max(0, request.surest_tokens)), most) if bounded or targets.deadline_s else None,
-        workflow=f"{request.tenant}\0{request.workflow}" if request.workflow and targets.deadline_s else "",
+        workflow_s=math.inf if request.workflow_left_s is None else request.workflow_left_s,
+        workflow="" if request.workflow_left_s is None else f"{request.tenant}\0{request.workflow}",
     )
     seq.estimate = estimate_of(told, seq, request.arrival)
     return seq

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from api.openai.gateway import Gateway, GatewayOptions
+from controller.core import events as ev
 from controller.core.snapshot import ModelConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.dispatch.event_log import Log
@@ -72,6 +73,20 @@ async def test_a_deadline_that_one_engine_alone_can_keep_waits_for_it(tmp_path):
     replay = Replay(Log((tmp_path / "log").read_text().splitlines()))
     assert list(replay.differences()) == [], "the simulator's dispatcher decides as the gateway's did"
     assert replay.kinds["Send"] == 4
+
+
+@pytest.mark.parametrize(("asked", "left_s"), [({}, [None]), ({"workflow_deadline": 30}, [30.0])])
+async def test_the_order_hears_how_long_a_workflow_has(tmp_path, asked, left_s):
+    """Its request's own deadline is that of its step."""
+    async with aiohttp.ClientSession() as session:
+        bed = TestBed(snapshot())
+        options = GatewayOptions("test", "slackline", OVERRIDES, scheduler_log=tmp_path / "log")
+        bed.gateway = Gateway(options, session, bed.sink)
+        async with bed:
+            assert (await bed.ask(completion(**asked, metadata={"workflow_id": "w"}))).status == 200
+    log = Log((tmp_path / "log").read_text().splitlines())
+    events = [event for batch in log.batches() for event in batch.events]
+    assert [event.request.workflow_left_s for event in events if isinstance(event, ev.Arrived)] == left_s
 
 
 @pytest.mark.slow  # real seconds: what is late must be late

@@ -216,7 +216,7 @@ def test_nothing_is_kept_of_requests_that_left():
     ordering = CalmOrdering(Config(keep=3))
     frames = ordering.frames()
     for i in range(500):
-        frames.join(request(f"r{i}", workflow=f"w{i}", deadline=100.0))
+        frames.join(request(f"r{i}", workflow=f"w{i}", deadline=100.0, workflow_left_s=200.0))
         if i % 3:
             frames.weigh([QUICK, SLOW], i * 0.1)
             frames.sent(f"r{i}", "quick")
@@ -267,3 +267,18 @@ def test_what_a_tenant_was_sent_is_forgotten():
     assert frames._served["t"] == pytest.approx(before / 2)
     frames.weigh([FREE], 2000.0)
     assert frames._served == {}
+
+
+def test_a_request_is_lost_only_when_its_workflow_is():
+    """100 tokens take 2 s: too late for the end of their step, but not for the workflow. Calls of one workflow are
+    lost together, and those of another tenant's workflow of the same name are not."""
+    workflow = {"deadline": 1.0, "workflow": "w", "tenant": "t"}
+    late, lost = request("late", output=100, workflow_left_s=9.0, **workflow), request("lost", output=100, **workflow)
+    frames = ranked([late, lost])
+    assert [frames.sent(name, "w").tier for name in ("late", "lost")] == ["window", "late"]
+    over = request("over", output=100, workflow_left_s=1.0, **workflow)
+    sibling = request("sibling", output=2, workflow_left_s=9.0, **workflow)
+    other = request("other", output=2, workflow_left_s=9.0, **{**workflow, "tenant": "u"})
+    frames = ranked([over, sibling, other])
+    tiers = {name: frames.sent(name, "w").tier for name in ("over", "sibling", "other")}
+    assert tiers == {"over": "late", "sibling": "late", "other": "window"}

@@ -100,6 +100,8 @@ def test_one_that_was_late_says_where_the_time_went():
     ]
     lost = step("dispatch", "hopeless_spare_budget", outstanding=1, queued=0)
     assert "too late to meet its targets by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
+    late = step("dispatch", "late_everywhere", outstanding=1, queued=0)
+    assert "No instance could meet its targets by then" in miss(step=late, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
 
 
 @pytest.mark.parametrize(
