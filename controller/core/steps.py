@@ -66,6 +66,7 @@ class Seq:
     ttft_s: float = math.inf  # seconds from the request's own arrival to `due`
     tpot_s: float = math.inf
     value: float = 1.0  # worth of attaining its targets, relative to other sequences
+    tenant: str = ""  # the same for all sequences of one tenant; "": not known
     estimate: Estimate | None = None  # predicted length and worth, for policies that use them
     keep_kv: bool = False  # after the last token its blocks stay until Release, so that another engine can pull them
     checkpoint: str = ""  # its blocks stay under this name until Release, for branches; "": they are freed

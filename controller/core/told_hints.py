@@ -11,18 +11,20 @@ from controller.core.steps import Seq
 
 LONGEST_S = 86_400.0  # a day
 MOST_TOKENS = 1 << 31
-LONGEST_NAME = 128  # characters of a workflow's name
+LONGEST_NAME = 128  # characters of a workflow's name, or a tenant's
 
 
 class ToldHints(NamedTuple):
     """Seconds from when the request came, negative if they have passed; infinite: not limited. `bounds`: lower and
-    upper, in tokens. `waiting_s`: it ends if it has not begun by then."""
+    upper, in tokens. `waiting_s`: it ends if it has not begun by then. `tenant`: the same for all requests of one
+    tenant; "": not known."""
 
     due_s: float = math.inf
     workflow_s: float = math.inf
     bounds: tuple[int, int] | None = None
     workflow: str = ""
     waiting_s: float = math.inf
+    tenant: str = ""
 
     @property
     def dated(self) -> bool:

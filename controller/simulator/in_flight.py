@@ -76,6 +76,7 @@ class SimulatedRequest:
             tpot_s=targets.tpot_s,
             value=self.request.value,
             estimate=demand.estimate,
+            tenant=demand.tenant,
         )
         if prefill_only:
             self.seq.max_tokens, self.seq.keep_kv = 1, demand.output_tokens > 1

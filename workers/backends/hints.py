@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
 from controller.core.types import Request
 
 LONGEST_S = 86_400.0  # a day: engines refuse longer times
-NAME_HEX = 16  # of a workflow's name at engines
+NAME_HEX = 16  # of the names of workflows and tenants at engines
 
 
 class Hints(NamedTuple):
     """Seconds are left as of the call, negative once they have passed; infinite: not limited. `due_s`: until the whole
     answer is due, which for a workflow's request is the end of its stage. `workflow_s`: until its workflow is due.
     `lower`, `upper`: bounds of the answer in tokens; None: not known. `workflow`: the same for the requests of one
-    workflow of one tenant; "": none with a deadline. `waiting_s`: until it must have begun."""
+    workflow of one tenant; "": none with a deadline. `waiting_s`: until it must have begun. `tenant`: the same for all
+    of its requests; "": not known."""
 
     due_s: float = math.inf
     workflow_s: float = math.inf
@@ -30,6 +32,7 @@ class Hints(NamedTuple):
     upper: int | None = None
     workflow: str = ""
     waiting_s: float = math.inf
+    tenant: str = ""
 
     def fields(self, queued: bool = False) -> Mapping[str, float | int | str]:
         """What there is to tell, by field of a request. `queued`: it waits in the engine's queue in place of a
@@ -44,6 +47,8 @@ class Hints(NamedTuple):
             found["length_lower"], found["length_upper"] = self.lower, self.upper
         if self.workflow:
             found["workflow"] = self.workflow
+        if self.tenant:
+            found["tenant"] = self.tenant
         return found
 
 
@@ -59,9 +64,15 @@ def hints_of(request: Request, now: float, workflow_due: float = math.inf, waits
         upper=request.most_tokens if bounded else None,
         workflow=_name(request) if math.isfinite(workflow_due) else "",
         waiting_s=min(request.arrival + request.targets.waiting_time_s, waits_until) - now,
+        tenant=_tenant(request.tenant) if request.tenant else "",
     )
 
 
 def _name(request: Request) -> str:
     """Two tenants may call their workflows the same, and engines need not know what they are called."""
     return sha256(request.tenant.encode() + b"\0" + request.workflow.encode()).hexdigest()[:NAME_HEX]
+
+
+@lru_cache(maxsize=10_000)
+def _tenant(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:NAME_HEX]

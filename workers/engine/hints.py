@@ -1,5 +1,6 @@
-"""What a gateway tells the engine's scheduler of a request beyond its targets: time left, bounds of its answer, and its
-workflow (`workers.backends.hints` sends it). All of it is optional, and a request without any has no Estimate."""
+"""What a gateway tells the engine's scheduler of a request beyond its targets: time left, bounds of its answer, its
+workflow and its tenant (`workers.backends.hints` sends it). All of it is optional, and a request of whose times and
+length nothing is told has no Estimate."""
 
 from __future__ import annotations
 
@@ -12,16 +13,22 @@ from workers.engine.errors import HttpError
 
 def parse_hints(body: fields.Body) -> ToldHints:
     """Raises HttpError naming the field."""
-    workflow = fields.string(body, "workflow")
-    if len(workflow) > LONGEST_NAME:
-        raise HttpError(f"workflow may have at most {LONGEST_NAME} characters", "workflow")
+    workflow, tenant = _name(body, "workflow"), _name(body, "tenant")
     return ToldHints(
         fields.number(body, "due_in", math.inf, -LONGEST_S, LONGEST_S),
         fields.number(body, "workflow_due_in", math.inf, -LONGEST_S, LONGEST_S),
         _bounds(body),
         workflow,
         fields.number(body, "waiting_in", math.inf, -LONGEST_S, LONGEST_S),
+        tenant,
     )
+
+
+def _name(body: fields.Body, field: str) -> str:
+    found = fields.string(body, field)
+    if len(found) > LONGEST_NAME:
+        raise HttpError(f"{field} may have at most {LONGEST_NAME} characters", field)
+    return found
 
 
 def _bounds(body: fields.Body) -> tuple[int, int] | None:

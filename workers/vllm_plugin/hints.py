@@ -66,13 +66,17 @@ def _told(extras: Mapping[str, object]) -> ToldHints:
     )
     lower = _number(extras.get(f"{PREFIX}length_lower"), 0, MOST_TOKENS)
     upper = _number(extras.get(f"{PREFIX}length_upper"), 1, MOST_TOKENS)
-    workflow = extras.get(f"{PREFIX}workflow")
     return ToldHints(
         math.inf if due_s is None else due_s,
         math.inf if workflow_s is None else workflow_s,
         (int(lower), int(upper)) if lower is not None and upper is not None and lower <= upper else None,
-        workflow if isinstance(workflow, str) and len(workflow) <= LONGEST_NAME else "",
+        _name(extras.get(f"{PREFIX}workflow")),
+        tenant=_name(extras.get(f"{PREFIX}tenant")),
     )
+
+
+def _name(given: object) -> str:
+    return given if isinstance(given, str) and len(given) <= LONGEST_NAME else ""
 
 
 def _number(given: object, least: float, most: float) -> float | None:

@@ -168,6 +168,7 @@ def _seq_of(request: Any, arrived: float) -> Seq:
         ttft_s=hints.ttft_s,
         tpot_s=hints.tpot_s,
         value=hints.value,
+        tenant=hints.told.tenant,
     )
     seq.estimate = estimate_of(hints.told, seq, arrived)
     return seq

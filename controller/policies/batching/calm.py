@@ -27,7 +27,8 @@ There is no preemption guard in this reading: each frame has an order of its own
 
 `slots` 64: sequences per step (B). `cutoff` 0.95 (the paper's example); `cutoffs`: values among which it is adapted
 (empty: fixed; see calm/cutoff.py; not while nothing waits). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens.
-`late_below` 0.5 (0: late ones run alone). `fair_weight` 0: f of sec. 4.3, fairness by time waited. `token_s`,
+`late_below` 0.5 (0: late ones run alone). `fair_weight` 0: f of sec. 4.3, by what each tenant was served of late
+(calm/shares.py), or by time waited while one alone asks. `token_s`,
 `prefill_s`: seconds per token and per prompt token before anything is measured. Cost: O(n log n) per frame, below 5
 ms for 5,000.
 """
@@ -43,12 +44,13 @@ from typing import ClassVar
 import numpy as np
 
 from controller.core.errors import ConfigError
-from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, StepRan
+from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, Step, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import grant
 from controller.policies.calm.choice import earned, select, with_fairness
 from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings
 from controller.policies.calm.cutoff import AdaptiveCutoff
+from controller.policies.calm.shares import TenantShares
 from controller.policies.preemption.base import PreemptionCosts, SequenceStanding
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
@@ -101,6 +103,7 @@ class Calm:
         self.preemption = CostAwarePreemption(self.config.preemption)
         self._cutoff = AdaptiveCutoff(self.config.cutoffs or (self.config.cutoff,))
         self._columns = Columns()
+        self._shares = TenantShares()
         self._ran: dict[Seq, None] = {}  # ran in the last step
         self._begun: dict[Seq, None] = {}  # in an earlier step, but not in the last one
         self._steps = 0
@@ -146,9 +149,27 @@ class Calm:
         self._dead = set(np.flatnonzero(columns.alive & (found.slack < 0)).tolist())
         if not config.fair_weight:
             return found
-        waited = np.maximum(0.0, self.frame - columns.since)
-        fair = with_fairness(found.priority, waited / max(1.0, float(waited.max(initial=0.0))), config.fair_weight)
-        return found._replace(priority=np.where(columns.alive, fair, -1.0))
+        blended = with_fairness(found.priority, self._fair(), config.fair_weight)
+        return found._replace(priority=np.where(columns.alive, blended, -1.0))
+
+    def _fair(self) -> Column:
+        """In [0, 1] by row, larger for those served less."""
+        columns = self._columns
+        by_tenant = self._shares.fair(seq.tenant for seq in columns.rows)
+        if by_tenant is None:
+            waited: Column = np.maximum(0.0, self.frame - columns.since)
+            return waited / max(1.0, float(waited.max(initial=0.0)))
+        fair = np.zeros(len(columns.alive))
+        fair[list(columns.rows.values())] = [by_tenant[seq.tenant] for seq in columns.rows]
+        return fair
+
+    def _served(self, step: Step, repeats: int) -> None:
+        """Slot-seconds by tenant: a token takes its own slot, a prompt token delays all that run."""
+        crowd = max(1, len(step.decodes))
+        for seq in step.decodes:
+            self._shares.use(seq.tenant, repeats * self.token_s)
+        for chunk in step.chunks:
+            self._shares.use(chunk.seq.tenant, chunk.length * crowd * self.config.prefill_s)
 
     def choose(self, seqs: Sequence[Seq], now: float) -> list[Seq]:
         """The next frame's batch, chosen from all sequences, best first."""
@@ -331,6 +352,8 @@ class Calm:
                 if seq in columns.rows:
                     columns.refresh((seq,))
         frame = self.frame
+        if self.config.fair_weight:
+            self._served(step, event.repeats)
         self._steps += event.repeats
         self._contested |= len(columns.rows) > self.config.slots
         for seq in seqs:
@@ -347,6 +370,7 @@ class Calm:
             self._frame_s += event.seconds
             self._frame_steps += event.repeats
         if self.frame != frame:
+            self._shares.fade(self.frame - frame)
             self._cutoff.tick(self.frame, self._contested)
             self._contested = False
             if self._frame_steps:

@@ -142,6 +142,17 @@ def test_two_tenants_may_call_their_workflows_the_same():
     assert body(ours.upstream_call(7))["workflow"] != body(theirs.upstream_call(7))["workflow"]
 
 
+def test_the_engine_hears_of_one_tenant_but_not_its_name():
+    ours, theirs = dated(), dated()
+    theirs.request.tenant = "other"
+    told = [body(each.upstream_call(7))["tenant"] for each in (ours, theirs)]
+    assert "acme" not in told
+    assert told[0] != told[1]
+    assert [sequence(each.upstream_call(7), 0.0).tenant for each in (ours, theirs)] == told
+    ours.request.tenant = ""
+    assert "tenant" not in body(ours.upstream_call(7))
+
+
 def test_bounds_alone_earn_each_token_on_time():
     estimate = sequence(dated(least_tokens=1, most_tokens=3).upstream_call(7), 50.0).estimate
     assert estimate.each_token
@@ -161,6 +172,7 @@ def test_nothing_known_changes_nothing():
         ({"due_in": "soon"}, "due_in"),
         ({"due_in": 1e9}, "due_in"),
         ({"workflow_due_in": math.nan}, "workflow_due_in"),
+        ({"tenant": "t" * 129}, "tenant"),
         ({"length_lower": 3}, "length_upper"),
         ({"length_upper": 3}, "length_lower"),
         ({"length_lower": 4, "length_upper": 3}, "length_lower"),

@@ -291,6 +291,7 @@ class Generator:
             ttft_s=asked.ttft_s,
             tpot_s=asked.tpot_s,
             value=asked.value,
+            tenant=asked.hints.tenant,
             keep_kv=asked.prefill_only,
             checkpoint=asked.name.partition("-")[2] if asked.checkpoint_s else "",
             branch_of=asked.branch_of,
