@@ -23,6 +23,7 @@ from console.live.ttl_cache import TtlCache
 from console.views.paging import numbered_page
 from controller.models import RequestRecord
 from controller.selectors.records import decisions
+from controller.selectors.records.workflow_stages import due_of, predicted_of, stages_of
 from controller.selectors.records.workflows import (
     MOST_RECORDS,
     MOST_REQUESTS,
@@ -89,14 +90,16 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
     found = find_workflow(tenant, name, now) if tenant and name else None
     if found is None:
         return render(request, "console/traffic/workflow_missing.html", {"tenant": tenant, "name": name}, status=404)
-    each = found.workflow
+    each, declared = found.workflow, _stages(found)
     context = {
         "each": each,
         "found": found,
         "state": each.state(now),
         "missed": each.missed(now),
         "left_s": each.left_s(now),
-        "stages": _stages(found),
+        "stages": declared,
+        "by_stage": stages_of(found.requests, {stage["name"]: stage["part"] for stage in declared}),
+        "goodput": None if each.kept is None else not each.missed(now),
         "rows": [_row(row) for row in found.requests],
         "timeline": timeline(_steps(found.requests), each.due_at),
         "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
@@ -135,9 +138,13 @@ def _named(given: str) -> str:
 
 def _row(row: RequestRecord) -> dict[str, Any]:
     share = share_of(row)
-    share_s = share.get("step_s")
+    share_s, due_at = share.get("step_s"), due_of(row)
+    ended_at = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0)
     return {
         "row": row,
+        "due_at": due_at,
+        "slack_s": None if due_at is None else (due_at - ended_at).total_seconds(),
+        "predicted": predicted_of(row),
         "outcome": outcome_in_words(row),
         "left_s": share.get("left_s"),
         "share_s": share_s,

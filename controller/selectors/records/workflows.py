@@ -177,7 +177,7 @@ def one_workflow(
     rows = list(
         RequestRecord.objects.filter(tenant=tenant, workflow=name, arrived_at__gte=since)
         .order_by("arrived_at", "id")
-        .defer("token_times", "length_features", "length_bounds")[: MOST_REQUESTS + 1]
+        .defer("token_times", "length_features")[: MOST_REQUESTS + 1]
     )
     found: dict[Name, Workflow] = {}
     for row in rows[:MOST_REQUESTS]:

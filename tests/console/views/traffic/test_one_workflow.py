@@ -135,6 +135,52 @@ def test_one_shows_its_requests_in_order_with_their_shares_against_what_they_too
     assert "12, 12 so far" in text
 
 
+def cells(text, table):
+    """Of each row of a table, its cells' text by their labels."""
+    rows = text.split(f'id="{table}"')[1].split("</tbody>")[0].split("</tr>")[:-1]
+    found = re.findall
+    return [
+        {label: re.sub("<[^>]+>", " ", cell).split() for label, cell in found(r'data-label="(.+?)">(.*?)</td>', row)}
+        for row in rows
+    ]
+
+
+def test_stages_have_due_times_slack_and_predicted_lengths(viewer, acme, django_assert_max_num_queries):
+    begin("w1", 60.0, stages=(("plan", 1.0), ("write", 3.0), ("check", 1.0)))
+    factories.records_stored(
+        call("w1", 30, 20.0, left_s=60, steps_left=4, stage="plan", output_tokens=5, length_bounds=(2, 9)),
+        call("w1", 9, 2.0, left_s=39, steps_left=3, stage="write", output_tokens=7, length_bounds=(4, 8)),
+        call("w1", 8, 1.0, left_s=38, steps_left=2, stage="write", output_tokens=3, length_bounds=(1, 5)),
+    )
+    with django_assert_max_num_queries(15):
+        text = one(viewer)
+    plan, write, check = cells(text, "workflow-stages")
+    assert (plan["Slack"], plan["Predicted"]) == (["\u22125.00", "s"], ["2", "to", "9"])
+    assert plan["Requests"] == ["1", "1", "over", "their", "share"]
+    assert (write["Slack"], write["Requests"]) == (["18.0", "s"], ["2"])
+    assert (write["Tokens out"], write["Predicted"], write["Goodput tokens"]) == (["10"], ["5", "to", "13"], ["10"])
+    none = {label: ["–"] for label in ("Due", "Ended", "Slack", "Predicted")}
+    assert check == none | {label: ["0"] for label in ("Requests", "Tokens out", "Goodput tokens")}
+    first, second, _ = cells(text, "workflow-requests")
+    assert (first["Slack"], first["Tokens out"]) == (["\u22125.00", "s"], ["5", "predicted", "2", "to", "9"])
+    assert second["Slack"] == ["11.0", "s"]
+
+
+def test_stages_of_a_late_workflow_have_no_goodput_and_without_bounds_no_prediction(viewer, acme):
+    factories.records_stored(
+        call("w1", 30, 9.0, left_s=5, stage="plan", output_tokens=7, length_bounds=(1, 5)),
+        call("w1", 20, 1.0, stage="plan", output_tokens=7), call("w1", 10, 1.0, output_tokens=7),
+    )  # fmt: skip
+    plan, other = cells(one(viewer), "workflow-stages")
+    assert (plan["Goodput tokens"], plan["Predicted"], plan["Tokens out"]) == (["0"], ["–"], ["14"])
+    assert (other["Slack"], other["Requests"]) == (["–"], ["1"])
+
+
+def test_without_named_stages_there_is_no_table_of_them(viewer, acme):
+    factories.records_stored(call("w1", 30, 9.0, left_s=5))
+    assert "workflow-stages" not in one(viewer)
+
+
 def test_a_late_one_has_no_goodput(viewer, acme):
     factories.records_stored(call("w1", 30, 9.0, left_s=5, output_tokens=7))
     text = one(viewer)
