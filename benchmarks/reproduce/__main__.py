@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.claims import Section
 from benchmarks.reproduce.page import write
@@ -28,14 +29,16 @@ DECIDERS = ("controller",)  # what decides in every run: their last commit is st
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "mfs", "combined")
 
 
-def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
-    """One paper's section (only `parts`, if given), with its duration.
+def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | None = None) -> Section:
+    """One paper's section (only `parts`, if given), with its duration. `traces`: for the one part that reads some.
 
     Progress goes to standard error, prefixed by the paper.
     """
     began = time.monotonic()
     module = importlib.import_module(f"benchmarks.reproduce.{name}.section")
-    chosen = {"parts": parts} if parts else {}
+    chosen: dict[str, Any] = {"parts": parts} if parts else {}
+    if traces is not None:
+        chosen["traces"] = traces
     section: Section = module.reproduce(
         lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick, **chosen
     )
@@ -80,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--part", action="append", help="run only this part of one paper; its other parts keep their stored results"
     )
+    parser.add_argument("--traces", type=Path, help="folder of agents' traces, which Concord's part agents reads")
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
     parser.add_argument("--page-only", action="store_true", help="write the pages from the stored results, run nothing")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers in parallel")
@@ -87,10 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = args.paper or list(PAPERS)
     parts = tuple(args.part or ())
     order = _order(parser, names, parts)
+    if (args.traces is None) == (parts == ("agents",)):
+        parser.error("--part agents of Concord needs --traces, and nothing else reads it")
     done: list[Section] = []
     if not args.page_only:
         with ProcessPoolExecutor(max_workers=max(1, args.jobs)) as pool:
-            made = pool.map(run_paper, names, [args.quick] * len(names), [parts] * len(names))
+            made = pool.map(
+                run_paper, names, [args.quick] * len(names), [parts] * len(names), [args.traces] * len(names)
+            )
             for name, section in zip(names, made, strict=True):
                 done.append(section)
                 if not args.quick:

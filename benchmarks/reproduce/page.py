@@ -19,7 +19,8 @@ We measured figures of five papers again, each under the paper's own workload. *
 
 `make reproduce` writes these pages; do not edit them by hand. To run one paper, use
 `.venv/bin/python -m benchmarks.reproduce --paper NAME`; for one figure of HyperFlexis add `--part fig7`. `--page-only`
-writes the pages from the stored results and runs nothing.
+writes the pages from the stored results and runs nothing. Concord's part `agents` needs a trace that is not shipped:
+`--paper concord --part agents --traces DIR`.
 
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own

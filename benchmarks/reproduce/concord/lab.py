@@ -96,16 +96,19 @@ BY_CLASS = System("engine priority by class", "chunked_prefill", 256, policy="en
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. `rate`: programs/s of all engines. `count`: what goodput is counted in. `cv` None: the trace's gaps."""
+    """One run. `rate`: programs/s of all engines. `count`: what goodput is counted in. `cv` None: the trace's gaps.
+    `trained_on`: other programs than those of `mix` (None: other seeds of it), for a trained analyser.
+    """
 
     rate: float
     programs: int
     seed: int
-    mix: ConcordMix = MIX
+    mix: training.Mix = MIX
     count: str = "tokens"
     engines: int = 1
     cv: float | None = None
     length_error: float = 0.5
+    trained_on: training.Mix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,10 @@ def run(system: System, case: Case, engine: InstanceSettings | None = None) -> L
 
 def analyser_of(case: Case) -> TrainedAnalyser:
     """What runs of this case are told from."""
-    return analyser(replace(case, seed=training.RECORDING_SEED, programs=min(RECORDED, case.programs), count="tokens"))
+    mix, programs = case.trained_on or case.mix, min(RECORDED, case.programs)
+    return analyser(
+        replace(case, seed=training.RECORDING_SEED, programs=programs, count="tokens", mix=mix, trained_on=None)
+    )
 
 
 @cache

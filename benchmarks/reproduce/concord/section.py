@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 from benchmarks.reproduce.claims import PRINTED, PRINTED_STRONGER, Claim, Plot, Progress, Section, Table, Value
-from benchmarks.reproduce.concord import oracle, trained
+from benchmarks.reproduce.concord import agents, oracle, trained
 from benchmarks.reproduce.concord.lab import (
     AUTELLIX,
     BLIND,
@@ -83,11 +84,17 @@ class Lab:
         return {name: {rate: [self.figures(name, Case(rate, programs, seed))] for rate in rates} for name in names}
 
 
-PARTS = ("systems", oracle.PART, trained.PART)
+OWN_PARTS = ("systems", oracle.PART, trained.PART)
+PARTS = (*OWN_PARTS, agents.PART)  # the last one needs a trace that is not shipped
 
 
-def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
-    """Everything, or some parts. The comparison with the oracle alone takes CALM's settings from the stored sweep."""
+def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = OWN_PARTS, traces: Path | None = None) -> Section:
+    """Everything, or some parts. The comparison with the oracle alone takes CALM's settings from the stored sweep.
+
+    Raises ValueError for agents without `traces`, the folder of their trace.
+    """
+    if agents.PART in parts and traces is None:
+        raise ValueError(f"part {agents.PART} needs --traces, the folder with {agents.TRACE}.csv.gz")
     made: list[Section] = []
     calm: System | None = None
     if "systems" in parts:
@@ -98,6 +105,8 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
         made.append(oracle.reproduce(calm or stored_best(), quick, progress))
     if trained.PART in parts:
         made.append(trained.reproduce(quick, progress))
+    if agents.PART in parts and traces is not None:
+        made.append(agents.reproduce(traces, quick, progress))
     return replace(
         made[0],
         claims=[_told(claim) for section in made for claim in section.claims],
@@ -386,4 +395,6 @@ every system that preempts, preempted sequences keep their KV while there is roo
 the best of its own settings, found with another seed: {chosen}.
 Claims name what lengths and graphs were told from (`analyser`): `noise` is this model. `trained` is a length forest of
 4,000 programs of seeds 901 to 904 and pattern graphs of seed 911 at the same rate and mix, read by the code of the
-gateway; what runs with it has 700 programs a rate and seed ([decision 250](../decisions/benchmarks.md#250))."""
+gateway; what runs with it has 700 programs a rate and seed ([decision 250](../decisions/benchmarks.md#250)). `agents`
+in a claim: sessions of SWE-bench agents in place of compound requests, 300 programs a rate; every second session was
+trained on."""

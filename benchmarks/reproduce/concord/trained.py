@@ -9,16 +9,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table, Value
 from benchmarks.reproduce.concord.lab import BLIND, ORACLE, SJF, TRAINED, Case, LabFigures, System, analyser_of, run
-from benchmarks.reproduce.concord.oracle import GRID_SEED, HEADLINE, MOST, PROGRAMS, RATES, SAME, SOME, below
+from benchmarks.reproduce.concord.oracle import GRID_SEED, HEADLINE, MOST, PROGRAMS, SAME, SOME, below
 from benchmarks.reproduce.concord.sweep import SEED as SWEEP_SEED
 from controller.simulator.workloads.analyser import GIVING_UP, GRAPH, LENGTH
 
 PART = "trained"
 SEEDS = (1, 2)
-SWEEP_PROGRAMS = 700  # at each rate of SOME but the lightest
+SWEEP_PROGRAMS = 350  # at each rate but the lightest
+JOBS = 5  # processes: one for each rate and seed
 TOLD = {LENGTH: "upper bound of the length", GRAPH: "graph", GIVING_UP: "giving-up rule"}
 Grid = Mapping[str, Mapping[float, LabFigures]]
 
@@ -35,33 +37,43 @@ def exchanged(calm: System) -> dict[str, System]:
     }
 
 
+class CaseFigures(NamedTuple):
+    """Of one case: the figures by system, and what its analyser was made of."""
+
+    figures: Mapping[str, LabFigures]
+    learned: Sequence[Value]
+
+
 def reproduce(quick: bool, progress: Progress) -> Section:
-    rates, seeds = ((2.0, 3.0), SEEDS[:1]) if quick else (RATES, SEEDS)
-    programs, jobs = (60, 1) if quick else (PROGRAMS, 2)
+    rates, seeds = ((2.0, 3.0), SEEDS[:1]) if quick else (SOME, SEEDS)
+    programs, jobs = (60, 1) if quick else (PROGRAMS, JOBS)
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         calm, sweep = at_its_best(quick, progress, pool)
-        split = exchanged(calm)
-        grid: dict[str, dict[float, LabFigures]] = {}
-        wanted = [[calm, ORACLE, *(split.values() if quick or rate in SOME else ())] for rate in rates]
-        cases = [Case(rate, programs, GRID_SEED) for rate in rates]
-        for case, found in zip(cases, pool.map(runs, cases, wanted), strict=True):
-            for name, figures in found.items():
-                grid.setdefault(name, {})[case.rate] = figures
-            progress(f"{case.rate:g}/s: " + ", ".join(f"{name} {one.tokens_per_s:.0f}" for name, one in found.items()))
-        systems = [calm, ORACLE, calm.variant(name=BLIND.name, foresight="blind"), SJF.variant(foresight="trained")]
-        head: dict[str, list[LabFigures]] = {}
-        cases = [Case(HEADLINE, programs, seed) for seed in seeds]
-        for case, found in zip(cases, pool.map(partial(runs, systems=systems), cases), strict=True):
-            for name, figures in found.items():
-                head.setdefault(name, []).append(figures)
-            progress(f"seed {case.seed}: " + ", ".join(f"{name} {one.tokens_per_s:.0f}" for name, one in found.items()))
-    tables = [sweep, learned(rates, programs), split_table(grid), head_table(head, seeds)]
+        ablated = [calm.variant(name=BLIND.name, foresight="blind"), SJF.variant(foresight="trained")]
+        wanted = [
+            *((Case(rate, programs, GRID_SEED), [calm, ORACLE, *exchanged(calm).values()]) for rate in rates),
+            *((Case(HEADLINE, programs, seed), [calm, ORACLE, *ablated]) for seed in seeds),
+        ]
+        made: list[CaseFigures] = []
+        for (case, _), found in zip(wanted, pool.map(runs, *zip(*wanted, strict=True)), strict=True):
+            made.append(found)
+            earned = ", ".join(f"{name} {one.tokens_per_s:.0f}" for name, one in found.figures.items())
+            progress(f"{case.rate:g}/s, seed {case.seed}: {earned}")
+    light, heavy = made[: len(rates)], made[len(rates) :]
+    grid = {
+        name: {rate: found.figures[name] for rate, found in zip(rates, light, strict=True)} for name in light[0].figures
+    }
+    head = {name: [found.figures[name] for found in heavy] for name in heavy[0].figures}
+    tables = [sweep, learned(light), split_table(grid), head_table(head, seeds)]
     return Section("concord", "", claims(head, grid, seeds), tables, [plot(grid)])
 
 
-def runs(case: Case, systems: Sequence[System]) -> dict[str, LabFigures]:
+def runs(case: Case, systems: Sequence[System]) -> CaseFigures:
     """In one process, which trains the analyser of this rate once."""
-    return {system.name: run(system, case) for system in systems}
+    figures = {system.name: run(system, case) for system in systems}
+    known = analyser_of(case)
+    counts = (len(known.graphs[app]) for app in sorted(known.graphs))
+    return CaseFigures(figures, [case.rate, known.forest.about["answers"], *counts, round(known.optimism, 3)])
 
 
 def at_its_best(quick: bool, progress: Progress, pool: ProcessPoolExecutor) -> tuple[System, Table]:
@@ -71,10 +83,10 @@ def at_its_best(quick: bool, progress: Progress, pool: ProcessPoolExecutor) -> t
     found = list(pool.map(partial(runs, systems=named), cases))
     rows: list[Sequence[Value]] = []
     for system in candidates():
-        earned = [each[system.rule].tokens_per_s for each in found]
+        earned = [each.figures[system.rule].tokens_per_s for each in found]
         rows.append([system.text, *(round(each) for each in earned)])
         progress(f"sweep: {system.text}: {', '.join(f'{each:.0f}' for each in earned)}")
-    best = max(candidates(), key=lambda each: statistics.fmean(one[each.rule].tokens_per_s for one in found))
+    best = max(candidates(), key=lambda each: statistics.fmean(one.figures[each.rule].tokens_per_s for one in found))
     columns = ["settings", *(f"goodput tokens/s at {case.rate:g}/s" for case in cases)]
     return best, Table("The trained analyser's rule for stages, swept", columns, rows, part=PART)
 
@@ -132,15 +144,10 @@ def why(grid: Grid, rate: float) -> str:
     )
 
 
-def learned(rates: Sequence[float], programs: int) -> Table:
+def learned(made: Sequence[CaseFigures]) -> Table:
     """What the analysers of these rates were made of."""
-    rows: list[Sequence[Value]] = []
-    for rate in rates:
-        made = analyser_of(Case(rate, programs, GRID_SEED))
-        counts = (len(made.graphs[app]) for app in sorted(made.graphs))
-        rows.append([rate, made.forest.about["answers"], *counts, round(made.optimism, 3)])
     columns = ["programs/s", "answers", "graphs, chatbot", "graphs, deep research", "least share of later stages"]
-    return Table("The trained analyser, by rate", columns, rows, part=PART)
+    return Table("The trained analyser, by rate", columns, [found.learned for found in made], part=PART)
 
 
 def split_table(grid: Grid) -> Table:

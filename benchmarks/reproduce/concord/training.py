@@ -4,7 +4,8 @@ The forest is trained on the answers of TRAINING_SEEDS, with what a gateway knew
 programs that CALM served in time at the same rate and mix, with yet another seed: their times are observed under that
 load, waiting included. The run that records them has graphs with times of a full batch, since it has none yet.
 
-A forest is stored under FOLDER by a digest of what it is made from, and read from there by the next process.
+A forest is stored under FOLDER by a digest of what it is made from, code included, and read from there by the next
+process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -25,21 +27,41 @@ from controller.predict.graph_medoids import medoids
 from controller.predict.length_forest import LengthForest
 from controller.predict.pattern_graphs import Call, GraphSet, graph_of, kind_of
 from controller.simulator.workloads.analyser import MODEL, TrainedAnalyser
-from controller.simulator.workloads.concord_mix import ConcordMix
-from controller.simulator.workloads.programs import Program, Speeds, longest_call_s
+from controller.simulator.workloads.programs import Program, ProgramStage, Speeds, longest_call_s
 from workers.analysis import length_forest
 
 FOLDER = Path(__file__).resolve().parents[3] / "build" / "reproduce"
 TRAINING_SEEDS = (901, 902, 903, 904)  # no run that is compared, nor the sweep, has one of these
 RECORDING_SEED = 911
 PROGRAMS, RATE = 1_000, 2.0  # of each training seed, in programs/s
+Stages = tuple[ProgramStage, ...]
 LEAST_GRAPHS = 20  # of an application, recorded under load; with fewer those of a full batch stay in force
 SURELY = 0.1  # share of the recorded programs whose later stages took less than the bound for giving up
 
 
-def programs(mix: ConcordMix, seed: int) -> list[Program]:
+class Mix(Protocol):
+    """As in the lab: its text and that of `speeds` name the forest's file."""
+
+    def __hash__(self) -> int: ...
+
+    def programs(self, times: Sequence[float], seed: int) -> list[Program]: ...
+
+
+def programs(mix: Mix, seed: int) -> list[Program]:
     times = np.cumsum(np.random.default_rng([seed, 5]).exponential(1 / RATE, PROGRAMS)).tolist()
     return mix.programs(times, seed)
+
+
+def training_programs(mix: Mix, seed: int, drawn: set[Stages]) -> list[Program]:
+    """Without programs of several calls that are in `drawn`, which grows: a session that is drawn often is still one to
+    learn from.
+    """
+    found = []
+    for program in programs(mix, seed):
+        if program.single or program.stages not in drawn:
+            drawn.add(program.stages)
+            found.append(program)
+    return found
 
 
 def calls_of(program: Program, speeds: Speeds) -> list[list[Call]]:
@@ -81,9 +103,10 @@ def answers(found: Sequence[Program], speeds: Speeds) -> tuple[list[tuple[float,
 
 
 @cache
-def forest(mix: ConcordMix, speeds: Speeds) -> LengthForest:
+def forest(mix: Mix, speeds: Speeds) -> LengthForest:
     """Of this mix, made once."""
-    made_from = (mix, speeds, TRAINING_SEEDS, PROGRAMS, RATE, FEATURES, length_forest.TREES, length_forest.LEAF)
+    code = "".join(Path(module).read_text() for module in (__file__, length_forest.__file__))
+    made_from = (mix, speeds, TRAINING_SEEDS, PROGRAMS, RATE, FEATURES, code)
     file = FOLDER / f"concord-{hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]}.forest"
     if file.exists():
         try:
@@ -92,8 +115,9 @@ def forest(mix: ConcordMix, speeds: Speeds) -> LengthForest:
             file.unlink(missing_ok=True)  # damaged: trained again
     features: list[tuple[float, ...]] = []
     tokens: list[int] = []
+    drawn: set[Stages] = set()
     for seed in TRAINING_SEEDS:
-        more, lengths = answers(programs(mix, seed), speeds)
+        more, lengths = answers(training_programs(mix, seed, drawn), speeds)
         features += more
         tokens += lengths
     ended = np.ones(len(tokens), dtype=bool)
@@ -106,11 +130,12 @@ def forest(mix: ConcordMix, speeds: Speeds) -> LengthForest:
 
 
 @cache
-def unloaded(mix: ConcordMix, speeds: Speeds) -> TrainedAnalyser:
+def unloaded(mix: Mix, speeds: Speeds) -> TrainedAnalyser:
     """With graphs whose times are those of a full batch."""
     recorded: dict[str, list[list[Call]]] = {}
+    drawn: set[Stages] = set()
     for seed in TRAINING_SEEDS:
-        for program in programs(mix, seed):
+        for program in training_programs(mix, seed, drawn):
             if not program.single:
                 calls = [call for stage in calls_of(program, speeds) for call in stage]
                 recorded.setdefault(program.app, []).append(calls)
@@ -119,9 +144,18 @@ def unloaded(mix: ConcordMix, speeds: Speeds) -> TrainedAnalyser:
 
 def observed(before: TrainedAnalyser, recorded: Mapping[str, Sequence[Sequence[Call]]]) -> TrainedAnalyser:
     """With graphs of programs as they ran, or as before where too few of an application did."""
+    recorded = {app: distinct(each) for app, each in recorded.items()}
     if any(len(recorded.get(app, ())) < LEAST_GRAPHS for app in before.graphs):
         return before
     return TrainedAnalyser(before.forest, graphs_of(recorded), None, surely(recorded))
+
+
+def distinct(recorded: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
+    """Of programs with the same calls the first."""
+    found: dict[tuple[tuple[int, int], ...], Sequence[Call]] = {}
+    for calls in recorded:
+        found.setdefault(tuple((call.input_tokens, call.output_tokens) for call in calls), calls)
+    return list(found.values())
 
 
 def graphs_of(recorded: Mapping[str, Sequence[Sequence[Call]]]) -> dict[str, GraphSet]:

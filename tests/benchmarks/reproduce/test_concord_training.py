@@ -84,9 +84,12 @@ def test_graphs_are_recorded_at_the_rate_of_the_run(small: Path, monkeypatch: py
 
 def test_an_application_of_which_too_little_was_recorded_keeps_its_graphs(small: Path) -> None:
     before = training.unloaded(MIX, full_batch())
-    calls = [[Call(KIND, 0.0, 2.0, 50, 30), Call(KIND, 3.0, 7.0, 50, 30)]] * training.LEAST_GRAPHS
+    calls = [
+        [Call(KIND, 0.0, 2.0, 50 + number, 30), Call(KIND, 3.0, 7.0, 50, 30)] for number in range(training.LEAST_GRAPHS)
+    ]
     assert training.observed(before, {"chatbot": calls}) is before
     assert training.observed(before, {"chatbot": calls, "deep_research": calls}).token_s is None
+    assert training.observed(before, {"chatbot": calls, "deep_research": [calls[0]] * len(calls)}) is before
 
 
 def test_what_later_stages_took_of_what_was_foretold() -> None:
