@@ -223,10 +223,10 @@ def room(folder: Path) -> int:
     """Bytes that are free both in the file system and in the host's memory, since the former usually uses the latter.
     Raises OSError."""
     at = os.statvfs(folder)
-    return min(at.f_bavail * at.f_frsize, _available())
+    return min(at.f_bavail * at.f_frsize, available())
 
 
-def _available() -> int:
+def available() -> int:
     """Bytes of memory that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

@@ -12,9 +12,13 @@ from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import CPU, Bench, engine_config, folder, hot, program, prompts
+from workers.engine.config import parse
+from workers.engine.server import build, with_model
 from workers.engine.torch.kv.host import HostBlocks, measure_costs
 
 pytestmark = pytest.mark.torch
+OPTIONS = ("--executor", "torch", "--model", str(folder()), "--block-size", "4", "--threads", "1")
+TIGHT = ("--kv-blocks", "40", "--max-model-len", "120", "--swap-bytes", "400000", "--no-enable-prefix-caching")
 CHEAP = MeasuredCosts(1e-9, 1e-9, {1: 1.0})
 DEVICES = [
     CPU,
@@ -76,12 +80,19 @@ def test_costs_are_measured_at_the_start_and_learned():
 
 def test_too_much_host_memory_is_refused_by_name():
     with pytest.raises(ConfigError, match="host memory") as refused:
-        HostBlocks(program(folder()).cache, 1 << 40)
+        HostBlocks(program(folder()).cache, 1 << 30)
     assert refused.value.field == "swap_bytes"
 
 
-OPTIONS = ("--executor", "torch", "--model", str(folder()), "--block-size", "4", "--threads", "1")
-TIGHT = ("--kv-blocks", "40", "--max-model-len", "120", "--swap-bytes", "400000", "--no-enable-prefix-caching")
+def test_a_warm_engine_measures_itself_too_and_gives_up_what_it_took_for_it():
+    config = with_model(parse(["--port", "0", *OPTIONS, *TIGHT, "--weights", "absent"]))
+    assert config.costs.out_s > 0
+    loop = asyncio.new_event_loop()
+    _, engine, _ = build(config, loop)
+    assert not config.program.cache.held
+    assert engine.scheduler.swaps.room == config.engine.swap_blocks == config.program.host.blocks
+    engine.close()
+    loop.close()
 
 
 async def test_an_engine_swaps_and_tells_what_it_chose():

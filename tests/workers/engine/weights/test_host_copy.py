@@ -120,7 +120,7 @@ def test_what_breaks_off_leaves_nothing_and_may_be_written_again(base, checkpoin
 def test_without_room_none_is_written(base, checkpoint, monkeypatch, what):
     copy = HostCopy(base, checkpoint, "float32")
     if what == "host":
-        monkeypatch.setattr(host_copy, "_available", lambda: 27)
+        monkeypatch.setattr(host_copy, "available", lambda: 27)
     else:
         real = os.statvfs(base)
         full = os.statvfs_result((*real[:4], 0, *real[5:]))

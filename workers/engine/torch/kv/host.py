@@ -7,6 +7,7 @@ has a place for each layer, so a copy gathers blocks on the device first, a few 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from controller.engine.kv_costs import MeasuredCosts
 from workers.engine.torch.model.batch import segments_of
 from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.task import OperatorProgram, StepTask
+from workers.engine.weights.host_copy import available
 
 Pairs = Sequence[tuple[int, int]]  # of blocks, from and to
 AT_ONCE = 32  # blocks that are gathered at a time, which bounds the device memory that this needs
@@ -32,6 +34,7 @@ class HostBlocks:
         self._cache = cache
         shape = cache.memory.shape
         pinned = cache.memory.device.type == "cuda"
+        _check_room(blocks * (cache.nbytes // shape[2]))
         try:
             memory = torch.empty(
                 (blocks, *shape[:2], *shape[3:]), dtype=cache.memory.dtype, device="cpu", pin_memory=pinned
@@ -86,6 +89,15 @@ class HostBlocks:
         device = self._cache.memory.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def _check_room(nbytes: int) -> None:
+    """Touching more than there is would end other programs of the host too."""
+    with contextlib.suppress(OSError):  # a host that does not tell
+        if nbytes > (there := available()):
+            raise ConfigError(
+                f"not enough host memory: {nbytes / 1e9:.2f} GB, and {there / 1e9:.2f} GB are available", "swap_bytes"
+            )
 
 
 @torch.inference_mode()
