@@ -137,6 +137,7 @@ async def test_layers_that_are_lost_are_computed(sessions) -> None:
         assert cached(again) == len(PROMPT)  # of its own
 
 
+@pytest.mark.slow
 async def test_a_client_that_goes_away_ends_the_copy(sessions) -> None:
     async with holding(sessions) as copy:
         await copy.begin(2)
@@ -149,6 +150,7 @@ async def test_a_client_that_goes_away_ends_the_copy(sessions) -> None:
         copy.go()
 
 
+@pytest.mark.slow
 async def test_a_prompt_does_not_wait_for_a_copy_beyond_its_waiting_time(sessions) -> None:
     """The device is free, so it begins then, and is computed."""
     async with holding(sessions) as copy:
