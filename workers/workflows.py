@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from controller.predict.pattern_graphs import MOST_NODES, Call
+from controller.predict.pattern_graphs import MOST_NODES, Call, kind_of_tool
 from workers.live import Command, Dialogue
 
 WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by the epoch second at which they are due
@@ -21,6 +21,7 @@ MOST_OPEN = 10_000  # of one tenant: some 10 MB with five stages each, and 20 mo
 # for 35 calls each), 64 workflows that begin, each with five stages, for 2 ms.
 AT_ONCE = 64
 MOST_NAMED = 128  # of one workflow
+MOST_TOOLS = 64  # of one workflow: each some 200 bytes; later ones are not recorded, and drawn nowhere
 CANCELLATIONS_KEPT = 10_000  # gateways read them four times a second
 LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
@@ -81,10 +82,10 @@ local function numbers_of(names, state, own, parents)
   return table.concat(numbers, ',')
 end
 
-local function call_of(key, workflow, call, wanted, most, own, numbers)
+local function call_of(key, workflow, call, most, own, numbers, at)
   local state, names = key .. '|' .. workflow, named(key, workflow)
   local number = redis.call('HINCRBY', state, 'calls', 1)
-  call = call .. ' ' .. string.format('%.3f', now)
+  call = call .. ' ' .. string.format('%.3f', at)
   if number <= tonumber(most) then
     redis.call('HSET', state, 'c' .. number, call)
     if numbers then redis.call('HSET', state, 'p' .. number, numbers) end
@@ -95,7 +96,20 @@ local function call_of(key, workflow, call, wanted, most, own, numbers)
     redis.call('ZADD', names, number, own)
     if not before then redis.call('PEXPIRE', names, math.max(1, redis.call('PTTL', state))) end
   end
-  return number, wanted == '' and {} or redis.call('HGETALL', state) -- to ask field by field would read it as often
+  return number
+end
+
+local function calls_of(state, wanted)
+  return wanted == '' and {} or redis.call('HGETALL', state) -- to ask field by field would read it as often
+end
+
+-- The tool steps that were reported since the last call: the record of this one has them.
+local function untold(state, count, told)
+  local fields = {}
+  for number = (tonumber(told) or 0) + 1, tonumber(count) or 0 do fields[#fields + 1] = 't' .. number end
+  if #fields == 0 then return {} end
+  redis.call('HSET', state, 'told', count)
+  return redis.call('HMGET', state, unpack(fields))
 end
 
 local act = {}
@@ -103,21 +117,46 @@ local act = {}
 function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
   local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
   if due then
-    local known = redis.call('HMGET', state, 'by', 'stages')
+    local known = redis.call('HMGET', state, 'by', 'stages', 'tools', 'told')
     if known[1] then return known[1] end
     local numbers, wrong = false, nil
     if told ~= '' then
       numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
       if wrong then return wrong end
     end
-    local number, calls = call_of(key, workflow, call, wanted, most, own, numbers)
-    return {string.format('%.6f', due - now), 0, known[2] or '', number, calls}
+    local number = call_of(key, workflow, call, most, own, numbers, now)
+    local tools = known[3] ~= known[4] and untold(state, known[3], known[4]) or {}
+    return {string.format('%.6f', due - now), 0, known[2] or '', number, calls_of(state, wanted), tools}
   end
   if deadline == '' then return false end
   if ... then return 'unknown 1' end
   if not begin(key, workflow, deadline, '') then return 'full' end
-  local number, calls = call_of(key, workflow, call, wanted, most, own, told ~= '' and '')
-  return {deadline, 1, '', number, calls}
+  local number = call_of(key, workflow, call, most, own, told ~= '' and '', now)
+  return {deadline, 1, '', number, calls_of(key .. '|' .. workflow, wanted), {}}
+end
+
+function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, ...)
+  local state = key .. '|' .. workflow
+  if not redis.call('ZSCORE', key, workflow) then return false end
+  local by = redis.call('HGET', state, 'by')
+  if by then return by end
+  local before = redis.call('ZSCORE', named(key, workflow), own)
+  if before then return tonumber(before) end
+  local numbers, wrong = false, nil
+  if told ~= '' then
+    numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
+    if wrong then return wrong end
+  end
+  local ended = now - ago
+  local began = ended - took
+  local number = call_of(key, workflow, call, most, own, numbers, began)
+  if number <= tonumber(most) then redis.call('HSET', state, 'e' .. number, '0 ' .. string.format('%.3f', ended)) end
+  local count = tonumber(redis.call('HGET', state, 'tools') or 0)
+  if count < tonumber(most_tools) then
+    what = string.format('%.3f %.3f ', began, ended) .. what
+    redis.call('HSET', state, 'tools', count + 1, 't' .. (count + 1), what)
+  end
+  return number
 end
 
 function act.open(key, workflow, deadline, stages)
@@ -203,6 +242,42 @@ class Stage(NamedTuple):
     share: float
 
 
+class ToolStep(NamedTuple):
+    """A step that the client's own tool did. Epoch seconds on Redis' clock. `key`: by which others name it."""
+
+    key: str
+    name: str
+    began: float
+    ended: float
+    parents: tuple[str, ...] | None
+
+
+class ReportTool(NamedTuple):
+    """A tool step that has ended, `ago_s` before now; it took `took_s`. Reported again it changes nothing."""
+
+    tenant: str
+    workflow: str
+    key: str
+    name: str
+    took_s: float
+    ago_s: float
+    parents: tuple[str, ...] | None
+
+    def arguments(self) -> list[str]:
+        told = "" if self.parents is None else "1"
+        own, *parents = map(_digest, (self.key, *(self.parents or ())))
+        what = orjson.dumps((self.key, self.name, self.parents)).decode()
+        times = (f"{self.took_s:.6f}", f"{self.ago_s:.6f}")
+        call = f"{kind_of_tool(self.name)} 0"
+        return ["tool", self.workflow, call, str(MOST_NODES), own, told, *times, what, str(MOST_TOOLS), *parents]
+
+    def found(self, raw: Any) -> int | None:
+        """Its number; None: the workflow has no deadline, has not begun, or is forgotten."""
+        if isinstance(raw, bytes):
+            raise _refusal(raw, self.parents)
+        return None if raw is None else int(raw)
+
+
 class StepOfWorkflow(NamedTuple):
     """A request of a workflow. `deadline_s`: of the whole workflow, if the request names one. `kind` and
     `input_tokens` are kept for later ones; `wanted`: whether it asks for those of the workflow's calls so far. `name`:
@@ -228,22 +303,23 @@ class StepOfWorkflow(NamedTuple):
         if raw is None:
             return None
         if isinstance(raw, bytes):
-            word, _, index = raw.decode().partition(" ")
-            if index:
-                raise WrongParent((self.parents or ())[int(index) - 1], cycle=word == "cycle")
-            raise TooManyWorkflows if word == "full" else WorkflowCancelled(word)
-        return JoinedWorkflow(float(raw[0]), bool(raw[1]), _stages(raw[2]), raw[3], _calls(raw[4]))
+            raise _refusal(raw, self.parents)
+        return JoinedWorkflow(
+            float(raw[0]), bool(raw[1]), _stages(raw[2]), raw[3], _calls(raw[4]), tuple(map(tool_of, raw[5]))
+        )
 
 
 class JoinedWorkflow(NamedTuple):
     """`left_s`: until it is due, negative if it is late. `began`: with this request. `number`: of this request among
-    its calls, from 1. `calls`: the first MOST_NODES of them, if asked for, without those that failed; epoch seconds."""
+    its calls, from 1. `calls`: the first MOST_NODES of them, if asked for, without those that failed; epoch seconds.
+    `tools`: reported since the request before."""
 
     left_s: float
     began: bool
     stages: tuple[Stage, ...] = ()
     number: int = 0
     calls: tuple[Call, ...] = ()
+    tools: tuple[ToolStep, ...] = ()
 
 
 class WorkflowState(NamedTuple):
@@ -264,6 +340,7 @@ class WorkflowState(NamedTuple):
     cancelled_at: float | None
     cancelled_by: str
     new: bool = False
+    tools: tuple[ToolStep, ...] = ()
 
     @property
     def left_s(self) -> float:
@@ -362,7 +439,7 @@ class CountRequests(NamedTuple):
         return None
 
 
-Order = StepOfWorkflow | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
+Order = StepOfWorkflow | ReportTool | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
 
 
 def run_orders(orders: Sequence[Order]) -> Dialogue[list[Any]]:
@@ -435,6 +512,19 @@ def _stages(raw: bytes) -> tuple[Stage, ...]:
     return tuple(Stage(*each) for each in orjson.loads(raw)) if raw else ()
 
 
+def _refusal(raw: bytes, parents: tuple[str, ...] | None) -> Exception:
+    word, _, index = raw.decode().partition(" ")
+    if index:
+        return WrongParent((parents or ())[int(index) - 1], cycle=word == "cycle")
+    return TooManyWorkflows() if word == "full" else WorkflowCancelled(word)
+
+
+def tool_of(raw: bytes) -> ToolStep:
+    began, ended, what = raw.split(b" ", 2)
+    key, name, parents = orjson.loads(what)
+    return ToolStep(key, name, float(began), float(ended), None if parents is None else tuple(parents))
+
+
 def _calls(raw: list[Any]) -> tuple[Call, ...]:
     """`raw`: names and values, of each call how it began and how it ended."""
     known, found = dict(zip(raw[::2], raw[1::2], strict=True)), []
@@ -482,4 +572,5 @@ def _state(raw: list[Any]) -> WorkflowState:
         cancelled_at=seconds(b"cancelled"),
         cancelled_by=known.get(b"by", b"").decode(),
         new=bool(new),
+        tools=tuple(tool_of(known[b"t%d" % place]) for place in range(1, number(b"tools") + 1)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django.utils import timezone
@@ -22,7 +22,7 @@ from api.control.framework.pagination import InvalidCursor
 from controller.core.types import Outcome
 from controller.models import RequestRecord
 from controller.postgres.waiting import give_back_connection
-from controller.selectors.records.workflows import STATES, Workflow, narrowed, share_of
+from controller.selectors.records.workflows import STATES, ReportedTool, Workflow, narrowed, share_of, tools_of
 from workers import live
 from workers.workflow_commands import workflow_cancel
 from workers.workflow_reading import all_workflows, find_workflow
@@ -93,10 +93,21 @@ class RequestOfWorkflow(serializers.Serializer):
     )
 
 
+class ToolStepOfWorkflow(serializers.Serializer):
+    """A tool step that the client reported. Seconds."""
+
+    key = serializers.CharField()
+    name = serializers.CharField()
+    began_at = serializers.DateTimeField()
+    took_s = serializers.FloatField()
+    parents = serializers.ListField(child=serializers.CharField(), allow_null=True)
+
+
 class WorkflowWithRequests(WorkflowRow):
     """One workflow with its requests that have ended, in order of arrival, at most 500."""
 
     items = RequestOfWorkflow(many=True)
+    tool_steps = ToolStepOfWorkflow(many=True)
     more = serializers.BooleanField(help_text="There are more requests than `items`.")
 
 
@@ -144,7 +155,11 @@ class WorkflowDetail(ControlView):
         found = find_workflow(tenant, query["workflow_id"], now)
         if found is None:
             raise NotFound("Not found.")
-        whole = _row(found.workflow, now) | {"items": map(_request, found.requests), "more": found.more}
+        whole = _row(found.workflow, now) | {
+            "items": map(_request, found.requests),
+            "tool_steps": map(_tool, tools_of(found)),
+            "more": found.more,
+        }
         return Response(WorkflowWithRequests(whole).data)
 
 
@@ -207,6 +222,12 @@ def _request(row: RequestRecord) -> dict[str, Any]:
         "step_key": row.step_key,
         "parents": row.parents,
     }
+
+
+def _tool(tool: ReportedTool) -> dict[str, Any]:
+    began_at = datetime.fromtimestamp(tool.began, UTC)
+    shown = {"key": tool.key, "name": tool.name, "began_at": began_at, "took_s": tool.ended - tool.began}
+    return shown | {"parents": tool.parents}
 
 
 def _key(each: Workflow) -> tuple[float, str, str]:

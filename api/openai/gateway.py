@@ -252,7 +252,7 @@ class Gateway:
             in_flight.note(_joined(request, workflow))
             in_flight.timed, in_flight.workflow_due = True, arrival + workflow.left_s
             in_flight.call_number = workflow.number
-        in_flight.named = NamedPlace("" if parsed.step is None else parsed.step.key, parsed.parents)
+        in_flight.named = _place(parsed, workflow)
         if self.scheduler.suspects.quarantine:
             in_flight.identify()
         in_flight.stored = stored is not None
@@ -434,6 +434,11 @@ class Gateway:
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
+
+
+def _place(parsed: Parsed, workflow: WorkflowTime | None) -> NamedPlace:
+    key = "" if parsed.step is None else parsed.step.key
+    return NamedPlace(key, parsed.parents, () if workflow is None else workflow.tool_steps)
 
 
 def _joined(request: Request, workflow: WorkflowTime) -> Decision:

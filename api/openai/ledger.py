@@ -172,12 +172,13 @@ def _record(
 
 def _place(in_flight: InFlightRequest) -> dict[str, Any]:
     """In its workflow."""
-    request, (key, parents) = in_flight.request, in_flight.named
+    request, (key, parents, tools) = in_flight.request, in_flight.named
     return {
         "workflow": request.workflow,
         "stage": request.stage,
         "step_key": key,
         "parents": None if parents is None else list(parents),
+        "tool_steps": [dict(each) for each in tools],
     }
 
 

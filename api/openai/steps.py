@@ -41,6 +41,7 @@ class StoredStep(NamedTuple):
     by: str
     kept_at: float
     whole: dict[str, Any]
+    state_ref: str = ""
 
     @property
     def usage(self) -> Usage:
@@ -90,7 +91,7 @@ class Steps:
             return None
         try:
             told = orjson.loads(raw)
-            found = StoredStep(told["by"], told["kept_at"], told["whole"])
+            found = StoredStep(told["by"], told["kept_at"], told["whole"], told.get("state_ref", ""))
             asked = bytes.fromhex(told["asked"])
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             self.counts["unreadable"] += 1
@@ -152,6 +153,8 @@ class Steps:
             self.counts["unreadable"] += 1
             return None
         told = {"by": in_flight.request.id, "kept_at": self._now(), "asked": step.asked.hex(), "whole": whole}
+        if step.state_ref:
+            told["state_ref"] = step.state_ref
         raw = orjson.dumps(told)
         if len(raw) > LARGEST_BYTES:
             self.counts["too_large"] += 1
@@ -198,6 +201,8 @@ class Steps:
 
 async def _send(in_flight: InFlightRequest, stored: StoredStep) -> None:
     headers = [*in_flight.headers(), (b"x-slackline-stored", stored.by.encode())]
+    if stored.state_ref:
+        headers.append((b"x-slackline-state-ref", stored.state_ref.encode()))
     translate = in_flight.translation.translate if in_flight.translation is not None else bytes
     if not in_flight.streamed:
         await respond(in_flight.send, 200, translate(orjson.dumps(stored.whole)), headers)

@@ -11,10 +11,13 @@ import orjson
 from api.openai.asgi import Receive, Scope, Send, header, read_body, respond
 from api.openai.gateway import Caller, Gateway
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.tool_bodies import parse_tool
 from api.openai.protocol.workflow_bodies import parse_fork, parse_workflow, workflow_object
 from api.openai.tenants import Held
+from api.openai.tool_steps import tool_step
 from controller.slo.classes import NotEntitled, check_fields
 from controller.slo.workflow import least_share_s
+from workers.steps import LARGEST_BYTES
 from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
 
 WORKFLOWS = "/v1/workflows"
@@ -23,6 +26,7 @@ STEPS = "/steps"
 FORK = "/fork"
 BRANCHES = "/branches/"
 BODY_BYTES = 16 << 10
+TOOL_BYTES = LARGEST_BYTES + BODY_BYTES
 
 
 async def begin(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +53,8 @@ async def begin(gateway: Gateway, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET reads it, POST to its `/cancel` cancels it, to its `/fork` forks it at a step, DELETE of its `/steps` forgets
+    """GET reads it, POST to its `/cancel` cancels it, to its `/fork` forks it at a step, to its `/steps`
+    reports a tool step, DELETE of its `/steps` forgets
     the answers of its steps, of one of its `/branches/` ends that. Ids may have slashes."""
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
@@ -65,6 +70,9 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
     elif method == "POST" and name.endswith(FORK):
         await _fork(gateway, caller, key, name.removesuffix(FORK), scope, receive, send)
         return
+    elif method == "POST" and name.endswith(STEPS):
+        await _tool(gateway, caller, key, name.removesuffix(STEPS), scope, receive, send)
+        return
     elif method == "DELETE" and BRANCHES in name:
         await gateway.forks.end(caller.tenant.name, name.rpartition(BRANCHES)[2])
         await respond(send, 200, orjson.dumps({"object": "workflow.branch", "deleted": True}))
@@ -75,7 +83,7 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
         return
     else:
         raise ApiError(
-            "method_not_allowed", "Use GET, POST to the workflow's /cancel or /fork, or DELETE of its /steps."
+            "method_not_allowed", "Use GET, POST to the workflow's /cancel, /fork or /steps, or DELETE of its /steps."
         )
     await _answer(send, caller, name, found, 200)
 
@@ -103,10 +111,26 @@ async def _fork(
     await respond(send, 201, orjson.dumps(shown))
 
 
-async def _body(gateway: Gateway, caller: Caller, scope: Scope, receive: Receive) -> bytes | bytearray:
+async def _tool(
+    gateway: Gateway, caller: Caller, key: bytes | None, name: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """201; 200 for a step whose result was kept, or that is asked for. Counts as one request of the tenant's quota."""
+    told = parse_tool(await _body(gateway, caller, scope, receive, TOOL_BYTES))
+    tenant = gateway.caller(key).tenant
+    gateway.quotas.admit(tenant, 0, gateway.clock())
+    try:
+        shown = await tool_step(gateway.steps, gateway.workflows, tenant, name, told)
+    finally:
+        gateway.quotas.release(tenant.name, 0, 0)
+    await respond(send, 200 if shown["stored"] or told.took_s is None else 201, orjson.dumps(shown))
+
+
+async def _body(
+    gateway: Gateway, caller: Caller, scope: Scope, receive: Receive, most: int = BODY_BYTES
+) -> bytes | bytearray:
     held = Held(gateway.quotas, caller.tenant, gateway.clock())
     try:
-        return await read_body(scope, receive, BODY_BYTES, held.add, held.turns)
+        return await read_body(scope, receive, most, held.add, held.turns)
     finally:
         held.give_back()
 

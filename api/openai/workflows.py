@@ -28,6 +28,7 @@ from workers.workflows import (
     Order,
     OtherWorkflow,
     ReadWorkflow,
+    ReportTool,
     StepOfWorkflow,
     TooManyWorkflows,
     WorkflowCancelled,
@@ -45,6 +46,7 @@ Name = tuple[str, str]  # tenant, workflow
 Ask = tuple[Order, asyncio.Future[Any]]
 End = Callable[[str, str, str], None]  # tenant, workflow, and who cancelled it
 
+UNKNOWN = "This tenant has no workflow of this id that has a deadline."
 AWAY = "Redis did not answer in time"
 ASK_S = 0.25  # longest that Redis may take to answer
 AWAY_S = 1.0  # after it did not answer in time, requests do not ask for so long
@@ -114,7 +116,9 @@ class Workflows:
         if joined is not None:
             told = (joined.stages, parsed.stage, asked.workflow_steps_left)
             source, rule = "began" if joined.began else "inherited", rule_of(*told)
-            left = WorkflowTime(joined.left_s, shares_from(*told), source, rule=rule, number=joined.number)
+            tools = tuple(each._asdict() for each in joined.tools)
+            shares = shares_from(*told)
+            left = WorkflowTime(joined.left_s, shares, source, rule=rule, number=joined.number, tool_steps=tools)
             return left if graphs is None or rule != LAST else self._matched(left, graphs, joined)
         if deadline_s is None:
             return None
@@ -203,6 +207,17 @@ class Workflows:
         found = _known(await self._answer(CancelWorkflow(tenant, workflow, by)))
         self._remember(tenant, workflow, found.cancelled_by)
         return found
+
+    async def report(self, order: ReportTool) -> None:
+        """Raises ApiError."""
+        try:
+            number = await self._answer(order)
+        except WrongParent as error:
+            raise wrong_parent(error, "") from None
+        except WorkflowCancelled as cancelled:
+            raise workflow_cancelled(order.workflow, cancelled.by) from None
+        if number is None:
+            raise ApiError("not_found", UNKNOWN)
 
     async def _answer(self, order: Order) -> Any:
         try:
@@ -323,7 +338,7 @@ def _told(counts: dict[Name, _Counts]) -> Iterator[Order]:
 
 def _known(found: WorkflowState | None) -> WorkflowState:
     if found is None:
-        raise ApiError("not_found", "This tenant has no workflow of this id that has a deadline.")
+        raise ApiError("not_found", UNKNOWN)
     return found
 
 

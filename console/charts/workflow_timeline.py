@@ -29,6 +29,7 @@ class DrawnRequest:
     missed: bool
     parents: Sequence[str] | None  # ids of those that it depends on, as its client told; None: not told
     told: str  # what a screen reader says of it after its number and name, which are seen
+    is_tool: bool = False  # a step of the client's own tool, which has no page
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ class RequestRecord:
     # on; None: its client did not tell.
     step_key: str = ""
     parents: list[str] | None = None
+    tool_steps: list[dict[str, Any]] = field(default_factory=list)  # reported since the request before
 
     @property
     def counted_as(self) -> str:

@@ -65,6 +65,7 @@ class RequestRecord(models.Model):
     reasoning_tokens = models.IntegerField(default=0, db_default=0)
     step_key = models.CharField(max_length=120, blank=True, default="", db_default="")
     parents = models.JSONField(null=True)
+    tool_steps = models.JSONField(default=list, db_default=[])
 
     class Meta:
         db_table = "request_record"

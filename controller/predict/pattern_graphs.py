@@ -85,6 +85,11 @@ def kind_of(model: str, stage: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{model}\0{stage}".encode(), digest_size=4).digest())
 
 
+def kind_of_tool(name: str) -> int:
+    """The same for a tool of this name."""
+    return kind_of("", f"tool {name}")  # no model is called so
+
+
 def levels_of(calls: Sequence[Call]) -> list[int]:
     """The level of each call, from 0. `calls` in the order in which they began. Parents that are not among those
     before it say nothing; of a call that has no others, its time does."""

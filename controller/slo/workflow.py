@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from controller.core.snapshot import Entitlements
 from controller.core.types import Targets
@@ -21,7 +21,8 @@ class WorkflowTime(NamedTuple):
     (what is known of it cannot be read, so the request's own deadline counts from its own arrival). `least_s`: no share
     is shorter. `rule`: what the shares are from: steps_left or stages, as the client said, a graph (`graph_version`,
     with the `similarity` of the workflow to it), or last, since nobody says what follows. `number`: of the request
-    among the workflow's, from 1; 0 if not known."""
+    among the workflow's, from 1; 0 if not known. `tool_steps`: reported since the request before, as records have
+    them."""
 
     left_s: float
     shares: Sequence[float]
@@ -31,6 +32,7 @@ class WorkflowTime(NamedTuple):
     number: int = 0
     graph_version: int | None = None
     similarity: float = 0.0
+    tool_steps: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def late(self) -> bool:

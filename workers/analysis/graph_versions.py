@@ -27,6 +27,7 @@ from controller.predict.pattern_graphs import (
     GraphSet,
     graph_of,
     kind_of,
+    kind_of_tool,
     levels_in,
     rests_of,
     so_far,
@@ -100,27 +101,35 @@ def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
     rows = _usable().filter(tenant=tenant, arrived_at__gt=since).order_by("-arrived_at", "-id")
     columns = (
         "workflow", "arrived_at", "e2e_s", "model", "stage", "prompt_tokens", "output_tokens", "id",
-        "step_key", "parents",
+        "step_key", "parents", "tool_steps",
     )  # fmt: skip
     read = list(rows.values_list(*columns)[:MOST_CALLS])
     whole = read[int(0.9 * MOST_CALLS)][1].timestamp() if len(read) == MOST_CALLS else 0.0
-    calls: dict[str, list[Call]] = defaultdict(list)
-    numbers: dict[str, dict[str, int]] = defaultdict(dict)  # of each workflow's calls, by their ids and step keys
-    for workflow, at, took, model, stage, prompt, output, name, key, named in reversed(read):
-        began, own, number = at.timestamp(), numbers[workflow], len(calls[workflow]) + 1
-        own[name] = number
-        if key:
-            own[key] = number
-        parents = None if named is None else parents_in(named, own)
-        figures = (began, began + took, prompt, output)
-        calls[workflow].append(Call(kind_of(model, stage), *figures, number, parents))
+    steps: dict[str, list[tuple[Call, Sequence[str], Sequence[str] | None]]] = defaultdict(list)
+    for workflow, at, took, model, stage, prompt, output, name, key, parents, tools in reversed(read):
+        began = at.timestamp()
+        call = Call(kind_of(model, stage), began, began + took, prompt, output)
+        steps[workflow].append((call, (name, key), parents))
+        for tool in tools:
+            call = Call(kind_of_tool(tool["name"]), tool["began"], tool["ended"], 0, 0)
+            steps[workflow].append((call, (tool["key"],), tool["parents"]))
     found = [
         FinishedWorkflow(each, max(call.ended or call.began for call in each))
-        for workflow, each in calls.items()
+        for each in map(_numbered, steps.values())
         if each[0].began >= whole and len(each) <= MOST_EACH
     ]
     ended = [each for each in found if now.timestamp() - each.ended >= IDLE_S]
     return sorted(ended, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
+
+
+def _numbered(steps: list[tuple[Call, Sequence[str], Sequence[str] | None]]) -> list[Call]:
+    """Calls by their beginning, from those with their names and the names of their parents."""
+    numbers: dict[str, int] = {}
+    calls = []
+    for number, (call, names, parents) in enumerate(sorted(steps, key=lambda step: step[0].began), 1):
+        calls.append(call._replace(number=number, parents=None if parents is None else parents_in(parents, numbers)))
+        numbers |= dict.fromkeys(filter(None, names), number)
+    return calls
 
 
 def parents_in(named: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...] | None:

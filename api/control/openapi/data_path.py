@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.protocol.schemas import LONGEST_CHECKPOINT_S, LONGEST_NAME, MOST_PARENTS
+from api.control.openapi.steps import METADATA, TOOL_BODY, TOOL_STEP
+from api.openai.protocol.schemas import LONGEST_CHECKPOINT_S, LONGEST_NAME
 from api.openai.protocol.workflow_bodies import LARGEST_SHARE, MOST_BRANCHES, MOST_STAGES
 from controller.slo.classes import MOST_STEPS
 
@@ -88,25 +89,6 @@ SLO_FIELDS: Fragment = {
     },
 }
 _NAME: Fragment = {"type": "string", "maxLength": LONGEST_NAME}
-METADATA: Fragment = {
-    "type": "object",
-    "additionalProperties": {"type": "string"},
-    "description": "`workflow_id` and `stage` name a request's place in a compound workflow. The answer of a "
-    "`step_key` is kept for the tenant's `retention_s`: the same key with the same body gets it again.",
-    "properties": {
-        "workflow_id": _NAME,
-        "stage": _NAME,
-        "step_key": _NAME,
-        "parents": {
-            "type": "array",
-            "items": _NAME,
-            "maxItems": MOST_PARENTS,
-            "description": "The steps that this one depends on, each by its `step_key` or, without one, the id of its "
-            "request (`x-request-id`). Those of a workflow with a deadline are checked: they must be among its last "
-            "128 steps and have begun before this step first did. Without it, times tell.",
-        },
-    },
-}
 COMMON: Fragment = {
     "model": {"type": "string", "description": "A served model's public name or one of its aliases."},
     "stream": {"type": "boolean", "default": False},
@@ -497,13 +479,24 @@ WORKFLOW_PATHS: Fragment = {
         )
     },
     "/v1/workflows/{id}/steps": {
+        "post": on_data_path(
+            "data_path_workflow_step_report",
+            "Report a tool step, or ask for the result that is kept of one",
+            {
+                "201": shown("The step was noted.", TOOL_STEP),
+                "200": shown("What is kept of it, or that nothing is.", TOOL_STEP),
+            },
+            (400, 401, 403, 404, 405, 408, 409, 413, 429, 499, 503),
+            parameters=[_WORKFLOW_ID],
+            requestBody={"required": True, "content": {"application/json": {"schema": TOOL_BODY}}},
+        ),
         "delete": on_data_path(
             "data_path_workflow_steps_forget",
             "Forget the answers that are kept of a workflow's steps",
             {"200": shown("How many were deleted.", FORGOTTEN_STEPS)},
             (401, 403, 405, 503),
             parameters=[_WORKFLOW_ID],
-        )
+        ),
     },
     "/v1/workflows/{id}/fork": {
         "post": on_data_path(

@@ -63,6 +63,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
 }
 _WORKFLOW_FIELDS = ("workflow_id", "stage", "step_key")
+_NOT_THE_ENGINES = (*_WORKFLOW_FIELDS, "parents", "state_ref")
+LONGEST_STATE_REF = 512
 MOST_PARENTS = 32  # of one step
 _NOT_ASKED = ("stream", "stream_options", "metadata", "user")  # of a step: they do not change its answer
 # Of `apply_chat_template`, in transformers and in engines.
@@ -78,10 +80,12 @@ LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
 
 
 class NamedPlace(NamedTuple):
-    """Of a step in its workflow, as its client names it. `parents`: None: not told."""
+    """Of a step in its workflow, as its client names it. `parents`: None: not told. `tool_steps`: as records have
+    them."""
 
     key: str
     parents: tuple[str, ...] | None
+    tool_steps: tuple[Mapping[str, Any], ...] = ()
 
 
 class NamedStep(NamedTuple):
@@ -90,6 +94,7 @@ class NamedStep(NamedTuple):
     workflow: str
     key: str
     asked: bytes
+    state_ref: str = ""  # the client's own, given back with the answer
 
 
 Item = dict[str, Any]  # of /v1/responses
@@ -154,7 +159,7 @@ def parse_body(
         raise wrong("thinking_deadline", told)
     _numbers(body)
     _single_choice(body)
-    workflow, stage, key, parents = _metadata(body)
+    workflow, stage, key, parents, state_ref = _metadata(body)
     if asked.workflow_deadline is not None and not workflow:
         raise wrong("workflow_deadline", "needs metadata.workflow_id, which says which requests share it")
     max_tokens = _max_tokens(body, chat)
@@ -175,7 +180,7 @@ def parse_body(
     body["model"] = model.name
     head = dump(body)[:-1]
     equal = _equal(body, chat=chat, keep_usage=keep_usage) if shares else b""
-    step = NamedStep(workflow, key, _asked_for(body, chat)) if key else None
+    step = NamedStep(workflow, key, _asked_for(body, chat), state_ref) if key else None
     parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage, step)
     parsed = parsed._replace(equal=equal, checkpoint_s=checkpoint_s, branch=branch, parents=parents)
     _fits(parsed, shown)
@@ -331,11 +336,11 @@ def _asked_for(body: Mapping[str, Any], chat: bool) -> bytes:
     return what.digest()
 
 
-def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | None]:
-    """(workflow id, stage, step key, parents). The client's other metadata goes to the engine."""
+def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | None, str]:
+    """(workflow id, stage, step key, parents, state_ref). The client's other metadata goes to the engine."""
     metadata = body.get("metadata")
     if metadata is None:
-        return "", "", "", None
+        return "", "", "", None, ""
     if not isinstance(metadata, dict):
         raise wrong("metadata", "must be an object")
     found = []
@@ -345,7 +350,7 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | No
             raise wrong(f"metadata.{field}", f"must be a string of at most {LONGEST_NAME} characters")
         found.append(value)
     parents = parents_of(metadata.get("parents"), found[2], "metadata.")
-    rest = {key: value for key, value in metadata.items() if key not in (*_WORKFLOW_FIELDS, "parents")}
+    rest = {key: value for key, value in metadata.items() if key not in _NOT_THE_ENGINES}
     body.pop("metadata")
     if rest:
         body["metadata"] = rest
@@ -353,7 +358,22 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | No
         raise wrong("metadata.step_key", "needs metadata.workflow_id, the workflow whose step it names")
     if parents is not None and not found[0]:
         raise wrong("metadata.parents", "needs metadata.workflow_id, the workflow whose steps they are")
-    return found[0], found[1], found[2], parents
+    state_ref = state_ref_of(metadata.get("state_ref"), found[2], "metadata.", "step_key")
+    return found[0], found[1], found[2], parents, state_ref
+
+
+def state_ref_of(given: object, key: str, where: str, needs: str) -> str:
+    """What a client says of its own state at a step, which nobody but it reads; "" without one. It is sent as a header:
+    so printable ASCII. Raises ApiError."""
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not 0 < len(given) <= LONGEST_STATE_REF or not given.isprintable():
+        raise wrong(f"{where}state_ref", f"must be a string of 1 to {LONGEST_STATE_REF} printable ASCII characters")
+    if not given.isascii():
+        raise wrong(f"{where}state_ref", "must be ASCII: encode other bytes")
+    if not key:
+        raise wrong(f"{where}state_ref", f"needs {where}{needs}, the step that it is given back with")
+    return given
 
 
 def parents_of(given: object, own: str, where: str) -> tuple[str, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,9 +29,11 @@ from controller.selectors.records.workflows import (
     MOST_REQUESTS,
     OneWorkflow,
     RecentWorkflows,
+    ReportedTool,
     narrowed,
     parents_of,
     share_of,
+    tools_of,
 )
 from controller.selectors.roles import UserRole
 from controller.wording.request_steps import outcome_in_words
@@ -101,7 +103,7 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
         "by_stage": stages_of(found.requests, {stage["name"]: stage["part"] for stage in declared}),
         "goodput": None if each.kept is None else not each.missed(now),
         "rows": [_row(row) for row in found.requests],
-        "timeline": timeline(_steps(found.requests), each.due_at),
+        "timeline": timeline(_steps(found), each.due_at),
         "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
         "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
         "cancellable": found.kept is not None and not each.cancelled_by,
@@ -158,9 +160,19 @@ def _how(row: RequestRecord) -> list[str]:
     return [HOW[step["reason"]] for step in row.decisions if step.get("reason") in HOW]
 
 
-def _steps(rows: Sequence[RequestRecord]) -> list[DrawnRequest]:
-    parents = parents_of(rows)
-    return [_step(row, parents[row.id]) for row in rows[:MOST_DRAWN]]
+def _steps(found: OneWorkflow) -> list[DrawnRequest]:
+    """Requests, and the tool steps that its client reported, by their beginning."""
+    rows, tools = found.requests[:MOST_DRAWN], tools_of(found)
+    parents = parents_of(found.requests, tools)
+    drawn = [_step(row, parents[row.id]) for row in rows]
+    drawn += [_tool(tool, parents[tool.key]) for tool in tools]
+    return sorted(drawn, key=lambda step: step.arrived_at)
+
+
+def _tool(tool: ReportedTool, parents: Sequence[str] | None) -> DrawnRequest:
+    began, ended = (datetime.fromtimestamp(at, UTC) for at in (tool.began, tool.ended))
+    told = f"tool step, took {tool.ended - tool.began:.3g} s"
+    return DrawnRequest(tool.key, tool.name, began, ended, None, False, parents, told, is_tool=True)
 
 
 def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:

@@ -51,6 +51,9 @@ class KeptWorkflow(Protocol):
     @property
     def cancelled_by(self) -> str: ...
 
+    @property
+    def tools(self) -> Sequence[tuple[str, str, float, float, Sequence[str] | None]]: ...
+
 
 @dataclass(slots=True)
 class Workflow:
@@ -198,16 +201,33 @@ def share_of(row: RequestRecord) -> Mapping[str, Any]:
     return found
 
 
-def parents_of(rows: Sequence[RequestRecord]) -> dict[str, list[str] | None]:
-    """By the id of each request of a workflow, the ids of those that its client said it depends on; None: it did not
-    say. `rows` in order of arrival: of requests with one step key, the last one before it counts."""
+class ReportedTool(NamedTuple):
+    """A step that a client's own tool did. `key`: by which others name it. Epoch seconds."""
+
+    key: str
+    name: str
+    began: float
+    ended: float
+    parents: Sequence[str] | None
+
+
+def tools_of(found: OneWorkflow) -> list[ReportedTool]:
+    """As records and gateways have them, by their beginning."""
+    told = [ReportedTool(**each) for row in found.requests for each in row.tool_steps]
+    kept = [] if found.kept is None else [ReportedTool(*each) for each in found.kept.tools]
+    return sorted({each.key: each for each in (*kept, *told)}.values(), key=lambda each: each.began)
+
+
+def parents_of(rows: Sequence[RequestRecord], tools: Sequence[ReportedTool] = ()) -> dict[str, list[str] | None]:
+    """By the id of each step of a workflow, the ids of those that its client said it depends on; None: it did not say.
+    A tool's id is its key. Of requests with one step key, the last one before the step counts."""
+    steps = [(row.arrived_at.timestamp(), row.id, row.step_key, row.parents) for row in rows]
+    steps += [(tool.began, tool.key, "", tool.parents) for tool in tools]
     ids: dict[str, str] = {}
     found: dict[str, list[str] | None] = {}
-    for row in rows:
-        found[row.id] = None if row.parents is None else [ids[name] for name in row.parents if name in ids]
-        ids[row.id] = row.id
-        if row.step_key:
-            ids[row.step_key] = row.id
+    for _, name, key, parents in sorted(steps, key=lambda step: step[0]):
+        found[name] = None if parents is None else [ids[each] for each in parents if each in ids]
+        ids |= {name: name, key or name: name}
     return found
 
 

@@ -104,7 +104,7 @@ def _row(record: RequestRecord) -> list[Any]:
         values[name] = _text(values[name])[:length]
     if record.priority is not None:
         values["priority"] = max(-_INT_MAX, min(_INT_MAX, record.priority))
-    for name in ("decisions", "token_times", "length_features", "length_bounds"):
+    for name in ("decisions", "token_times", "length_features", "length_bounds", "tool_steps"):
         values[name] = _json(values[name])
     if record.parents is not None:
         values["parents"] = _json(record.parents)

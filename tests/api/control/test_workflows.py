@@ -14,6 +14,7 @@ from workers.workflows import (
     BY_TENANT,
     CountRequests,
     OpenWorkflow,
+    ReportTool,
     cancel_workflow,
     cancellations,
     read_workflow,
@@ -117,11 +118,24 @@ def test_one_shows_its_requests_in_order_with_their_shares(viewer):
     assert [(each["id"], each["left_s"], each["share_s"], each["took_s"]) for each in answer.data["items"]] == [
         ("a", 60, 30, 4), ("b", 40, 20, 2),
     ]  # fmt: skip
+    assert answer.data["tool_steps"] == []
     assert [(each["step_key"], each["parents"]) for each in answer.data["items"]] == [("plan", None), ("", ["plan"])]
     assert (answer.data["more"], answer.data["in_time"], answer.data["failed"]) == (False, False, 1)
     for wrong in ({"tenant": "acme", "workflow_id": "none"}, {"tenant": "other", "workflow_id": "w/1?x"}):
         assert viewer.get("/workflows/by-id", **wrong).status_code == 404
     assert "tenant" in viewer.get("/workflows/by-id", workflow_id="w").data["error"]["fields"]
+
+
+def test_tool_steps_come_from_records_and_from_what_gateways_keep(viewer):
+    begin("w", "acme")
+    live.run(run_orders([ReportTool("acme", "w", "t2", "browse", 1.0, 0.0, None)]))
+    tool = {"key": "t1", "name": "search", "began": time.time() - 12, "ended": time.time() - 10, "parents": ["p"]}
+    factories.records_stored(call("w", 20, id="p"), call("w", 9, id="q", parents=["t1"], tool_steps=[tool]))
+    found = viewer.get("/workflows/by-id", tenant="acme", workflow_id="w").data["tool_steps"]
+    assert [(each["key"], each["name"], each["parents"]) for each in found] == [
+        ("t1", "search", ["p"]), ("t2", "browse", None),
+    ]  # fmt: skip
+    assert [round(each["took_s"]) for each in found] == [2, 1]
 
 
 def test_a_tenants_key_sees_its_own(tenant, tenant_key):

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from controller.models import GraphVersion
-from controller.predict.pattern_graphs import Call, GraphSet, kind_of, levels_of
+from controller.predict.pattern_graphs import Call, GraphSet, kind_of, kind_of_tool, levels_of, times_of
 from controller.selectors.records.graph_versions import published_graph_content, published_graphs
 from controller.services.actors import Actor
 from controller.services.records.learned_versions import CONTENTS_KEPT
@@ -64,6 +64,23 @@ def test_parents_that_clients_named_give_the_levels():
     (found,) = finished_workflows("acme", now)
     assert [call.parents for call in found.calls] == [None, (1,), (1,), (2, 3)]
     assert levels_of(found.calls) == [0, 1, 1, 2]
+
+
+def test_a_reported_tool_step_is_a_node_with_its_own_time():
+    now = timezone.now()
+    at = now.timestamp() - 900
+    tool = {"key": "t", "name": "search", "began": at + 2, "ended": at + 5, "parents": ["p"]}
+    factories.records_stored(
+        factories.record(id="p", arrived_at=at, workflow="w1", stage="plan", e2e_s=1.0),
+        factories.record(
+            id="w", arrived_at=at + 6, workflow="w1", stage="write", e2e_s=2.0, parents=["t"], tool_steps=[tool]
+        ),
+    )
+    (found,) = finished_workflows("acme", now)
+    assert [(call.kind, call.parents) for call in found.calls] == [
+        (kind_of("demo", "plan"), None), (kind_of_tool("search"), (1,)), (kind_of("demo", "write"), (2,)),
+    ]  # fmt: skip
+    assert [round(level.run_s, 3) for level in times_of(found.calls, levels_of(found.calls))] == [1, 3, 2]
 
 
 def test_a_parent_without_a_record_leaves_it_to_times():

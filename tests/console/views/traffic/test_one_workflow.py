@@ -295,6 +295,21 @@ def test_parents_that_the_client_named_are_drawn_and_told_from_inferred_ones(vie
     assert "its client said it depends on" in page
 
 
+def test_tool_steps_are_drawn_with_their_parents_and_have_no_page(viewer, acme):
+    began = time.time() - 18
+    tool = {"key": "t1", "name": "<search>", "began": began, "ended": began + 3, "parents": ["p"]}
+    factories.records_stored(
+        call("w", 20, 1.0, id="p", stage="plan"),
+        call("w", 10, 1.0, id="w", stage="write", parents=["t1"], tool_steps=[tool]),
+    )
+    page = one(viewer, "w")
+    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    assert drawn.count('class="tool"') == 1
+    assert 'aria-label="2 &lt;search&gt;: tool step, took 3 s"' in drawn
+    assert drawn.count('class="follows"') == 2
+    assert drawn.count('href="/requests/') == 2
+
+
 @pytest.mark.parametrize(("requests", "told"), [(MOST_DRAWN, False), (MOST_DRAWN + 1, True)])
 def test_the_page_says_when_not_all_requests_are_drawn(viewer, acme, requests, told):
     factories.records_stored(*(call("w", 200 - number, 0.5, left_s=300) for number in range(requests)))

@@ -1,0 +1,153 @@
+"""`POST /v1/workflows/{id}/steps`: tool steps that a client reports, through two gateways and a real Redis."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.conf import settings
+
+from controller.predict.pattern_graphs import kind_of_tool, levels_of
+from tests.api.openai.gateways import completion
+from tests.api.openai.test_parents import calls
+from tests.api.openai.test_steps import gateway, kept
+from tests.api.openai.workflow_gateways import OTHER
+from workers import live
+from workers.steps import LARGEST_BYTES
+from workers.workflows import MOST_TOOLS, read_workflow
+
+pytestmark = pytest.mark.db
+TOOL = {"kind": "tool", "name": "search"}
+
+
+@pytest.fixture(autouse=True)
+def empty(redis_server):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+async def report(bed, workflow="w1", caller=None, **fields):
+    answer = await bed.ask({**TOOL, **fields}, f"/v1/workflows/{workflow}/steps", **({"key": caller} if caller else {}))
+    return answer.status, answer.error if answer.status >= 400 else json.loads(answer.body)
+
+
+def call(parents=None, workflow="w1", **fields):
+    told = {} if parents is None else {"parents": parents}
+    return completion(metadata={"workflow_id": workflow, **told}, **fields)
+
+
+async def test_a_tool_step_is_a_node_and_stands_in_the_record_of_the_next_request():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await one.ask(call(workflow_deadline=60))
+        plan = one.sink.records[-1].id
+        status, told = await report(two, took=1.5, parents=[plan])
+        assert (status, told["stored"], told["kept"]) == (201, False, False)
+        await two.ask(call([told["id"]]))
+        await one.ask(call())
+        (step,) = two.sink.records[-1].tool_steps
+        assert (step["key"], step["name"], step["parents"]) == (told["id"], "search", (plan,))
+        assert step["ended"] - step["began"] == pytest.approx(1.5, abs=0.01)
+        assert one.sink.records[-1].tool_steps == []
+        found = sorted(calls()[:3], key=lambda each: each.number)
+        assert [each.parents for each in found] == [None, (1,), (2,)]
+        assert (found[1].kind, found[1].output_tokens) == (kind_of_tool("search"), 0)
+        assert levels_of(found) == [0, 1, 2]
+        (kept,) = live.run(read_workflow("acme", "w1")).tools
+        assert (kept.name, kept.parents) == ("search", (plan,))
+
+
+async def test_a_client_that_died_gets_the_result_and_its_state_again():
+    done = {"key": "s1", "took": 2, "input_digest": "a", "result": {"found": [1]}, "state_ref": "disk-7"}
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await one.ask(call(workflow_deadline=60))
+        assert (await report(two, key="s1", input_digest="a"))[1] == {
+            "id": "s1", "object": "workflow.step", "kind": "tool", "name": "search", "stored": False,
+        }  # fmt: skip
+        status, told = await report(one, **done)
+        assert (status, told["kept"]) == (201, True)
+        for asked in ({"key": "s1", "input_digest": "a"}, done):
+            status, told = await report(two, **asked)
+            assert (status, told["stored"], told["result"], told["state_ref"]) == (200, True, {"found": [1]}, "disk-7")
+        assert len(live.run(read_workflow("acme", "w1")).tools) == 1
+        status, error = await report(two, key="s1", input_digest="b")
+        assert (status, error["code"], error["param"]) == (409, "step_exists", "key")
+
+
+async def test_equal_tool_steps_of_a_tenant_that_opted_in_share_a_result_until_it_is_forgotten():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        for workflow in ("w1", "w2"):
+            await one.ask(call(workflow=workflow, workflow_deadline=60))
+        asked = {"input_digest": "a", "share_result": True}
+        assert (await report(one, key="k", took=1, result="first", **asked))[0] == 201
+        status, told = await report(two, "w2", **asked)
+        assert (status, told["stored"], told["result"]) == (200, True, "first")
+        for other in ({"input_digest": "b", "share_result": True}, {"input_digest": "a", "key": "x"}):
+            assert (await report(two, "w2", **other))[1]["stored"] is False
+        assert (await report(two, "w2", **asked, name="browse"))[1]["stored"] is False
+        assert (await report(two, "w2", OTHER, **asked))[1]["stored"] is False
+        await two.ask(b"", "/v1/workflows/w1/steps", method="DELETE")
+        assert (await report(two, "w2", **asked))[1]["stored"] is False
+        assert (await report(two, "w2", key="k2", took=1, result="second", **asked))[0] == 201
+        assert (await report(one, **asked))[1]["result"] == "second"
+
+
+async def test_nothing_is_kept_without_a_retention():
+    async with gateway(retention_s=0) as bed:
+        await bed.ask(call(workflow_deadline=60))
+        status, error = await report(bed, took=1, key="k", result=1)
+        assert (status, error["param"]) == (403, "result")
+        assert (await report(bed, took=1, key="k"))[0] == 201
+        assert not live._client(settings.REDIS_URL).keys("answers:*")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"kind": "call", "took": 1}, "kind"),
+        ({"name": "", "took": 1}, "name"),
+        ({"took": -1}, "took"),
+        ({"took": float("1e9")}, "took"),
+        ({"took": True}, "took"),
+        ({}, "took"),
+        ({"took": 1, "ended_ago": "x"}, "ended_ago"),
+        ({"took": 1, "result": 1}, "result"),
+        ({"took": 1, "share_result": True}, "share_result"),
+        ({"key": "k", "result": 1}, "result"),
+        ({"took": 1, "state_ref": "a"}, "state_ref"),
+        ({"took": 1, "key": "k", "state_ref": "a\n"}, "state_ref"),
+        ({"took": 1, "key": "k", "state_ref": "a" * 513}, "state_ref"),
+        ({"took": 1, "key": "k", "parents": ["k"]}, "parents"),
+        ({"took": 1, "parents": ["nobody"]}, "parents"),
+        ({"took": 1, "more": 1}, "more"),
+    ],
+)
+async def test_a_wrong_report_names_its_field_and_leaves_no_trace(fields, param):
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=60))
+        status, error = await report(bed, **fields)
+        assert (status, error["param"]) == (400, param), error
+        assert len(calls()) == 2  # the request, and that which asks
+
+
+async def test_bounds_unknown_workflows_and_redis_away():
+    async with gateway() as bed:
+        assert (await report(bed, took=1))[0] == 404
+        await bed.ask(call(workflow_deadline=60))
+        assert (await report(bed, "w1", OTHER, took=1))[0] == 404
+        assert (await report(bed, took=1, key="k", result="x" * LARGEST_BYTES))[0] == 413
+        for _ in range(MOST_TOOLS + 3):
+            assert (await report(bed, took=0))[0] == 201
+        assert len(live.run(read_workflow("acme", "w1")).tools) == MOST_TOOLS
+        await bed.ask(b"", "/v1/workflows/w1/cancel")
+        assert (await report(bed, took=1))[0] == 499
+    async with gateway(url="redis://127.0.0.1:1/0") as bed:
+        status, error = await report(bed, took=1)
+        assert (status, error["code"]) == (503, "workflows_unavailable")
+
+
+async def test_a_request_gets_its_state_again_with_its_answer():
+    named = {"workflow_id": "w1", "step_key": "s1", "state_ref": "disk-7"}
+    async with gateway() as bed:
+        await bed.ask(completion(metadata=named))
+        await kept(bed)
+        again = await bed.ask(completion(metadata={"workflow_id": "w1", "step_key": "s1"}))
+        assert again.headers["x-slackline-state-ref"] == "disk-7"
