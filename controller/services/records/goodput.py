@@ -73,28 +73,32 @@ def _merged(table: str, added: str) -> sql.Composed:
 
 # What is late and belongs to a workflow before the one that has the name now is added to that workflow's row, or gets
 # one that is not the latest of its name.
-_ADD_WORKFLOW = sql.SQL(
-    "WITH added AS (SELECT {given}),"
-    " later AS (SELECT FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
-    " AND it.workflow = added.workflow AND it.latest AND it.began_at > added.over_at + {reused}),"
-    " merged AS (UPDATE workflow_result AS before SET {into_before} FROM added WHERE EXISTS (SELECT FROM later)"
-    " AND before.id = (SELECT it.id FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
-    " AND it.workflow = added.workflow AND NOT it.latest AND it.began_at <= added.over_at + {reused}"
-    " AND greatest(it.ended_at, it.due_at) >= added.began_at - {reused} ORDER BY it.began_at DESC LIMIT 1)"
-    " RETURNING before.id)"
-    " INSERT INTO workflow_result ({columns}, latest) SELECT {columns}, NOT EXISTS (SELECT FROM later) FROM added"
-    " WHERE NOT EXISTS (SELECT FROM merged)"
-    " ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {into_latest}"
-).format(
-    given=sql.SQL(", ").join(
-        sql.SQL("{}::{} AS {}").format(sql.Placeholder(), sql.SQL(kind), sql.Identifier(name))
-        for name, kind in (*_WORKFLOW_COLUMNS.items(), ("over_at", "timestamptz"))
-    ),
-    reused=sql.Literal(REUSED_AFTER),
-    into_before=_merged("before", "added"),
-    into_latest=_merged("workflow_result", "EXCLUDED"),
-    columns=_names(_WORKFLOW_COLUMNS),
-)
+_ADD_WORKFLOW = (
+    sql.SQL(
+        "WITH added AS (SELECT {given}),"
+        " later AS (SELECT FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
+        " AND it.workflow = added.workflow AND it.latest AND it.began_at > added.over_at + {reused}),"
+        " merged AS (UPDATE workflow_result AS before SET {into_before} FROM added WHERE EXISTS (SELECT FROM later)"
+        " AND before.id = (SELECT it.id FROM workflow_result AS it, added WHERE it.tenant = added.tenant"
+        " AND it.workflow = added.workflow AND NOT it.latest AND it.began_at <= added.over_at + {reused}"
+        " AND greatest(it.ended_at, it.due_at) >= added.began_at - {reused} ORDER BY it.began_at DESC LIMIT 1)"
+        " RETURNING before.id)"
+        " INSERT INTO workflow_result ({columns}, latest) SELECT {columns}, NOT EXISTS (SELECT FROM later) FROM added"
+        " WHERE NOT EXISTS (SELECT FROM merged)"
+        " ON CONFLICT (tenant, workflow) WHERE latest DO UPDATE SET {into_latest}"
+    )
+    .format(
+        given=sql.SQL(", ").join(
+            sql.SQL("{}::{} AS {}").format(sql.Placeholder(), sql.SQL(kind), sql.Identifier(name))
+            for name, kind in (*_WORKFLOW_COLUMNS.items(), ("over_at", "timestamptz"))
+        ),
+        reused=sql.Literal(REUSED_AFTER),
+        into_before=_merged("before", "added"),
+        into_latest=_merged("workflow_result", "EXCLUDED"),
+        columns=_names(_WORKFLOW_COLUMNS),
+    )
+    .as_bytes(None)
+)  # once: psycopg would put it together at each call
 
 
 def goodput_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord]) -> None:
