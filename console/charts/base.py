@@ -69,11 +69,17 @@ def attainment(
 
 
 def goodput(
-    rows: Sequence[Minute], palette: Mapping[str, int], since: float, until: float, step_s: float = 60.0
+    rows: Sequence[Minute],
+    palette: Mapping[str, int],
+    since: float,
+    until: float,
+    step_s: float = 60.0,
+    *,
+    to_end: bool = False,
 ) -> Spec:
-    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero. `step_s`: what
-    one row covers."""
-    grid = _steps(rows, step_s)
+    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero, with `to_end`
+    also those after the last one that has some; live rows extend the others. `step_s`: what one row covers."""
+    grid = _steps(rows, step_s, until if to_end else None)
     traces = []
     for key, minutes in by_key(rows).items():
         values = {row.at: row.goodput_tokens / step_s for row in minutes}
@@ -83,12 +89,13 @@ def goodput(
     return {"traces": traces, "layout": {"y_title": "tokens/s on time", "yaxis": {}, "x_range": [since, until]}}
 
 
-def _steps(rows: Sequence[Minute], step_s: float) -> list[float]:
-    """Every step from the first to the last that has requests."""
+def _steps(rows: Sequence[Minute], step_s: float, until: float | None) -> list[float]:
+    """Every step from the first to the last that has requests, or that is over at `until`."""
     if not rows:
         return []
     first, last = min(row.at for row in rows), max(row.at for row in rows)
-    return [first + step_s * step for step in range(round((last - first) / step_s) + 1)]
+    over = 0 if until is None else int((until - first) // step_s)
+    return [first + step_s * step for step in range(max(round((last - first) / step_s) + 1, over))]
 
 
 def queue_depth(until: float, window_s: float = 600.0) -> Spec:

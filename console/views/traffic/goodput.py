@@ -104,7 +104,7 @@ def _chart(rows: Sequence[Goodput], now: datetime, length: timedelta, step: time
     ]
     window = charts.shortest_window([row.at for row in shown], now.timestamp(), length.total_seconds())
     palette = {name: index for index, name in enumerate(ORDER)}
-    spec = charts.goodput(shown, palette, *window, step_s=step.total_seconds())
+    spec = charts.goodput(shown, palette, *window, step_s=step.total_seconds(), to_end=True)
     for trace in spec["traces"]:
         if len(trace["x"]) == 1:  # a line of one minute would show nothing
             trace |= {"mode": "markers", "marker": {"color": trace["line"]["color"], "size": 8}}

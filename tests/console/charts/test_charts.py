@@ -47,6 +47,12 @@ def test_goodput_is_per_second_and_zero_in_empty_minutes():
     assert first["stackgroup"] == second["stackgroup"]
 
 
+def test_goodput_is_zero_after_the_last_request_up_to_the_last_minute_that_is_over():
+    rows = [minute(0), minute(60)]
+    ends = {until: goodput(rows, {}, 0, until, to_end=True)["traces"][0]["y"] for until in (60, 119, 239, 240)}
+    assert ends == {60: [10.0, 10.0], 119: [10.0, 10.0], 239: [10.0, 10.0, 0.0], 240: [10.0, 10.0, 0.0, 0.0]}
+
+
 def test_colours_repeat_with_another_dash():
     assert line_style(0)["dash"] == "solid"
     assert line_style(8) == {"color": "series-1", "width": 2, "dash": "dot"}

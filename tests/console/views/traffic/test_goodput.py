@@ -48,7 +48,14 @@ def test_types_have_their_shares_and_a_chart(viewer, django_assert_max_num_queri
     assert {trace["name"]: sum(trace["y"]) for trace in traces} == {
         "Compound": pytest.approx(240 / 60), "Latency": pytest.approx(54 / 60),
     }  # fmt: skip
-    assert {trace["mode"] for trace in traces} == {"markers"}  # a line of one minute would show nothing
+    (latency,) = (trace for trace in traces if trace["name"] == "Latency")
+    assert (latency["mode"], latency["y"][-1]) == ("lines", 0.0)  # nothing came in the minutes after it
+
+
+def test_a_minute_that_is_not_over_is_a_point_since_a_line_of_it_would_show_nothing(viewer):
+    factories.records_stored(factories.record(arrived_at=time.time()))
+    traces = shown(viewer)[0].context["charts"]["goodput"]["traces"]
+    assert [trace["mode"] for trace in traces] == ["markers"]
 
 
 def test_the_overview_links_to_it(viewer, live_store):
