@@ -34,7 +34,10 @@ MOST_CALLS = 20
 LONGEST_TOOL_S = 20.0
 RATES, PROGRAMS, SEED, JOBS = (0.5, 1.0), 300, 1, 4
 TRAINED_ON, ASKED = 0, 1  # halves of the sessions
-SETTING = f"mix with SWE-bench agents in place of compound requests, one engine, {PROGRAMS} programs a rate"
+SETTING = (
+    f"mix with SWE-bench agents in place of compound requests, one engine, {PROGRAMS} programs a rate; settings not "
+    "swept for this mix"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +120,13 @@ def claims(grid: dict[str, dict[float, LabFigures]]) -> list[Claim]:
                   [SEED], left, PART, bar=MOST, analyser="trained")
         )  # fmt: skip
         for name in (BLIND.name, LTR.name, SARATHI.name):
+            why = f"below the oracle {left}"
             times = calm.tokens_per_s / max(1e-9, grid[name][rate].tokens_per_s)
             figure = "Fig. 6.7" if name == BLIND.name else "Fig. 6.5"
             found.append(
                 Claim("concord", figure, f"agents at {rate:g} programs/s: token goodput over {name} (factor)", None,
-                      round(times, 3), times > 1.0, SETTING, [SEED], "", PART, bar=1.0, analyser="trained")
+                      round(times, 3), times > 1.0, SETTING, [SEED], "" if times > 1.0 else why, PART, bar=1.0,
+                      analyser="trained")
             )  # fmt: skip
     return found
 
