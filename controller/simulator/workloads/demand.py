@@ -15,8 +15,9 @@ class Demand:
 
     `at`: seconds after the start. `output_tokens`: true length of the answer. `max_tokens`: bound given by the client,
     which a gateway may read. `prefix`: block ids of the prompt. `workflow`: the program that this call belongs to.
-    `model`: the served model that it asks for, that of the first instance where it is empty.
-    `estimate`: what a predictor says about it. `may_defer`: served late instead of refused.
+    `workflow_left_s`: until that program is due; None: it has no deadline of its own. `model`: the served model that it
+    asks for, that of the first instance where it is empty. `estimate`: what a predictor says about it.
+    `may_defer`: served late instead of refused.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Demand:
     estimate: Estimate | None = None
     may_defer: bool = False
     model: str = ""
+    workflow_left_s: float | None = None
 
     def request(self, model: str, targets: Targets, expected_tokens: int, level: int | None) -> Request:
         """The request as the dispatcher gets it. `expected_tokens`: predicted length. `targets`: those that apply."""
@@ -51,5 +53,6 @@ class Demand:
             value=self.value,
             max_tokens=self.max_tokens,
             workflow=self.workflow,
+            workflow_left_s=self.workflow_left_s,
             may_defer=self.may_defer,
         )

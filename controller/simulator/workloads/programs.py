@@ -295,6 +295,7 @@ class Programs:
             targets=targets,
             slo_class=program.kind,
             workflow=program.id,
+            workflow_left_s=None if program.single or deadline is None else program.at + deadline - at,
             estimate=estimate,
             may_defer=not program.single,  # a late stage loses nothing yet, since only the whole has a deadline
         )

@@ -306,3 +306,13 @@ def test_a_stage_that_is_late_is_not_refused_for_it():
     compound, alone = program(), single("s", whole(20.0))
     demands = Programs([compound, alone], Oracle()).first()
     assert [demand.may_defer for demand in demands] == [True, True, False]
+
+
+def test_a_gateway_hears_how_long_a_program_has_and_not_only_its_stage():
+    compound, alone = program(), single("s", whole(20.0))
+    demands = Programs([compound, alone], Oracle()).first()
+    whole_s = compound.targets.deadline_s
+    assert [demand.workflow_left_s for demand in demands] == [whole_s, whole_s, None]
+    assert demands[0].targets.deadline_s < whole_s
+    told = demands[0].request("m", demands[0].targets, 10, None)
+    assert told.workflow_left_s == whole_s
