@@ -108,6 +108,7 @@ RULES = {
     ("get", "/requests" + NO_SUCH): EVERYBODY,
     ("get", "/attainment"): EVERYBODY,
     ("get", "/goodput"): EVERYBODY,
+    ("get", "/graph-versions"): PEOPLE,
     ("get", "/length-versions"): PEOPLE,
     ("get", "/queue"): EVERYBODY,
     ("post", "/queue/cancel"): OPERATORS,

@@ -39,7 +39,7 @@ def test_every_resource_is_described(document):
         "tenants", "api-keys", "slo-classes", "priority-mappings", "models", "hosts", "devices", "links", "instances",
         "scaling-policies", "decisions", "requests", "attainment", "queue", "health", "simulations", "traces",
         "actions", "starts", "transfers", "instance-links", "kv-transfers", "launch-templates", "flow-settings",
-        "workflows", "workflow-results", "goodput", "length-versions",
+        "workflows", "workflow-results", "goodput", "length-versions", "graph-versions",
     }  # fmt: skip
 
 
