@@ -382,8 +382,8 @@ async def test_a_request_whose_workflow_is_cancelled_while_it_asks_is_not_let_in
         await begin(bed, id="w1")
         asks, time_of = bed.gateway.workflows, bed.gateway.workflows.time_of
 
-        async def late(parsed, tenant):
-            found = await time_of(parsed, tenant)
+        async def late(parsed, tenant, name):
+            found = await time_of(parsed, tenant, name)
             live.run(cancel_workflow("acme", "w1", BY_OPERATOR))
             await until_on_loop(lambda: asks._cancelled)
             return found

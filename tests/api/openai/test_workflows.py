@@ -240,7 +240,8 @@ async def test_asks_of_tenants_take_turns():
     asks.board = redis
     asked = SimpleNamespace(workflow_deadline=None, workflow_steps_left=None)
     model = SimpleNamespace(name="demo")
-    parsed = SimpleNamespace(workflow="w", stage="", model=model, prompt_tokens=5, asked=asked)
+    own = {"stage": "", "step": None, "parents": None}
+    parsed = SimpleNamespace(workflow="w", model=model, prompt_tokens=5, asked=asked, **own)
     await asyncio.gather(*(asks.time_of(parsed, tenant) for tenant in ["loud"] * 300 + ["quiet"]))
     assert sum(map(len, redis.asked)) == 301
     assert WORKFLOWS_KEY.format(tenant="quiet") in redis.asked[0]
