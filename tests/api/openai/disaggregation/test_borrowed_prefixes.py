@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from typing import Any
 
 import aiohttp
 
@@ -18,6 +19,7 @@ from tests.workers.engine.client import post
 from tests.workers.engine.kv.test_prefixes import slow_prefill
 from tests.workers.engine.process import EngineProcess
 from tests.workers.flowd.running import MB, connected, sending, serving
+from workers.flowd.daemon import FlowDaemon
 
 OPTIONS = (
     *("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--shutdown-timeout", "0"),
@@ -31,7 +33,7 @@ def text_of(events: list[str]) -> str:
 
 
 async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_token, monkeypatch, tmp_path) -> None:
-    profile = slow_prefill(tmp_path, 0.003)  # computing takes longer than what is queued on the link before the copy
+    profile = slow_prefill(tmp_path, 0.007)  # computing takes longer than what is queued on the link before the copy
 
     def start(role: str, *more: str) -> EngineProcess:
         return EngineProcess(*OPTIONS, *profile, "--role", role, *more)
@@ -56,10 +58,10 @@ async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_tok
                         computed = await bed.send(BODY).done()
                         assert bed.sink.records[0].prefill_instance == "p"
                     async with ServerBed([second, decode], session) as bed:
-                        async with sending(other, due_in_s=200.0, size=30 * MB):
+                        async with sending(other, due_in_s=3.0, size=150 * MB):
                             client = bed.send(BODY)
-                            await until_on_loop(lambda: any(not each["go"] for each in daemon.status()["flows"]))
-                            (held,) = [each for each in daemon.status()["flows"] if not each["go"]]
+                            await until_on_loop(lambda: waiting(daemon))
+                            (held,) = waiting(daemon)
                         reused = await client.done()
                         assert (computed.status, reused.status) == (200, 200)
                         assert text_of(reused.events) == text_of(computed.events)
@@ -68,6 +70,11 @@ async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_tok
                     figures = await figures_of(session, q.url)
                     assert figures["slackline_kv_borrowed_tokens"] == 304  # all whole blocks but the last token's
                     assert (await figures_of(session, p.url))["slackline_kv_held_seconds"] > 0.0
+
+
+def waiting(daemon: FlowDaemon) -> list[dict[str, Any]]:
+    """Fetches of prefixes that may not send now."""
+    return [each for each in daemon.status()["flows"] if each["stage"] == FlowStage.REUSE and not each["go"]]
 
 
 async def link(session: aiohttp.ClientSession, borrower: str, source: str, token: str) -> None:
