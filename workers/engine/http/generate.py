@@ -164,7 +164,7 @@ class Generator:
             self.in_flight -= 1
             watch.cancel()
             self._checkpoints.ended(stream.seq, asked.checkpoint_s)
-            if self._disaggregation is not None:
+            if self._disaggregation is not None and self._disaggregation.borrows:
                 self._disaggregation.prefixes.forget(stream.seq)
             self._give_up(stream.seq)  # does nothing unless the response failed before its end
 
