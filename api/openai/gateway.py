@@ -361,8 +361,8 @@ class Gateway:
         return request, applied, foretold
 
     def _with_time_to_think(self, applied: Applied, tenant: str, model: str) -> Applied:
-        """With a thinking deadline the first token is due by so much earlier as reasoning may take. That is a guess, so
-        nothing is refused for it."""
+        """With a thinking deadline the first token is due by so much earlier as reasoning may take. That is a guess:
+        requests are refused for the deadline alone."""
         targets = applied.targets
         if targets.thinking_s is None:
             return applied
@@ -370,7 +370,7 @@ class Gateway:
         if first_s >= targets.ttft_s:
             return applied
         figures = {**applied.figures, "thinking_s": round(self.thinking.expected_s(tenant, model), 3)}
-        return replace(applied, targets=targets._replace(ttft_s=first_s), may_defer=True, figures=figures)
+        return replace(applied, targets=targets._replace(ttft_s=first_s), figures=figures)
 
     def prompt_tokens(self, parsed: Parsed) -> int:
         """Counted by a tokenizer, or estimated."""
@@ -429,7 +429,8 @@ class Gateway:
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
             expected = request.prompt_tokens + in_flight.shared_tokens
             self.prompt_lengths.observe(model, in_flight.text, expected, in_flight.usage.prompt_tokens)
-        if record.first_answer_s is not None and record.ttft_s is not None:
+        # What was out before it joined a shared call, it got at once.
+        if record.first_answer_s is not None and record.ttft_s:
             self.thinking.observe(request.tenant, request.model, record.first_answer_s - record.ttft_s)
         if request.level is not None:
             queue_s = record.queue_s or 0.0

@@ -104,8 +104,10 @@ def _measured(times: list[float], in_flight: InFlightRequest) -> _Measured:
     thinks = in_flight.request.targets.thinking_s is not None
     ttft_s = times[0] if times else None
     answer_s = times[reasoning] if len(times) > reasoning and (thinks or reasoning) else None
-    first_s, before = (answer_s, reasoning + 1) if thinks else (ttft_s, 1)
-    tpot_s = (times[-1] - first_s) / (tokens - before) if first_s is not None and tokens > before else None
+    first_s, paced = ttft_s, float(tokens)
+    if thinks:  # engines may put several tokens into an event, and say only how many there were in all
+        first_s, paced = answer_s, tokens * (1.0 - reasoning / max(1, len(times)))
+    tpot_s = (times[-1] - first_s) / (paced - 1.0) if first_s is not None and paced > 1.0 else None
     return _Measured(ttft_s, answer_s, first_s, tpot_s)
 
 
@@ -219,9 +221,12 @@ def _cause(in_flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code:
     if not in_flight.streamed and not outlook.ttft_met:
         return "e2e_missed"
     if not outlook.ttft_met:
-        waited_most = (queue_s or 0.0) > in_flight.request.targets.ttft_s / 2
-        late = "slow_first_token" if in_flight.request.targets.thinking_s is None else "slow_thinking"
-        return "queued_too_long" if waited_most else late
+        targets = in_flight.request.targets
+        # With a thinking deadline, `ttft_s` is a guess of when the reasoning has to begin.
+        due_s, late = targets.ttft_s, "slow_first_token"
+        if targets.thinking_s is not None:
+            due_s, late = targets.thinking_s, "slow_thinking"
+        return "queued_too_long" if (queue_s or 0.0) > due_s / 2 else late
     return "slow_decode" if not outlook.tpot_met else "deadline_missed"
 
 

@@ -405,13 +405,13 @@ def _infeasible(
     if targets.deadline_s is not None and least > margin * targets.deadline_s:
         return {"field": "deadline", "answer_s": _alone_s(request, cost), "deadline_s": targets.deadline_s}
     field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
+    if targets.thinking_s is not None:  # the first token's target is a guess then
+        field, name, bound = "thinking_deadline", "thinking_deadline_s", targets.thinking_s
     # With a deadline alone, the target is cut to it: then the deadline is what asks too much.
     if targets.deadline_s is not None and targets.deadline_s <= bound:
         field, name, bound = "deadline", "deadline_s", targets.deadline_s
     if cost.prefill_s <= margin * prefill_doubt * bound:
         return None
-    if field == "target_ttft" and targets.thinking_s is not None:
-        return {"field": "thinking_deadline", "prefill_s": cost.prefill_s, "thinking_deadline_s": bound}
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
 

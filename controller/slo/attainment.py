@@ -46,7 +46,8 @@ def judge(
         thought = reasoning if targets.thinking_s is not None else 0
         first_due = targets.ttft_s if targets.thinking_s is None else targets.thinking_s
         ttft_met = ttft_s is not None and ttft_s <= first_due + EPSILON_S
-        tpot_met = output_tokens - thought <= 1 or (tpot_s is not None and tpot_s <= targets.tpot_s + EPSILON_S)
+        paced_tokens = output_tokens if not thought else len(token_times) - thought
+        tpot_met = paced_tokens <= 1 or (tpot_s is not None and tpot_s <= targets.tpot_s + EPSILON_S)
         paced = token_goodput(token_times[thought:], first_due, targets.tpot_s) + (thought if ttft_met else 0)
     deadline_met = targets.deadline_s is None or e2e_s <= targets.deadline_s + EPSILON_S
     goodput = (

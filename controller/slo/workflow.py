@@ -71,7 +71,8 @@ def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
     targets = applied.targets
     deadline = time.step_s if targets.deadline_s is None else min(targets.deadline_s, time.step_s)
     waiting = targets.waiting_time_s if own_waiting else min(targets.waiting_time_s, time.left_s)
-    shared = Targets(min(targets.ttft_s, deadline), targets.tpot_s, deadline, waiting, targets.thinking_s)
+    thinking = None if targets.thinking_s is None else min(targets.thinking_s, deadline)
+    shared = Targets(min(targets.ttft_s, deadline), targets.tpot_s, deadline, waiting, thinking)
     return replace(applied, targets=shared, may_defer=True)
 
 

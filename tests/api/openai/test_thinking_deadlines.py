@@ -174,6 +174,46 @@ async def test_the_first_token_is_due_earlier_by_what_reasoning_takes():
         assert {call.targets.ttft_s for call in calls} == {5, second.target_ttft_s}, "engines hear it"
 
 
+async def test_a_pace_that_cannot_be_met_is_refused_though_the_model_reasons():
+    async with TestBed() as bed:
+        bed.gateway.thinking.observe("acme", "demo", 0.001)
+        answer = await bed.ask(chat(target_tbt=1e-6), CHAT)
+        assert (answer.status, answer.error["param"]) == (429, "target_tbt")
+
+
+async def test_long_reasoning_is_the_cause_however_early_it_was_to_begin():
+    """The first token's target is cut to a tenth of the deadline, and half of that is spent in the queue."""
+    async with TestBed(one_slot()) as bed:
+        bed.gateway.thinking.observe("acme", "demo", 60.0)
+        bed.every(Script(tokens=2, token_delay_s=0.3), replace(THINKS, token_delay_s=0.3))
+        busy = bed.send(completion(stream=True, target_ttft=9, target_tbt=9))
+        await until_on_loop(lambda: bed.backend("e1").running)
+        answers = await asyncio.gather(busy.done(), bed.ask(chat(thinking_deadline=1.2, target_tbt=1), CHAT))
+        await until_on_loop(lambda: len(bed.sink.records) == 2)
+        record = next(each for each in bed.sink.records if each.target_thinking_s)
+        assert (answers[1].status, record.ttft_met) == (200, False)
+        assert record.target_ttft_s / 2 < record.queue_s < 0.6
+        windows = bed.gateway.ledger.windows.view(bed.gateway.clock(), {}, {})
+        assert "slow_thinking" in {each["miss_reason"] for each in windows}
+
+
+async def test_a_late_sharer_does_not_teach_how_long_reasoning_takes():
+    """Most of the reasoning was out before it came."""
+    body = chat(temperature=0, share_call=True)
+    async with TestBed() as bed:
+        bed.every(THINKS)
+        first = bed.send(body, CHAT)
+        await until_on_loop(lambda: len(first.answer.events) >= 2)
+        late = bed.send(body, CHAT)
+        await settled()
+        await first.hang_up()
+        await late.done()
+        await until_on_loop(lambda: bed.sink.records)
+        (record,) = [each for each in bed.sink.records if each.outcome == "ok"]
+        assert (record.ttft_s, len(bed.backend("e1").calls)) == (0.0, 1)
+        assert bed.gateway.thinking.expected_s("acme", "demo") == 0.0
+
+
 async def test_what_reasons_long_goes_before_what_is_due_earlier():
     async with TestBed(one_slot()) as bed:
         bed.gateway.thinking.observe("acme", "demo", 2.0)
@@ -194,11 +234,14 @@ async def test_a_guess_of_its_reasoning_refuses_nothing():
         body = chat(thinking_deadline=0.2)
         body["messages"] = [{"role": "user", "content": "word " * 700}]
         record = await recorded(bed, body, Script())
-        assert (record.outcome, record.may_defer, record.target_ttft_s) == ("ok", True, pytest.approx(0.02))
+        assert (record.outcome, record.may_defer, record.target_ttft_s) == ("ok", False, pytest.approx(0.02))
 
 
-async def test_what_cannot_be_met_even_without_reasoning_is_refused_and_named():
+@pytest.mark.parametrize("known_s", [0.0, 0.001])
+async def test_what_cannot_be_met_even_without_reasoning_is_refused_and_named(known_s):
     async with TestBed() as bed:
+        if known_s:
+            bed.gateway.thinking.observe("acme", "demo", known_s)
         body = chat(thinking_deadline=0.0001, messages=[{"role": "user", "content": "word " * 700}])
         answer = await bed.ask(body, CHAT)
         assert (answer.status, answer.error["code"]) == (429, "slo_infeasible")

@@ -132,3 +132,20 @@ def test_with_a_thinking_deadline_the_answer_is_judged_and_the_reasoning_counts_
     assert thought(1.9, pace=0.6) == (False, True, True, False, 2), "the later ones catch up"
     assert thought(2.0, pace=0.4) == (True, False, True, False, 4), "pace counts from the first token of the answer"
     assert thought(2.0, at=None, token_times=times[:3]) == (False, True, True, False, 0), "no answer came"
+
+
+@pytest.mark.parametrize(("pace", "met"), [(0.05, False), (0.1, True)])
+def test_tokens_of_an_event_do_not_hide_a_slow_answer(pace, met):
+    """100 events of reasoning and 20 of the answer, of 4 tokens each: engines say only that there were 480."""
+    times = [*(0.01 * at for at in range(100)), *(1.0 + 0.4 * at for at in range(20))]
+    targets = Targets(2.0, pace, None, 5.0, 2.0)
+    found = judge(
+        targets, Outcome.OK, ttft_s=1.0, tpot_s=7.6 / 79, e2e_s=9.0, prompt_tokens=10, output_tokens=480,
+        token_times=times, reasoning=100,
+    )  # fmt: skip
+    assert (found.ttft_met, found.tpot_met) == (True, met)
+    few = judge(
+        targets, Outcome.OK, ttft_s=1.0, tpot_s=7.6 / 79, e2e_s=9.0, prompt_tokens=10, output_tokens=60,
+        token_times=times, reasoning=100,
+    )  # fmt: skip
+    assert few.tpot_met is met, "it counted fewer tokens than there were events"
