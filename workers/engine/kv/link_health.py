@@ -32,7 +32,7 @@ class LinkHealth:
         self._known = False
         self._failed_at: float | None = None
         self._best = 0.0
-        self._unmeasured = False  # a transfer since then was not limited by the link
+        self._unmeasured = False  # a transfer since then was not limited by the link, or `doubted`
 
     def connected(self) -> None:
         self._known, self.down_since = True, None
@@ -53,6 +53,10 @@ class LinkHealth:
         self._unmeasured = self._unmeasured or seconds <= 0
         self.transfers, self.bytes = self.transfers + 1, self.bytes + nbytes
         self.measured(nbytes, seconds)
+
+    def doubted(self) -> None:
+        """Nothing is read over it since its bandwidth looks too low, or a transfer took longer than it should have."""
+        self._unmeasured = True
 
     def failed(self, error: str, now: float, nbytes: int = 0) -> None:
         """A transfer failed after `nbytes`. Says nothing about whether the link still answers."""

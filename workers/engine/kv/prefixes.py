@@ -17,7 +17,8 @@ import asyncio
 import logging
 import math
 from array import array
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -58,8 +59,8 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take. `came`: tokens,
-    at the end all of them or none."""
+    """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take, and all of
+    them twice that. `alone`: no other copy used the link meanwhile. `came`: tokens, at the end all of them or none."""
 
     coming: ComingPrefix
     link: KvLink
@@ -68,6 +69,7 @@ class _Copy:
     limit: asyncio.Timeout | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt need not wait any longer
     ended: bool = False
+    alone: bool = True
     came: int = 0
 
 
@@ -90,6 +92,7 @@ class PrefixBorrower:
         self._least, self._limit_s, self._about = least_tokens, limit_s, about
         # By the hash of what prompts must have in common to wait; the result is False if it was cancelled.
         self._fetching: dict[Hashable, asyncio.Future[bool]] = {}
+        self._moving: list[_Copy] = []
         self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
 
     @property
@@ -171,6 +174,8 @@ class PrefixBorrower:
         for answer in answers:
             full = min(answer.tokens, seq.tokens - 1) // size * size  # at least one token is left to compute
             saved_s = self._saved_s(here, full, answer)
+            if full - here >= self._least and saved_s <= 0:
+                answer.link.health.doubted()  # without copies nothing else would show that it is faster by now
             if full - here >= self._least and (saved_s, full) > (most_s, there):
                 best, most_s, there = answer, saved_s, full
         self.traffic.dearer += best is not None and most_s <= 0
@@ -204,13 +209,16 @@ class PrefixBorrower:
     async def _run(self, name: str, copy: _Copy, over: Callable[[bool], None]) -> None:
         """`name`: of the prompt; `over`: called at the end, with False if it was cancelled."""
         prefix, tried = copy.coming.seq, True
+        whole_s = min(self._limit_s, 2 * copy.patience_s)
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(whole_s):
                 async with asyncio.timeout(copy.patience_s) as copy.limit:
-                    await self._copy(copy)
+                    with self._beside_others(copy):
+                        await self._copy(copy)
         except TimeoutError:
             told = "a prefix of %d tokens took longer than %g s, or a layer of it longer than %g s"
-            log.warning(told, prefix.tokens, self._limit_s, copy.patience_s)
+            log.warning(told, prefix.tokens, whole_s, copy.patience_s)
+            copy.link.health.doubted()
         except asyncio.CancelledError:
             tried = False
             raise
@@ -221,6 +229,18 @@ class PrefixBorrower:
             over(tried)
             copy.begun.set()
             self._engine.handle(PrefixEnded(prefix, copy.came))
+
+    @contextmanager
+    def _beside_others(self, copy: _Copy) -> Iterator[None]:
+        """Copies that share a link meanwhile are not `alone`: none of them shows how fast it is."""
+        for other in self._moving:
+            if other.link is copy.link:
+                other.alone = copy.alone = False
+        self._moving.append(copy)
+        try:
+            yield
+        finally:
+            self._moving = [other for other in self._moving if other is not copy]
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
         if copy.limit is not None and not copy.limit.expired():  # while a layer comes in good time the copy goes on
@@ -251,7 +271,7 @@ class PrefixBorrower:
     async def _copy(self, copy: _Copy) -> None:
         link, seq = copy.link, copy.coming.seq
         loop = asyncio.get_running_loop()
-        began, before = loop.time(), self._kv.received_bytes
+        began = loop.time()
         connection: KvConnection | None = None
         try:
             connection, _ = await link.take()
@@ -261,7 +281,7 @@ class PrefixBorrower:
         except KvTransferError as error:
             log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
             if error.reason not in NOT_THE_LINKS_FAULT:
-                link.health.failed(str(error), loop.time(), self._kv.received_bytes - before)
+                link.health.failed(str(error), loop.time(), connection.received if connection is not None else 0)
             if connection is not None:
                 connection.close()
             return
@@ -276,7 +296,7 @@ class PrefixBorrower:
             raise
         link.give_back(connection)
         seconds = loop.time() - began
-        link.health.moved(self._kv.received_bytes - before, max(0.0, seconds - held.get("held_s", 0.0)))
+        link.health.moved(connection.received, max(0.0, seconds - held.get("held_s", 0.0)) if copy.alone else 0.0)
         self.traffic.borrowed += 1
         self.traffic.tokens += seq.tokens - seq.cached
         self.traffic.seconds += seconds

@@ -15,11 +15,12 @@ from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
 from tests.waiting import until_on_loop
 from workers.engine.engine import Engine
-from workers.engine.kv import prefixes
+from workers.engine.kv import link_health, prefixes
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import KvLink, Peer
 from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.store import EmulatedKv
+from workers.engine.kv.transfer import KvConnection
 
 PROMPT = list(range(100, 421))
 LEAST = 64
@@ -40,10 +41,10 @@ class FailingKv(EmulatedKv):
 class Side:
     """One engine. Nothing runs on it; its prefix cache is filled by hand."""
 
-    def __init__(self, block_size: int = 16, kv_blocks: int = 64) -> None:
+    def __init__(self, block_size: int = 16, kv_blocks: int = 64, layers: int = LAYERS) -> None:
         sizes = EngineConfig(kv_blocks=kv_blocks, block_size=block_size, max_model_len=512, pinned_share=1.0)
         self.engine = Engine("m", EngineScheduler(sizes, BATCHINGS["chunked_prefill"]()), lambda: 1.0)
-        self.store = FailingKv(LAYERS, TOKEN_BYTES)
+        self.store = FailingKv(layers, TOKEN_BYTES)
         self.stages = Disaggregation(self.engine, self.store, "t", "127.0.0.1", borrow_tokens=LEAST)
 
     def seq(self, prompt: list[int]) -> Seq:
@@ -377,3 +378,63 @@ async def test_a_layer_that_is_late_is_computed(sides, monkeypatch):
     assert (mine.cached(PROMPT), mine.lost) == (0, 1)
     assert mine.is_free()
     never.set()
+
+
+async def test_a_copy_whose_layers_come_slowly_is_late_as_a_whole(sides, monkeypatch):
+    """No layer is late, but all of them would take a second."""
+    source, mine = sides(layers=20), sides(layers=20)
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, 1e9, 1e-4)
+    monkeypatch.setattr(prefixes, "LEAST_PATIENCE_S", 0.2)
+    layer = KvConnection._layer
+
+    async def slow(*args: Any) -> None:
+        await asyncio.sleep(0.05)
+        await layer(*args)
+
+    monkeypatch.setattr(KvConnection, "_layer", slow)
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (0, 1)
+    assert mine.is_free()
+    assert mine.stages.links.up()[0].health.wants_probe
+
+
+async def test_a_link_that_looked_too_slow_is_measured_again(sides):
+    """Nothing is copied over it, so no copy would show that it is fast."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, 1e5, 1e-4)
+    health = mine.stages.links.up()[0].health
+    assert not health.wants_probe
+    await mine.fetch(PROMPT)
+    assert (mine.stages.prefixes.traffic.dearer, health.wants_probe) == (1, True)
+
+
+async def test_copies_beside_each_other_do_not_measure_the_link(sides, monkeypatch):
+    """Each has only a part of it; and each counts its own bytes."""
+    prompts = [[*range(1000 * n, 1000 * n + 97)] for n in (1, 2, 3)]
+    source, mine = sides(), sides()
+    for prompt in prompts:
+        source.computes(prompt)
+    await mine.link_to(source)
+    measured(mine, 1e9, 1.0)
+    monkeypatch.setattr(link_health, "SMALLEST_BYTES", 1)
+    health = mine.stages.links.up()[0].health
+    lend, under_way = source.stages.lender._lend, 0
+
+    async def together(*args: Any) -> None:
+        nonlocal under_way
+        under_way += 1
+        await until_on_loop(lambda: under_way >= 2)
+        await lend(*args)
+
+    monkeypatch.setattr(source.stages.lender, "_lend", together)
+    await asyncio.gather(*(mine.fetch(prompt) for prompt in prompts[:2]))
+    each = 96 * LAYERS * TOKEN_BYTES
+    assert (health.transfers, health.bytes) == (2, 2 * each)
+    assert (health.bandwidth_bytes_s, health.wants_probe) == (1e9, True)
+    await mine.fetch(prompts[2])
+    assert (health.transfers, health.bytes) == (3, 3 * each)
+    assert health.bandwidth_bytes_s != 1e9
