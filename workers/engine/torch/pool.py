@@ -47,6 +47,7 @@ class ExecutionPool:
         self._lock = threading.Lock()
         self._running: StepTask | None = None
         self._aside: dict[int, StepTask] = {}
+        self._lacking: set[int] = set()  # of these, who stopped by themselves for a layer
         self._signal = self._closed = False
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
@@ -60,12 +61,12 @@ class ExecutionPool:
         self._commands.put(lambda: self._run(task))
 
     def preempt(self, task_id: int) -> None:
-        """Signal the running task. No error if it has just ended; its end is reported then.
+        """Signal the running task. No error if it has just ended or stopped for a layer; that is reported then.
 
         With several ranks, the signal of another rank may have stopped it already.
         """
         with self._lock:
-            if task_id in self._aside and self._ranks.world == 1:
+            if task_id in self._aside and task_id not in self._lacking and self._ranks.world == 1:
                 raise RuntimeError(f"step {task_id} is suspended already")
             if self._running is not None and self._running.id == task_id:
                 self._signal = True
@@ -77,12 +78,14 @@ class ExecutionPool:
             task = self._aside[task_id]
             self._occupy(task)
             del self._aside[task_id]
+            self._lacking.discard(task_id)
         self._commands.put(lambda: self._run(task))
 
     def discard(self, task_id: int) -> None:
         with self._lock:
             if self._aside.pop(task_id, None) is None:
                 raise RuntimeError(f"step {task_id} is not suspended")
+            self._lacking.discard(task_id)
 
     def close(self) -> None:
         """Stop after the running operator. Nothing is reported any more."""
@@ -126,6 +129,8 @@ class ExecutionPool:
             self._signal, self._running = False, None
             if not task.over:
                 self._aside[task.id] = task
+                if lacking:
+                    self._lacking.add(task.id)
         if task.over:
             self._ended(task)
         else:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
+from controller.core.steps import Chunk, ComingPrefix, Seq, Step, StepDone, Suspended
 from controller.engine import PreemptionConfig, PreemptivePrefill
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, program, prompts
@@ -207,6 +207,25 @@ def test_commands_out_of_order_are_errors():
         with pytest.raises(RuntimeError, match="step 1 is suspended already"):
             pool.executor.suspend(1)
         pool.executor.discard(1)
+        with pytest.raises(RuntimeError, match="step 1 is not suspended"):
+            pool.executor.resume(1)
+
+
+def test_a_signal_after_a_task_stopped_for_a_layer_is_answered_by_that_stop():
+    """The worker has put the task aside, and the scheduler, which has not heard of it yet, wants another prompt."""
+    gate = Gate(program(folder()))
+    step = step_of(1, range(8))
+    step.chunks[0].seq.coming = ComingPrefix(Seq("prefix", 0.0, 4, 0), layers=1)
+    with Pool(gate.program) as pool:
+        pool.executor.start(step)
+        gate.free()
+        stopped = pool.next()
+        pool.executor.suspend(1)
+        assert isinstance(stopped, Suspended)
+        assert stopped.layers == 2
+        step.chunks[0].seq.coming.layers = 2
+        pool.executor.resume(1)
+        assert isinstance(pool.next(), StepDone)
         with pytest.raises(RuntimeError, match="step 1 is not suspended"):
             pool.executor.resume(1)
 
