@@ -35,7 +35,7 @@ class KvCosts:
         self._block_size, self._swaps = block_size, swaps
         self._start = start or MeasuredCosts()
         self._out_s, self._back_s = self._start.out_s, self._start.back_s
-        self._decode_s: float | None = None  # of a step without prompts
+        self._decode_s: dict[int, float] = {}  # of a step without prompts, by the number of its sequences (`_range`)
         self._prefill_s = {_range(position): seconds for position, seconds in self._start.prefill_s.items()}
 
     # ---- what was seen --------------------------------------------------------------------------------------------
@@ -49,10 +49,13 @@ class KvCosts:
         computing = seconds - out_s - back_s
         if computing <= 0:
             return
+        beside = _range(len(step.decodes))
         if not step.chunks:
-            self._decode_s = _learn(self._decode_s, computing)
-        elif not step.decodes or self._decode_s is not None:
-            extra = max(0.0, computing - (self._decode_s or 0.0)) if step.decodes else computing
+            self._decode_s[beside] = _learn(self._decode_s.get(beside), computing)
+            return
+        # What decodes cost is known from steps of about as many. Without such a step, the prompt's part is not known.
+        extra = computing - self._decode_s.get(beside, computing) if step.decodes else computing
+        if extra > 0:
             self._learn_prefill(step, extra / sum(chunk.length for chunk in step.chunks))
 
     def _learn_prefill(self, step: Step, token_s: float) -> None:
