@@ -91,9 +91,12 @@ class Swapping:
         return choice.swapped
 
     def _weigh(self, seq: Seq, needed: int) -> SwapChoice:
-        """Full blocks that others hold too will still be cached, so neither way is charged for them."""
+        """Full blocks that others hold too will still be cached: neither way is charged to have them again. All are
+        copied out, since that may change meanwhile."""
         shared = min(self._blocks.shared(seq), needed)
-        swap_s = self._costs.swap_s(needed - shared)
+        swap_s, out_s = self._costs.swap_s(needed - shared), self._costs.swap_s(shared, both=False)
+        if swap_s is not None and out_s is not None:
+            swap_s += out_s
         whole = self._costs.recompute_s(seq.computed)
         before = self._costs.recompute_s(shared * self._blocks.block_size)
         recompute_s = None if whole is None or before is None else max(0.0, whole - before)

@@ -77,6 +77,22 @@ def test_an_evicted_sequence_comes_back_without_computing_again():
     assert driver.scheduler.totals.swaps.out > 0
 
 
+def test_blocks_that_others_hold_too_are_charged_for_the_way_out():
+    """Five blocks of 1.5 ms are copied out, of which four are still cached when it comes back."""
+    driver = MemoryDriver(
+        kv_blocks=7, max_model_len=28, max_num_batched_tokens=40, prefix_caching=True,
+        start=MeasuredCosts(1.5e-3, 1e-6, {1: 1e-3}),
+    )  # fmt: skip
+    first, second = make_seq("a", [1] * 17, 11), make_seq("b", [1] * 17, 11, arrival=1.0)
+    driver.add(first)
+    driver.finish_step()
+    driver.add(second)
+    until_evicted(driver, second)
+    assert driver.scheduler.swaps.last.swap_s == pytest.approx(5 * 1.5e-3, rel=0.01)
+    driver.run()
+    assert [driver.outputs[seq.id] for seq in (first, second)] == [expected_output(first), expected_output(second)]
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [({"start": DEAR}, "recompute_cheaper"), ({"swap_blocks": 2}, "no_room"), ({"start": None}, "not_measured")],

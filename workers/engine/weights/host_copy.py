@@ -226,9 +226,26 @@ def room(folder: Path) -> int:
     return min(at.f_bavail * at.f_frsize, available())
 
 
-def available() -> int:
-    """Bytes of memory that are available without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that are available without swapping: of the host, or of this container if that is less. Raises
+    OSError if the host does not tell."""
+    lines = (proc / "meminfo").read_text().splitlines()
+    told = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    if told is None:
+        raise OSError(f"{proc}/meminfo does not say how much memory is available")
+    return min(int(told.split()[1]) * 1024, *_left_in_groups(groups))
+
+
+def _left_in_groups(groups: Path) -> list[int]:
+    """Bytes left of the limits of control groups, of version 2 and 1, as a container sees its own. Files that are read
+    and no longer in use make room."""
+    found = []
+    for folder, limit, used in (
+        (groups, "memory.max", "memory.current"),
+        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            spare = int(figures.get("total_inactive_file", figures.get("inactive_file", 0)))
+            found.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + spare)
+    return found

@@ -201,3 +201,37 @@ def test_a_copy_that_was_found_damaged_is_written_again(base, checkpoint):
 
 def test_there_is_nothing_to_sweep_where_nothing_is(tmp_path):
     assert sweep(tmp_path / "nowhere") == []
+
+
+def told(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("groups", "left"),
+    [
+        ({}, 8192),
+        ({"memory.max": "max", "memory.current": "9", "memory.stat": "inactive_file 0"}, 8192),
+        ({"memory.max": "5000", "memory.current": "4000", "memory.stat": "anon 1\ninactive_file 500"}, 1500),
+        (
+            {
+                "memory/memory.limit_in_bytes": "700",
+                "memory/memory.usage_in_bytes": "600",
+                "memory/memory.stat": "total_inactive_file 50",
+            },
+            150,
+        ),
+        ({"memory.max": "90000", "memory.current": "0", "memory.stat": "inactive_file 0"}, 8192),
+    ],
+)
+def test_memory_is_what_the_host_and_the_container_have_left(tmp_path, groups, left):
+    proc = told(tmp_path / "proc", {"meminfo": "MemTotal: 99 kB\nMemAvailable:       8 kB\n"})
+    assert host_copy.available(proc, told(tmp_path / "groups", groups)) == left
+
+
+def test_a_host_that_does_not_tell_its_memory_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="does not say"):
+        host_copy.available(told(tmp_path, {"meminfo": "MemTotal: 99 kB\n"}), tmp_path)
