@@ -1,9 +1,9 @@
 """What each tenant has been served of late, for the fairness of sec. 4.3 (`choice.with_fairness`).
 
-Served is work: slot-seconds, which fade with each frame in which the engine works, so that a tenant that was away has little credit and
-one that asked for much is forgiven. `Fair` is 1 for a tenant that was served no more than an equal share of what those
-that ask now were served, and falls to 0 for one that was served half as much again. So CALM's own order holds among all
-that got no more than their share, whatever they got less.
+Served is work: slot-seconds, which fade with each frame in which the engine works, so that a tenant that was away has
+little credit and one that asked for much is forgiven. `Fair` is 1 for a tenant that was served no more than an equal
+share of what those that ask now were served, and falls to 0 for one that was served half as much again. So CALM's own
+order holds among all that got no more than their share, whatever they got less.
 """
 
 from __future__ import annotations

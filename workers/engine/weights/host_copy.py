@@ -233,7 +233,7 @@ def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
     told = next((line for line in lines if line.startswith("MemAvailable:")), None)
     if told is None:
         raise OSError(f"{proc}/meminfo does not say how much memory is available")
-    return min(int(told.split()[1]) * 1024, *_left_in_groups(groups))
+    return min([int(told.split()[1]) * 1024, *_left_in_groups(groups)])
 
 
 def _left_in_groups(groups: Path) -> list[int]:
