@@ -78,7 +78,11 @@ class Fleet:
         seen = []
 
         def met():
-            seen.append(self.look(id))
+            try:
+                seen.append(self.look(id))
+            except ClusterUnreachable as error:  # on a busy machine an answer may take longer than it is waited for
+                seen.append(error)
+                return None
             if state is None:
                 return seen[-1] is None
             return seen[-1] if seen[-1] is not None and seen[-1].state == state else None

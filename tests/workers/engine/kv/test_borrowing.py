@@ -79,7 +79,8 @@ class Side:
 
 
 @pytest.fixture
-async def sides() -> AsyncIterator[Callable[..., Side]]:
+async def sides(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Side]]:
+    monkeypatch.setattr(prefixes, "ASK_S", 30.0)  # a busy machine may answer later than an engine waits
     made: list[Side] = []
 
     def make(**sizes: int) -> Side:
