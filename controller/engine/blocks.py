@@ -133,11 +133,20 @@ class BlockManager:
         if first == last or not self.caching:
             return
         extend_hashes(seq, self.block_size, seq.computed)
-        for index in range(first, min(last, len(seq.block_hashes))):
+        self.name(seq, range(first, min(last, len(seq.block_hashes))))
+
+    def name(self, seq: Seq, indices: Iterable[int]) -> None:
+        """Let other sequences find these of its full blocks, whose hashes it has."""
+        for index in indices:
             digest, block = seq.block_hashes[index], seq.blocks[index]
             if digest not in self._by_hash:  # two sequences computed the same block: the first one is shared
                 self._by_hash[digest] = block
                 self._hash_of[block] = digest
+
+    def named(self, seq: Seq) -> tuple[int, ...]:
+        """Indices of its blocks that other sequences can find."""
+        pairs = zip(seq.blocks, seq.block_hashes, strict=False)
+        return tuple(index for index, (block, digest) in enumerate(pairs) if self._hash_of[block] == digest)
 
     def release(self, seq: Seq) -> None:
         """Free its blocks, last one first: of a cached prefix the tail is then evicted before the head, which more

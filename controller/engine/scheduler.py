@@ -264,6 +264,8 @@ class EngineScheduler:
     def _forget_prefixes(self) -> None:
         self.checkpoints.clear()
         self.blocks.forget()
+        if self.swaps is not None:
+            self.swaps.cache_reset()
         self._in_transit.forget_prefixes()
 
     # ---- a step's end -------------------------------------------------------------------------------------------
@@ -285,6 +287,8 @@ class EngineScheduler:
         step, self._step = self._step, None
         if step is None or step.id != step_id:
             raise ProtocolError(f"step {step_id} is not running")
+        if self.swaps is not None:
+            self.swaps.copied()
         return step
 
     def _after_steps(self) -> None:

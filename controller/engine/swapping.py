@@ -43,10 +43,12 @@ class SwapCounts:
 
 
 class _Held(NamedTuple):
-    """What host memory has of a sequence: its first `tokens` tokens, block by block."""
+    """What host memory has of a sequence: its first `tokens` tokens, block by block. `named`: indices of the blocks
+    that were in the prefix cache when it left and that no reset of the cache has made outdated."""
 
     tokens: int
     hosts: list[int]
+    named: tuple[int, ...]
 
 
 class Swapping:
@@ -59,6 +61,7 @@ class Swapping:
         self._outs: dict[Seq, list[tuple[int, int]]] = {}  # of the step that is being composed
         self._backs: dict[Seq, tuple[_Held, list[tuple[int, int]]]] = {}
         self._joined: set[Seq] = set()  # in this composition
+        self._copied: list[tuple[Seq, tuple[int, ...]]] = []  # indices of blocks that the running step copies back
         self.last: SwapChoice | None = None
 
     @property
@@ -84,7 +87,7 @@ class Swapping:
         self.counts.choices[choice.reason] += 1
         if choice.swapped:
             hosts = [self._free.pop() for _ in range(needed)]
-            self._held[seq] = _Held(seq.computed, hosts)
+            self._held[seq] = _Held(seq.computed, hosts, self._blocks.named(seq))
             self._outs[seq] = list(zip(seq.blocks, hosts, strict=False))
         elif choice.reason == "recompute_cheaper":
             self._costs.copies_looked_dearer()
@@ -123,14 +126,29 @@ class Swapping:
         """The copies that the step which has been composed makes. Host blocks that it reads are free for later ones."""
         out = tuple(pair for pairs in self._outs.values() for pair in pairs)
         back = tuple(pair for _, pairs in self._backs.values() for pair in pairs)
-        for held, _ in self._backs.values():
+        self._copied.clear()
+        for seq, (held, pairs) in self._backs.items():
             self._free.extend(held.hosts)
+            first = len(held.hosts) - len(pairs)
+            self._copied.append((seq, tuple(index for index in held.named if index >= first)))
         self._outs.clear()
         self._backs.clear()
         self._joined.clear()
         self.counts.out += len(out)
         self.counts.back += len(back)
         return Swaps(out, back)
+
+    def copied(self) -> None:
+        """The step that was taken last has ended, so the blocks that it copied back have content. Call this before
+        their sequences give them up: those that were in the prefix cache before are in it again."""
+        for seq, indices in self._copied:
+            self._blocks.name(seq, indices)
+        self._copied.clear()
+
+    def cache_reset(self) -> None:
+        """The prefix cache was emptied: what was computed before goes on to be used, but not by other sequences."""
+        self._held = {seq: held._replace(named=()) for seq, held in self._held.items()}
+        self._copied.clear()
 
     def cancel(self) -> None:
         """No step was composed: what should have been copied out is recomputed, since its blocks may be written."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.steps import NO_SWAPS, Aborted, Chunk, Paused, Reserve, Resumed, SeqState, Step, Swaps
+from controller.core.steps import NO_SWAPS, Aborted, CacheReset, Chunk, Paused, Reserve, Resumed, SeqState, Step, Swaps
 from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
 from controller.policies.batching.calm import Calm
@@ -75,6 +75,60 @@ def test_an_evicted_sequence_comes_back_without_computing_again():
     assert driver.scheduler.swaps.used == 0
     assert driver.scheduler.totals.swaps.choices["swap_cheaper"] == 1
     assert driver.scheduler.totals.swaps.out > 0
+
+
+def next_turn(seq):
+    return make_seq("next", [*seq.token_ids, 7, 7], 2, arrival=9.0)
+
+
+def test_what_came_back_is_cached_for_the_next_turn():
+    driver, _, second = tight()
+    driver.run()
+    assert second.preemptions == 1
+    turn = next_turn(second)
+    assert driver.scheduler.blocks.cached_tokens(turn) == (second.tokens - 1) // 4 * 4
+    driver.add(turn)
+    driver.run()
+    assert turn.cached == (second.tokens - 1) // 4 * 4
+    assert driver.outputs["next"] == expected_output(turn)
+
+
+@pytest.mark.parametrize("when", ["running", "in host memory", "copied back"])
+def test_what_came_back_is_not_cached_if_the_cache_was_reset_since_it_was_computed(when):
+    """The weights may be others by then: another request must not get this KV."""
+    driver, _, second = tight()
+    outdated = 16 // 4  # blocks at least
+    while second.computed < 16:
+        driver.finish_step()
+    if when == "running":
+        driver.send(CacheReset())
+    until_evicted(driver, second)
+    if when == "in host memory":
+        driver.send(CacheReset())
+    while not driver.step.swaps.back:
+        driver.finish_step()
+    if when == "copied back":
+        driver.send(CacheReset())
+    driver.finish_step()
+    assert all(index >= outdated for index in driver.scheduler.blocks.named(second))
+    driver.run()
+    assert driver.outputs["b"] == expected_output(second)
+    assert driver.scheduler.blocks.cached_tokens(next_turn(second)) == 0
+
+
+def test_what_came_back_is_cached_though_its_sequence_is_aborted_meanwhile():
+    driver, _, second = tight()
+    until_evicted(driver, second)
+    while not driver.step.swaps.back:
+        driver.finish_step()
+    turn = next_turn(second)
+    assert driver.scheduler.blocks.cached_tokens(turn) < 16  # not before the step has copied it
+    driver.send(Aborted(second))
+    driver.finish_step()
+    assert driver.scheduler.blocks.cached_tokens(turn) >= 16
+    driver.add(turn)
+    driver.run()
+    assert driver.outputs["next"] == expected_output(turn)
 
 
 def test_blocks_that_others_hold_too_are_charged_for_the_way_out():
