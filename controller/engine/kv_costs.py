@@ -8,6 +8,7 @@ An estimate that only unused copies could correct moves back to what was measure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ class KvCosts:
         self._block_size, self._swaps = block_size, swaps
         self._start = start or MeasuredCosts()
         self._out_s, self._back_s = self._start.out_s, self._start.back_s
-        self._decode_s: dict[int, float] = {}  # of a step without prompts, by the number of its sequences (`_range`)
+        self._decode_s: dict[int, float] = {}  # of a step without prompts, by the number of its sequences (`_about`)
         self._prefill_s = {_range(position): seconds for position, seconds in self._start.prefill_s.items()}
 
     # ---- what was seen --------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ class KvCosts:
         computing = seconds - out_s - back_s
         if computing <= 0:
             return
-        beside = _range(len(step.decodes))
+        beside = _about(len(step.decodes))
         if not step.chunks:
             self._decode_s[beside] = _learn(self._decode_s.get(beside), computing)
             return
@@ -106,6 +107,11 @@ class KvCosts:
 
 def _range(position: int) -> int:
     return max(1, position).bit_length() - 1
+
+
+def _about(decodes: int) -> int:
+    """Numbers of decodes that are taken as equal: they differ by less than a tenth, and up to 12 each is its own."""
+    return round(8 * math.log2(max(1, decodes)))
 
 
 def _learn(known: float | None, seen: float) -> float:
