@@ -115,7 +115,7 @@ class Replica(NamedTuple):
 
     id: str
     token_s: float  # a decode step beside what is there
-    alone_s: float  # a decode step of one sequence, the fastest
+    alone_s: float  # a decode step of one sequence, as fast as it may be for all that was measured
     prefill_b: float  # a prompt token (eq. 1): its linear and its quadratic part
     prefill_c: float
     crowd: int  # sequences that a prompt would delay
@@ -135,6 +135,11 @@ class Copy(NamedTuple):
 
 class Frames(Protocol):
     """The order of one queue, by instance. Requests are known from `join` to `leave`."""
+
+    @property
+    def ends(self) -> float:
+        """When what waits is to be ranked again, seconds; infinite while nothing waits."""
+        ...
 
     def join(self, request: Request) -> None:
         """It waits; one that is known already stays where it is."""

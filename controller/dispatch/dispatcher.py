@@ -499,7 +499,11 @@ class StageDispatcher:
             (self._pacing.wake_at(each, now) for each in lane.instances.values() if each.takes), default=math.inf
         )
         recost = now + RECOST_AGAIN_S if lane.queue.outdated else math.inf
-        return min(instances, lane.queue.next_turn(), recost)
+        # Once it is ranked again, a request may be late where it waited for room, and go where there is some.
+        # A frame that is over already waits for an instance.
+        ends = math.inf if lane.queue.frames is None else lane.queue.frames.ends
+        frame = ends if ends > now else math.inf
+        return min(instances, lane.queue.next_turn(), recost, frame)
 
 
 def _ranked(copy: Copy, figures: dict[str, Figure], rejected: dict[str, Alternative]) -> str:

@@ -435,7 +435,8 @@ def replica_of(instance: ShadowInstance) -> Replica:
     return Replica(
         instance.id,
         token_s=instance.decode_with(mean) if instance.decodes else 0.0,
-        alone_s=model.decode(1, 0) if instance.decodes else 0.0,
+        # No guess makes a request late.
+        alone_s=model.decode(1, 0) / (instance.doubt()[1] if _guessed(instance) else 1.0) if instance.decodes else 0.0,
         prefill_b=k.prefill_b,
         prefill_c=k.prefill_c,
         crowd=instance.outstanding if instance.decodes else 0,

@@ -172,6 +172,17 @@ class Columns:
             self._free_groups.append(self._groups.pop(name)[0])
         self._free.append(row)
 
+    def shrink(self) -> None:
+        """Give back the rows of a burst: each weighing costs as much as all rows, in use or not."""
+        if self._size <= FIRST_ROWS or 4 * len(self.rows) >= self._size:
+            return
+        known = [(seq, int(self.since[row])) for seq, row in self.rows.items()]
+        hopeless = self.hopeless
+        self.__init__()  # type: ignore[misc]
+        self.hopeless = hopeless
+        for seq, since in known:
+            self.add(seq, since)
+
     def refresh(self, seqs: Iterable[Seq]) -> None:
         """Update the rows of these sequences after progress."""
         for seq in seqs:

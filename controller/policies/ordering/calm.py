@@ -48,6 +48,7 @@ from controller.policies.calm.cutoff import AdaptiveCutoff
 CUTOFFS = (0.8, 0.9, 0.95, 1.0)
 ALIKE = 1.05  # instances whose costs differ by less share a copy: each has learned its own from its traffic
 DEEP = 64  # requests of a copy that are ranked in a frame, beyond its window
+UNKNOWN_STEP_S = 0.02  # for the length of a frame, where other instances decode
 SHOWN = 32  # of these, moved in the queue: people and the scaler look at its first ones
 FEW = 64  # waiting requests of which all are weighed again with each arrival
 WINDOW, REST, LATE = 0.0, 1.0, 2.0  # tiers of a copy
@@ -146,7 +147,10 @@ class _Line:
         return columns.weigh(now, frame, pace, starvation)
 
     def put(self, seq: Seq, tier: float, by: float, slack: float, worth: float = 0.0) -> None:
-        insort(self.keys, (tier, by, slack, seq.arrival, seq.id))
+        """Place it among those that are ranked. Behind the last of them are others that are not: it waits with them."""
+        key = (tier, by, slack, seq.arrival, seq.id)
+        if not self.cut or (tier != LATE and self.keys and key < self.keys[-1]):
+            insort(self.keys, key)
         if tier != LATE:
             self.worth[seq.id] = worth
 
@@ -179,6 +183,11 @@ class CalmFrames:
     @property
     def cutoff(self) -> float:
         return self._cutoff.value
+
+    @property
+    def ends(self) -> float:
+        """When what waits is to be ranked again; infinite while nothing waits."""
+        return self._ends if self._seqs else math.inf
 
     # ---- what waits -----------------------------------------------------------------------------------------------
 
@@ -248,9 +257,12 @@ class CalmFrames:
         kept = 0.5 ** (passed / SERVED_FRAMES)
         self._served = {tenant: kept * tokens for tenant, tokens in self._served.items() if kept * tokens >= 1.0}
         self._cutoff.tick(self.frame, contested=bool(len(since)) and float(since.min()) < self.frame - passed)
-        steps = [each.token_s for each in replicas if each.crowd] or [each.token_s for each in replicas]
+        known = [each for each in replicas if each.token_s > 0]
+        steps = [each.token_s for each in known if each.crowd] or [each.token_s for each in known] or [UNKNOWN_STEP_S]
         self._began = now
-        self._ends = now + self.config.frame_steps * max(LEAST_S, sum(steps) / max(1, len(steps)))
+        self._ends = now + self.config.frame_steps * sum(steps) / len(steps)
+        for columns in (self._columns, self._newcomers):
+            columns.shrink()
 
     def _admit(self) -> None:
         for seq in self._new.values():
@@ -319,7 +331,8 @@ class CalmFrames:
         costs = []
         for each in replicas:
             prefill_s = prompt * (each.prefill_b + each.prefill_c * prompt)
-            costs.append((left * each.token_s + prefill_s * max(1, each.crowd), left * each.alone_s + prefill_s, each))
+            beside, alone = left * each.token_s + prefill_s * max(1, each.crowd), left * each.alone_s + prefill_s
+            costs.append((max(LEAST_S, beside), max(LEAST_S, alone), each))
         costs.sort(key=lambda item: (item[0], item[1], item[2].id))
         alike = ALIKE
         while True:
@@ -332,6 +345,8 @@ class CalmFrames:
                     group.append(item)
             if len(groups) <= self.config.copies:
                 return [[each for _, _, each in group] for group in groups]
+            if math.isinf(alike):  # costs that are no numbers are near to none
+                return [list(replicas)]
             alike *= ALIKE
 
     def _place_newcomers(self, now: float) -> None:
@@ -389,7 +404,11 @@ class CalmFrames:
     def order(self, instance_id: str) -> Iterator[str]:
         line = self._by_instance.get(instance_id)
         keys = () if line is None else tuple(line.keys)
-        return (key[-1] for key in keys if key[-1] in self._seqs)
+        seen: set[str] = set()  # one that left and joined again within the frame has two keys
+        for *_, name in keys:
+            if name in self._seqs and name not in seen:
+                seen.add(name)
+                yield name
 
 
 def _place(shown: _Key | None) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from controller.core import events as ev
-from controller.core.types import InstanceSpec, LatencyCoefficients
+from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.dispatch import build_dispatcher
 from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
 
@@ -99,12 +99,95 @@ def test_an_operator_moves_requests_before_and_behind_all_others():
 
 
 def test_the_queue_shows_the_order_of_the_frame():
+    """They arrive in another order than that of their worth."""
     dispatcher = unlike({"pacing": {"name": "fixed_window", "window": 2}})
-    lengths = {"long": 400, "short": 20, "mean": 100}
-    arrivals = [ev.Arrived(request(name, 0.1, 600.0, prompt=100, output=n)) for name, n in lengths.items()]
-    dispatcher.handle(arrivals, 0.1)
-    rows = sorted(dispatcher.queue().ids(), key=lambda name: dispatcher.queue().row(name)["order"])
-    assert rows == dispatcher.queue().ids()
+    worth = {"low": 1, "high": 9, "mean": 4, "least": 0.5, "top": 20}
+    arrivals = [ev.Arrived(request(name, 0.1, 600.0, output=100, value=value)) for name, value in worth.items()]
+    sent = {name for name, _ in sends(dispatcher.handle(arrivals, 0.1))}
+    frames = dispatcher._fleet.lane("m").queue.frames
+    shown = dispatcher.queue().ids()
+    assert (
+        shown
+        == list(frames.order("quick"))
+        == [name for name in sorted(worth, key=worth.get) if name not in sent][::-1]
+    )
+
+
+def many(count=100, slots=(2, 2), **calm):
+    """`count` requests wait at two alike instances, which take one request at a time."""
+    dispatcher = build_dispatcher("slackline", {**CALM, **calm})
+    for name in ("v", "w"):
+        dispatcher.handle([up(name, slots=1), ev.Arrived(request(f"{name}x", output=5))], 0.0)
+    dispatcher.handle([ev.Arrived(request(f"r{i:03}", 0.1, 600.0, output=100, value=1 + i)) for i in range(count)], 0.1)
+    return dispatcher
+
+
+def test_a_request_that_joins_again_within_the_frame_stands_once_in_an_order():
+    dispatcher = many()
+    ended(dispatcher, "v", 0.15)
+    for number, verb in enumerate(("pause", "resume")):
+        dispatcher.handle([ev.Command(str(number), "op", verb, ("r090",), None)], 0.16)
+    ended(dispatcher, "w", 0.17)
+    names = list(dispatcher._fleet.lane("m").queue.frames.order("v"))
+    assert names.count("r090") == 1
+    assert len(names) == len(set(names))
+
+
+def test_what_is_worth_less_than_those_that_are_ranked_waits_with_the_rest():
+    dispatcher = many(1000)
+    late = request("late", 0.15, 60.0, output=100, deadline=0.2)
+    dispatcher.handle([ev.Arrived(request("small", 0.15, 600.0, output=100, value=0.001)), ev.Arrived(late)], 0.15)
+    ended(dispatcher, "v", 0.16)
+    names = list(dispatcher._fleet.lane("m").queue.frames.order("v"))
+    assert len(names) > 50
+    assert not {"small", "late"} & set(names)
+
+
+def test_a_frame_has_a_length_where_other_instances_decode():
+    dispatcher = build_dispatcher("slackline", CALM)
+    prefill = InstanceSpec("p", "m", role=Role.PREFILL, latency=SLOWER, max_num_seqs=1)
+    dispatcher.handle([ev.InstanceUp(prefill), *(ev.Arrived(request(f"r{i}", output=50)) for i in range(5))], 0.0)
+    frames = dispatcher._fleet.lane("m").queue.frames
+    for at in (0.1, 0.2, 0.9):
+        dispatcher.handle([ev.Arrived(request(f"x{at}", at, output=50))], at)
+    assert frames.frame == 1
+    assert frames.ends == pytest.approx(1.0)
+
+
+def test_a_guess_of_an_instance_makes_no_request_late():
+    """Nobody profiled the other one: it may be four times as fast as is assumed."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    guessed = ev.InstanceUp(InstanceSpec("guessed", "m", max_num_seqs=32))
+    dispatcher.handle([up("quick"), ev.Arrived(request("x", output=5)), guessed], 0.0)
+    step_s = dispatcher._fleet.instances["guessed"].latency.decode(1, 0)
+    tight = request("tight", 0.1, 60.0, output=100, deadline=60 * step_s)
+    assert sends(dispatcher.handle([ev.Arrived(tight)], 0.1)) == [("tight", "guessed")]
+
+
+def test_what_becomes_late_is_sent_where_there_is_room_once_the_frame_is_over():
+    dispatcher = unlike()
+    ended(dispatcher, "slow", 0.05)
+    tight = request("tight", 0.1, 600.0, output=100, deadline=4.0)
+    reply = dispatcher.handle([ev.Arrived(tight)], 0.1)
+    assert sends(reply) == []
+    sent, now = [], 0.1
+    while not sent and now < 20.0:
+        now = reply.wake_at
+        reply = dispatcher.handle([], now)
+        sent = sends(reply)
+    assert sent == [("tight", "slow")]
+    assert now < 5.0
+
+
+def test_costs_of_nothing_leave_no_more_groups_than_copies():
+    free = LatencyCoefficients(SPEED[0], 0.0, 0.0, *SPEED[3:])
+    dispatcher = build_dispatcher("slackline", {**CALM, "ordering": {"name": "calm", "copies": 1}})
+    for name, speed in (("a", free), ("b", SLOWER)):
+        dispatcher.handle(
+            [ev.InstanceUp(InstanceSpec(name, "m", role=Role.PREFILL, latency=speed, max_num_seqs=1))], 0.0
+        )
+    dispatcher.handle([ev.Arrived(request(f"r{i}", output=50)) for i in range(5)], 0.1)
+    assert len(dispatcher._fleet.lane("m").queue.frames._lines) == 1
 
 
 @pytest.mark.parametrize(("lost", "other"), [("quick", "slow"), ("slow", "quick")])

@@ -7,9 +7,10 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.policy import Replica
-from controller.core.steps import Added
+from controller.core.steps import Added, Seq
 from controller.core.types import Request, Targets
 from controller.policies.batching.calm import Calm, CalmConfig
+from controller.policies.calm.columns import Columns, Pace
 from controller.policies.ordering.calm import CUTOFFS, DEEP, FEW, CalmOrdering, Config, sequence_of
 
 FREE = Replica("w", token_s=0.02, alone_s=0.02, prefill_b=0.0, prefill_c=0.0, crowd=0, free_slots=64)
@@ -282,3 +283,19 @@ def test_a_request_is_lost_only_when_its_workflow_is():
     frames = ranked([over, sibling, other])
     tiers = {name: frames.sent(name, "w").tier for name in ("over", "sibling", "other")}
     assert tiers == {"over": "late", "sibling": "late", "other": "window"}
+
+
+def test_rows_of_a_burst_are_given_back():
+    columns = Columns()
+    seqs = [Seq(f"s{at}", 0.0, 10, 10, due=9.0, ttft_s=9.0, tpot_s=1.0) for at in range(5000)]
+    for at, seq in enumerate(seqs):
+        columns.add(seq, at)
+    for seq in seqs[3:]:
+        columns.drop(seq)
+    before = columns.weigh(0.0, 5000, Pace(0.01, 0.001, 1.0, 0.01), 0.5)
+    kept = [before.priority[columns.rows[seq]] for seq in seqs[:3]]
+    columns.shrink()
+    after = columns.weigh(0.0, 5000, Pace(0.01, 0.001, 1.0, 0.01), 0.5)
+    assert len(after.priority) < 1000
+    assert [after.priority[columns.rows[seq]] for seq in seqs[:3]] == kept
+    assert [columns.since[columns.rows[seq]] for seq in seqs[:3]] == [0, 1, 2]

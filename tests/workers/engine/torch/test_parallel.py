@@ -110,7 +110,7 @@ async def test_their_kv_is_neither_given_nor_taken(both):
             assert (status, said["error"]["param"]) == (400, "kv_transfer_params")
             assert "tensor-parallel ranks" in said["error"]["message"]
         async with http.get("/links") as answer:
-            assert await answer.json() == {"id": "", "at": None, "peers": []}
+            assert await answer.json() == {"id": "", "at": None, "peers": [], "borrows": False}
         assert (await post(http, "/links", {**FLEET, "id": "two", "peers": []}))[0] == 409
 
 
