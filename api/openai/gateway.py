@@ -125,6 +125,7 @@ class Gateway:
             heard=self.fleet.heard,
         )
         self.runtime.goes_on, self.runtime.requeued = self.shared_calls.goes_on, self.shared_calls.requeued
+        self.runtime.waits_on = self.shared_calls.waits_on
         self.fleet.bind(self.runtime)
         self.arrivals = ModelRates()
         self.snapshot: GatewaySnapshot | None = None

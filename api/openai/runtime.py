@@ -88,6 +88,8 @@ class Runtime:
         self.to_refine: list[InFlightRequest] = []  # whose bound is to be predicted again, since it was last emptied
         # An engine ended a call that waited too long: asked for the request as which it goes on. None: it ends.
         self.goes_on: Callable[[InFlightRequest, str], Request | None] = lambda in_flight, instance_id: None
+        # The scheduler dropped one that waited too long: the same question.
+        self.waits_on: Callable[[InFlightRequest, Decision], Request | None] = lambda in_flight, dropped: None
         self.requeued: Callable[[InFlightRequest], None] = lambda in_flight: None
         self.clock = clock
         self.rates = StageRates()
@@ -344,6 +346,12 @@ class Runtime:
         if in_flight := self.requests.get(action.request.id):
             self.note(in_flight, action.decision)
             cause = cause_of(action)
+            again = self.waits_on(in_flight, action.decision) if cause is Cause.EXPIRED else None
+            if again is not None:
+                self._stop_stages(in_flight)
+                in_flight.restart()
+                self.arrive_again(in_flight, again)
+                return
             self._refuse(in_flight, cause, refusal(action.decision) if cause is Cause.EXPIRED else "")
 
     def _pruned(self, action: ev.Prune) -> None:

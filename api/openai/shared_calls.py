@@ -227,6 +227,20 @@ class SharedCalls:
         requests = [sharer.in_flight.request for sharer in found.sharers]
         return call_for(requests, call.request, requests[-1].id)
 
+    def waits_on(self, call: InFlightRequest, dropped: Decision) -> Request | None:
+        """Of the runtime: the scheduler dropped a call, by the waiting time that it had when it was sent or arrived.
+        Ends the requests whose own time is over, and returns the call for the others; None if there are none."""
+        found, now = self._calls.get(call), self.runtime.clock()
+        left = [] if found is None else [sharer for sharer in found.sharers if sharer.waits_until > now]
+        if found is None or not left:
+            return None
+        for sharer in [each for each in found.sharers if each not in left]:
+            decision = dropped._replace(subject=sharer.in_flight.request.id)
+            self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
+        call.waits_until = min(sharer.waits_until for sharer in left)
+        requests = [sharer.in_flight.request for sharer in left]
+        return call_for(requests, call.request, requests[-1].id)
+
     def _begin(self, in_flight: InFlightRequest, key: bytes) -> SharedCall:
         call = copy.copy(in_flight)
         found = self._open[key] = self._calls[call] = SharedCall(key, call)
@@ -253,7 +267,7 @@ class SharedCalls:
             found.call.waits_until = min(sharer.waits_until for sharer in found.sharers)
         if not found.call.sends:
             self._renew(found)
-        elif found.renewed_at is None:
+        elif self.runtime.waits(found.call):
             self._renew_later(found)
 
     def _renew(self, found: SharedCall) -> None:
@@ -264,6 +278,8 @@ class SharedCalls:
 
     def _renew_later(self, found: SharedCall) -> None:
         """The same, once the call may go where it failed: to arrive again now would forget that it may not yet."""
+        if found.renewed_at is not None:
+            return
         found.renewed_at = found.call.sends
         asyncio.get_running_loop().call_later(RENEW_AFTER_S, self._renew_failed, found)
 
@@ -282,6 +298,8 @@ class SharedCalls:
         it was there."""
         found = self._calls.get(call)
         if found is not None:
+            if found.joined > 1:  # some may have joined while it was at the engine
+                self._renew_later(found)
             for sharer in found.late():
                 asyncio.get_running_loop().call_soon(self._expired, sharer)
 

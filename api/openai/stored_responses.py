@@ -82,7 +82,8 @@ class StoredResponses:
         try:
             told = orjson.loads(raw or b"null")
             found = StoredResponse(told["open"], told["response"], told["input"])
-            gone = self._now() - told["kept_at"] > retention_s and not (found.open and leased)
+            # An open one without a lease may be computed all the same (below).
+            gone = self._now() - told["kept_at"] > retention_s and not (found.open and (leased or not confirmed))
         except (orjson.JSONDecodeError, KeyError, TypeError):
             gone = True
         if gone:

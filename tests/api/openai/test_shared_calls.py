@@ -409,6 +409,55 @@ async def test_one_whose_waiting_time_ends_at_an_engine_that_then_fails_does_not
         assert (await patient.done()).status == 200
 
 
+async def test_one_that_waits_longer_does_not_end_with_the_first_in_the_queue():
+    """The call failed at once and waits with the first one's targets."""
+    async with TestBed(one_slot()) as bed:
+        bed.every(Script(cut_after=0), HANGS, Script())
+        hasty = bed.send(shared(waiting_time=0.5))
+        await until_on_loop(lambda: calls(bed))
+        busy = bed.send(completion(stream=True))
+        await until_on_loop(lambda: len(calls(bed)) == 2)
+        patient = bed.send(shared(waiting_time=9))
+        ended = await hasty.done()
+        assert (ended.status, ended.error["code"]) == (504, "waiting_time_exceeded")
+        await settled()
+        assert not patient.task.done()
+        await busy.hang_up()
+        assert (await patient.done()).status == 200
+
+
+async def test_one_that_waits_longer_does_not_end_when_the_engine_fails_too_late_for_the_first():
+    async with TestBed(one_slot()) as bed:
+        bed.every(Script(first_delay_s=0.6, cut_after=1), Script())
+        hasty = bed.send(shared(waiting_time=0.3))
+        await until_on_loop(lambda: calls(bed))
+        patient = bed.send(shared(waiting_time=9))
+        assert (await patient.done()).status == 200
+        assert (await hasty.done()).error["code"] == "waiting_time_exceeded"
+
+
+async def test_one_that_joined_at_the_engine_is_heard_of_when_it_fails_later(monkeypatch):
+    """Long after it joined."""
+    monkeypatch.setattr(shared_calls, "RENEW_AFTER_S", 0.1)
+    async with TestBed(one_slot()) as bed:
+        bed.every(Script(first_delay_s=0.5, cut_after=1), HANGS, Script())
+        relaxed = bed.send(shared(target_ttft=9, deadline=9, waiting_time=9))
+        await until_on_loop(lambda: calls(bed))
+        tight = bed.send(shared(target_ttft=3, deadline=4, waiting_time=4))
+        await settled()
+        busy = bed.send(completion(stream=True))
+        await until_on_loop(lambda: len(calls(bed)) == 2)
+        waiting = bed.gateway.scheduler.queue
+        await until_on_loop(lambda: [deadline(bed, name) for name in waiting().ids()] == [4])
+        await busy.hang_up()
+        assert [(await client.done()).status for client in (relaxed, tight)] == [200, 200]
+
+
+def deadline(bed, name):
+    found = bed.gateway.runtime.requests.get(name)
+    return None if found is None else round(found.request.targets.deadline_s)
+
+
 async def test_what_the_engine_refuses_is_told_to_all():
     async with TestBed() as bed:
         bed.every(Script(refuse_status=400))

@@ -241,7 +241,7 @@ async def test_a_shorter_retention_forgets_them():
 
 async def ended(bed, response):
     found = {}
-    for _ in range(200):
+    for _ in range(1500):
         found = await shown(bed, response)
         if found["status"] != "in_progress":
             return found
@@ -510,7 +510,8 @@ async def test_what_a_background_response_repeats_must_leave_room_for_its_end(mo
         assert (await ask(bed, asked(background=True)))["status"] == "in_progress"
 
 
-async def test_one_whose_lease_is_only_late_is_not_lost(monkeypatch):
+@pytest.mark.parametrize("older_s", [0.0, 1e7])  # than the retention, which counts from its end
+async def test_one_whose_lease_is_only_late_is_not_lost(monkeypatch, older_s):
     monkeypatch.setattr(stored_responses, "LEASE_S", 0.2)
     async with gateway("gw-b") as two, gateway("gw-a", watched=False) as one:
         one.every(Script(hang_after=0))
@@ -518,6 +519,8 @@ async def test_one_whose_lease_is_only_late_is_not_lost(monkeypatch):
         await asyncio.sleep(0.3)
         monkeypatch.setattr(stored_responses, "LEASE_S", 10.0)
         monkeypatch.setattr("api.openai.stored_responses.RENEW_S", 0.5)
+        clock = two.gateway.responses._now
+        monkeypatch.setattr(two.gateway.responses, "_now", lambda: clock() + older_s)
         looking = asyncio.create_task(shown(two, made["id"]))
         await asyncio.sleep(0.1)
         assert await one.gateway.steps.board.run(stored_responses.renew_response("acme", made["id"], 60))
