@@ -412,6 +412,8 @@ def _infeasible(
         field, name, bound = "deadline", "deadline_s", targets.deadline_s
     if cost.prefill_s <= margin * prefill_doubt * bound:
         return None
+    if field == "thinking_deadline":
+        return {"field": field, "prefill_s": cost.prefill_s, "thinking_deadline_s": bound}
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
 
