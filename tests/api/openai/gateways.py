@@ -106,7 +106,7 @@ class Client:
         await asyncio.wait_for(self.task, 5)
 
     async def done(self) -> Answer:
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 20)
         return self.answer
 
 
