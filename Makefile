@@ -44,9 +44,10 @@ FIDELITY_ARGS ?=
 LOCK_ARGS ?=
 AUDIT_ARGS ?=
 PAGES ?=
+TESTBED_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce testbed
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -114,6 +115,9 @@ bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch
 
 reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction/
 	$(PY) -m benchmarks.reproduce
+
+testbed: $(DEV) ## hosts in network namespaces on a switch: made, their links checked, removed (root; TESTBED_ARGS=--keep holds them)
+	@$(PY) -m benchmarks.testbed $(TESTBED_ARGS)
 
 fidelity: $(DEV) ## the simulator against two real vLLM servers (33 minutes; FIDELITY_ARGS=--recorded needs none)
 	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
