@@ -29,6 +29,7 @@ NAMES_OF_SETTINGS = {
     "host_copy": "host copy of the weights",
     "emulated_load_s": "emulated weight load, s",
     "emulated_weight_bytes": "emulated weight size, bytes",
+    "swap_bytes": "host memory for evicted KV, bytes",
 }
 
 

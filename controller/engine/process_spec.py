@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from controller.core.steps import BOUNDARIES
 
 BLOCK_SIZE = 16  # the engine's default
+EMULATED_TOKEN_BYTES = 131_072  # of KV; a real model says itself how large its tokens are
 # Options of `python -m workers.engine`, with underscores in place of hyphens.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
     "context_tokens",
     *("block_size", "scheduling_policy", "batching", "batching_options", "startup_delay", "scheduler", "boundary"),
     *("chunk_tokens", "executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
-    *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
+    *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes", "swap_bytes"),
 )
 FLAGS = ("deadlines", "keep_room")  # options without a value
 OWN_FIELDS = {  # set on the instance itself; a value in `spec` would be ignored silently
@@ -152,6 +153,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "seconds from 0 by source of the weights, as in engine=0.9,host=2.7,disk=4.1", _are_load_times
         ),
         "emulated_weight_bytes": _whole(0, MOST_BYTES),
+        "swap_bytes": _whole(0, MOST_BYTES),
         "deadlines": _TRUTH,
         "keep_room": _TRUTH,
     }
@@ -229,6 +231,8 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
         wrong["batching"] = "scheduler slackline chooses it by the role."
     if batching not in (None, PREEMPTIVE_BATCHING) and scheduler == "preemptive":
         wrong["batching"] = f"the preemptive scheduler batches by {PREEMPTIVE_BATCHING}."
+    if spec.get("swap_bytes"):
+        wrong |= _swap_refused(spec, torch, scheduler)
     for name in ("boundary", "chunk_tokens"):
         if spec.get(name) is not None and scheduler == "continuous":
             wrong[name] = "needs scheduler preemptive."
@@ -236,6 +240,15 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
     if held is not None and longest is not None and longest > held:
         wrong["max_model_len"] = f"must fit into the KV cache of {held} tokens that these settings give."
     return wrong
+
+
+def _swap_refused(spec: Mapping[str, Any], torch: bool, scheduler: str) -> dict[str, str]:
+    if scheduler == "preemptive":
+        return {"swap_bytes": "the preemptive scheduler evicts no sequence."}
+    block_bytes = EMULATED_TOKEN_BYTES * (spec.get("block_size") or BLOCK_SIZE)
+    if not torch and spec["swap_bytes"] < block_bytes:
+        return {"swap_bytes": f"must be 0 or hold at least one KV block of {block_bytes} bytes."}
+    return {}
 
 
 def _held(spec: Mapping[str, Any]) -> int | None:

@@ -38,7 +38,8 @@ TORCH = {"executor": "torch", "folder": "/models/m"}
         ("executor", "torh"), ("executor", ["torch"]), ("device", "tpu"), ("dtype", "int8"), ("threads", 0),
         ("kv_cache_gib", -1), ("kv_cache_gib", math.inf), ("weights", "gone"), ("host_copy", {}), ("folder", "m/m"),
         ("folder", {}), ("emulated_load_s", "engine=-1"), ("emulated_load_s", "tape=1"), ("emulated_load_s", "engine"),
-        ("emulated_load_s", "engine=nan"), ("emulated_weight_bytes", -1), ("deadlines", 1), ("keep_room", "yes"),
+        ("emulated_load_s", "engine=nan"), ("emulated_weight_bytes", -1),
+        ("swap_bytes", -1), ("swap_bytes", 1.5), ("swap_bytes", "2G"), ("deadlines", 1), ("keep_room", "yes"),
         ("start_after", "x"), ("start_after", [1]), ("start_after", -1), ("start_after", True),
         ("start_after", math.nan), ("start_after", NOW + 90_000), ("start_after", 10**400),
     ],
@@ -58,6 +59,9 @@ def test_a_value_that_no_engine_would_take_is_named_with_what_is_allowed(name, v
         ("batching", {"scheduler": "preemptive", "batching": "calm"}),
         ("boundary", {"boundary": "operator"}),
         ("chunk_tokens", {"chunk_tokens": 5}),
+        ("swap_bytes", {"swap_bytes": 2_097_151}),
+        ("swap_bytes", {"swap_bytes": 2_097_152, "block_size": 32}),
+        ("swap_bytes", {"swap_bytes": 1 << 30, "scheduler": "preemptive"}),
         ("max_model_len", {"kv_blocks": 4, "max_model_len": 100}),
         ("max_model_len", {"kv_capacity_tokens": 64, "block_size": 32, "max_model_len": 65}),
     ],
@@ -77,6 +81,7 @@ def test_values_that_do_not_go_together_are_named(name, spec):
         {"kv_capacity_tokens": 64, "max_model_len": 64}, {"scheduler": "preemptive", "chunk_tokens": 64},
         {"scheduler": "preemptive", "batching": PREEMPTIVE_BATCHING, "boundary": "layer"},
         {"scheduler": "slackline", "deadlines": True}, {"batching": "calm", "batching_options": {"slots": 7}},
+        {"swap_bytes": 0, "scheduler": "preemptive"}, {"swap_bytes": 2_097_152}, {"swap_bytes": 1 << 31},
     ],
 )  # fmt: skip
 def test_what_the_engine_takes_is_not_refused(spec):
