@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import orjson
-
 from controller.flow.flows import FlowStage
 from controller.flow.gate import OFF
+from workers.flowd.lines import line_batches
+from workers.small_json import dumps, loads
 
 ANSWER_S = 0.5  # until a submit is answered
 SILENCE_S = 3.0  # the daemon says something each second
@@ -27,7 +27,7 @@ MOST_HELD_S = 20.0  # of one KV transfer; below the gateway's time-out of a tran
 STILL_S = 1.0  # how often a held transfer says so
 REPORT_S = 0.05  # between two reports of progress
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-LATE_S = 1.0  # a transfer that is late already counts as due so soon: it ends, and delays nobody who may be early
+LATE_S = 0.001  # a transfer that is late already counts as due so soon: it cannot be in time, and the policy knows it
 NO_TARGET_S = 30.0  # the same, for a transfer of a request without a deadline
 MAX_LINE = 4 << 20
 QUEUE_S = 0.05  # within which the daemon says what is queued; without an answer nothing is
@@ -155,6 +155,7 @@ class FlowClient:
         self._off = False
         self._flows: dict[str, Flow] = {}
         self._asked: dict[str, asyncio.Future[float]] = {}
+        self._unsent: list[bytes] = []
         self._numbers = itertools.count(1)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -164,6 +165,7 @@ class FlowClient:
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
+        self._send()
         self._lost("lost")
 
     @property
@@ -185,11 +187,17 @@ class FlowClient:
         batch: str = "",
         over: str = LINK,
         unit: str = "",
+        layer: int | None = None,
+        later: float = 0.0,
     ) -> Flow:
         """Announce a transfer of `size` bytes to the host `to`. `due_in_s`: until its last byte is due, None without a
         deadline, as weight loads always are. `batch`: that is computed now and makes or needs the bytes, "" if there
         is none; `unit`: who computes it, "" for this client. `over`: LINK or MEMORY. It is scheduled at once or not at
-        all; `end` must follow in any case."""
+        all; `end` must follow in any case.
+
+        `layer`: that needs the bytes, or made them, from 0. What a layer needs is due when the layer is: without
+        `due_in_s` it has no deadline of its own. `later`: bytes that the request will still submit to leave this host,
+        of layers that are not computed yet."""
         weights = stage == FlowStage.WEIGHTS
         flow = Flow(self, f"{self._name}:{next(self._numbers)}", size, held_in_total=not weights)
         if self._writer is None:
@@ -200,7 +208,10 @@ class FlowClient:
         about: dict[str, Any] = {"stage": stage, "size_bytes": size, "to": to, "over": over}
         if batch:
             about |= {"unit": unit or self._name, "batch": batch}
-        if not weights:
+        if layer is not None:
+            about |= {"layer": layer, "later_bytes": later}
+        needed = layer is not None and stage in (FlowStage.REUSE, FlowStage.COLLECTIVE)
+        if not weights and not (needed and due_in_s is None):
             about |= {"due_in_s": due, "target_in_s": due_in_s}
         self.say({"op": "submit", "id": flow.id, **about, "requests": [request] if request else []})
         return flow
@@ -229,8 +240,18 @@ class FlowClient:
         self.say({"op": "computed", "unit": self._name, "batch": batch})
 
     def say(self, message: dict[str, Any]) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(orjson.dumps(message) + b"\n")
+        """Send it with all else that is said before the event loop goes on: a call of the kernel costs more than
+        making the message."""
+        if self._writer is None:
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent.append(dumps(message) + b"\n")
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._writer is not None and not self._writer.is_closing():
+            self._writer.write(b"".join(unsent))
 
     def ended(self, flow: Flow) -> None:
         if self._flows.pop(flow.id, None) is not None:
@@ -244,7 +265,7 @@ class FlowClient:
             why = "lost"
             try:
                 async with asyncio.timeout(SILENCE_S):
-                    reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_LINE)
+                    reader, writer = await asyncio.open_unix_connection(self._path)
                 self._writer, pause_s, told = writer, SHORTEST_PAUSE_S, False
                 log.info("transfers are scheduled by the daemon at %s", self._path)
                 why = await self._listen(reader)
@@ -259,12 +280,14 @@ class FlowClient:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _listen(self, reader: asyncio.StreamReader) -> str:
+        batches = line_batches(reader, MAX_LINE)
         while True:
             async with asyncio.timeout(SILENCE_S):
-                line = await reader.readline()
-            if not line:
+                lines = await anext(batches, None)
+            if lines is None:
                 return "lost"
-            self._heard(orjson.loads(line))
+            for line in lines:
+                self._heard(loads(line))
 
     def _heard(self, said: Any) -> None:
         if not isinstance(said, dict):
@@ -288,6 +311,7 @@ class FlowClient:
 
     def _lost(self, why: str) -> None:
         writer, self._writer = self._writer, None
+        self._unsent.clear()  # the next connection knows none of these transfers
         if writer is not None:
             writer.transport.abort()
         for flow in list(self._flows.values()):

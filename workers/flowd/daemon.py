@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -42,11 +43,12 @@ import uvloop
 
 from controller.core.errors import ConfigError, SlacklineError
 from controller.core.messages import HostFlows
-from controller.flow.flows import FlowStage, MsFlow
+from controller.flow.flows import STAGES, FlowStage, MsFlow
 from controller.flow.gate import GATED, OFF, Expired, Gate, GateAction, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
 from workers.flowd.client import LINK, MEMORY
+from workers.flowd.lines import line_batches
 from workers.flowd.report import FlowHistory, exchange, first, keep_reporting, port_loads
 from workers.flowd.settings import FlowdSettings
 from workers.live import LiveState
@@ -133,7 +135,7 @@ class FlowDaemon:
         _remove_stale(self._path)
         before = os.umask(0o177)  # only this user may connect
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path, limit=MAX_LINE)
+            self._server = await asyncio.start_unix_server(self._serve, self._path)
         except OSError as error:
             raise ConfigError(f"FLOW_SOCKET {self._path}: {error}", "FLOW_SOCKET") from error
         finally:
@@ -157,8 +159,9 @@ class FlowDaemon:
         self._clients[writer] = asyncio.current_task()
         self._say_policy(writer)
         try:
-            while line := await reader.readline():
-                self._heard(line, writer)
+            async for lines in line_batches(reader, MAX_LINE):
+                for line in lines:
+                    self._heard(line, writer)
         except (ValueError, OSError) as error:  # ValueError: a line beyond the limit
             log.warning("a client was disconnected: %s", error)
         finally:
@@ -285,11 +288,16 @@ class FlowDaemon:
         now, self._pending = self._now(), False
         worked_from = time.thread_time()  # a busy machine makes a short step late, which is no reason for a pause
         wake_at = math.inf
+        told: dict[asyncio.StreamWriter, list[Mapping[str, Any]]] = {}
         for gate in list(self._gates()):
             actions, next_at = gate.step(now)
             wake_at = min(wake_at, next_at)
             for action in actions:
-                self._tell(action)
+                writer, _ = self._owners.get(action.flow_id, (None, None))
+                if writer is not None:
+                    told.setdefault(writer, []).append(self._told(action, now))
+        for writer, messages in told.items():
+            _say(writer, *messages)
         self._ending = [gate for gate in self._ending if len(gate)]
         if self._next is not None:
             self._next.cancel()
@@ -300,23 +308,21 @@ class FlowDaemon:
         self._stepped_at = self._now()
         self._pause_s = _pause_after(time.thread_time() - worked_from)
 
-    def _tell(self, action: GateAction) -> None:
-        writer, _ = self._owners.get(action.flow_id, (None, None))
-        if writer is None:
-            return
+    def _told(self, action: GateAction, now: float) -> dict[str, Any]:
+        """Note it in the history, and return what its client is told."""
         if isinstance(action, Go):
-            self._history.told(action.flow_id, action.go, action.turn.wire_class + 1, self._now())
+            self._history.told(action.flow_id, action.go, action.turn.wire_class + 1, now)
         else:
             self._owners.pop(action.flow_id, None)
-            self._history.over(action.flow_id, "expired", self._now())
+            self._history.over(action.flow_id, "expired", now)
         match action:
             case Go(flow_id, go, turn):
                 level = {"level": turn.wire_class + 1, "class": turn.wire_class}
-                _say(writer, {"event": "permit", "id": flow_id, "go": go, **level})
+                return {"event": "permit", "id": flow_id, "go": go, **level}
             case Expired(flow_id):
-                _say(writer, {"event": "expired", "id": flow_id})
+                return {"event": "expired", "id": flow_id}
             case NotTaken(flow_id, field, message):
-                _say(writer, {"event": "error", "id": flow_id, "field": SAID.get(field, field), "message": message})
+                return {"event": "error", "id": flow_id, "field": SAID.get(field, field), "message": message}
 
     def status(self) -> dict[str, Any]:
         """All transfers, the first to send first."""
@@ -362,13 +368,14 @@ def _remove_stale(path: str) -> None:
     raise ConfigError(f"FLOW_SOCKET {path}: another transfer daemon serves it", "FLOW_SOCKET")
 
 
-def _say(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+def _say(writer: asyncio.StreamWriter, *messages: Mapping[str, Any]) -> None:
+    """With one call of the kernel for all of them, which costs more than making them."""
     if writer.is_closing():
         return
     if writer.transport.get_write_buffer_size() > MOST_UNREAD:
         writer.transport.abort()
         return
-    writer.write(orjson.dumps(message) + b"\n")
+    writer.write(b"".join([orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE) for message in messages]))
 
 
 # ---- reading a submit -----------------------------------------------------------------------------------------------
@@ -377,8 +384,8 @@ def _say(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
 def _flow(said: Mapping[str, Any], now: float) -> MsFlow:
     """Raises Refused or ConfigError with the field that is wrong."""
     stage = said.get("stage")
-    if isinstance(stage, bool) or stage not in [int(each) for each in FlowStage]:
-        valid = ", ".join(f"{int(each)} ({each.name.lower()})" for each in FlowStage)
+    if isinstance(stage, bool) or stage not in STAGES:
+        valid = ", ".join(f"{int(each)} ({each.name.lower()})" for each in STAGES)
         raise Refused("stage", f"unknown stage {stage!r}; valid: {valid}")
     due_in_s = None if said.get("due_in_s") is None else _number(said, "due_in_s")
     if due_in_s is not None and due_in_s <= 0:
@@ -464,6 +471,7 @@ async def _until_stopped(settings: FlowdSettings) -> None:
     # Before it serves, so that the first flow has the stored policy.
     away = live is not None and not await exchange(daemon, live, settings.host)
     await daemon.start()
+    gc.freeze()  # imported modules stay, so that no collection looks at them while transfers wait
     reporting = None
     if live is not None:
         reporting = asyncio.create_task(keep_reporting(daemon, live, settings.host, away=away))
