@@ -25,6 +25,8 @@ from workers.engine.torch.model.batch import Segment
 from workers.engine.torch.serving import BOUNDARIES, load_program
 from workers.engine.torch.task import LEAD, StepTask, run
 from workers.engine.torch.weights.transfer import WeightMemory
+from workers.engine.weights.rank_turns import own_turns
+from workers.environment import read_variable
 from workers.log_lines import log_to_stderr
 
 PR_SET_PDEATHSIG = 1
@@ -50,7 +52,7 @@ class Follower:
             room=part.room,
             ranks=self._ranks,
         )
-        self._folder = part.folder
+        self._folder, self._rank = part.folder, part.rank
         self._lead = LEAD if part.device == "cuda" else None
         self._boundary = BOUNDARIES[part.boundary] if part.boundary else None
         self._tasks: dict[int, StepTask] = {}  # suspended
@@ -77,7 +79,11 @@ class Follower:
         weights are present."""
         try:
             self._program.cache.take()
-            return self._memory.load_host() if kind == "host" else self._memory.load_disk(self._folder)
+            if kind != "host":
+                return self._memory.load_disk(self._folder)
+            socket = read_variable(os.environ, "FLOW_SOCKET")
+            with own_turns(socket, self.nbytes, f"rank {self._rank} of {self._folder.name}") as turns:
+                return self._memory.load_host(turns=turns)
         except BaseException:
             self._memory.release()
             self._program.cache.give_up()

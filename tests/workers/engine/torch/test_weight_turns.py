@@ -17,6 +17,7 @@ from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, memory, met
+from tests.workers.engine.torch.test_kv_room import warm_follower
 from tests.workers.flowd.running import connected, sending, serving
 from workers.engine.torch.weights import pieces as torch_pieces
 from workers.engine.torch.weights.files import WeightsError
@@ -182,6 +183,43 @@ async def test_a_copy_in_host_memory_is_not_held_for_the_link(path):
         assert {flow["stage"] for flow in daemon.status()["flows"]} == {3, 4}
         turns.end()
         assert (turns.turn.flow, turns.turn.held_s < 0.5) == ("scheduled", True)
+
+
+async def test_another_rank_asks_before_it_reads_its_copy(path, monkeypatch):
+    """It has no event loop, so it asks from a thread of its own."""
+    follower = warm_follower(monkeypatch)
+    follower.load("disk")
+    follower.release(True)
+    monkeypatch.setenv("FLOW_SOCKET", path)
+    async with serving(path) as daemon:
+        assert await asyncio.to_thread(follower.load, "host") == follower.nbytes
+        await until_on_loop(lambda: not daemon.status()["flows"])
+        (flow,) = daemon.report("h")["flows"]
+        assert (flow["stage"], flow["port"], flow["size_bytes"]) == (4, "memory", follower.nbytes)
+        assert (flow["to"], flow["end"]) == (f"rank 1 of {folder().name}", "ended")
+
+
+async def test_another_rank_is_held_and_let_go_by_a_daemon_that_ends(path, monkeypatch):
+    follower = warm_follower(monkeypatch)
+    follower.load("disk")
+    follower.release(True)
+    monkeypatch.setenv("FLOW_SOCKET", path)
+    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
+        first = other.submit(3, 10**9, "host", 100.0, over=MEMORY)
+        await first.answered()
+        loading = asyncio.create_task(asyncio.to_thread(follower.load, "host"))
+        await until_on_loop(lambda: held(daemon))
+        assert not loading.done()
+        await daemon.close()
+        assert await loading == follower.nbytes
+
+
+async def test_another_rank_loads_without_a_daemon(path, monkeypatch):
+    follower = warm_follower(monkeypatch)
+    follower.load("disk")
+    follower.release(True)
+    monkeypatch.setenv("FLOW_SOCKET", path)
+    assert await asyncio.to_thread(follower.load, "host") == follower.nbytes
 
 
 # ---- engines --------------------------------------------------------------------------------------------------------
