@@ -101,6 +101,8 @@ class Disaggregation:
             ("kv_unscheduled", "Transfers from here that the daemon did not schedule.", lambda: held.unscheduled),
             ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
             ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
+            ("kv_borrow_questions", "Engines asked who has a prefix.", lambda: self.prefixes.traffic.asked),
+            ("kv_borrow_questions_spared", "Not asked: had none of it.", lambda: self.prefixes.traffic.spared),
             ("kv_borrowed", "Prefixes that other engines lent.", lambda: self.prefixes.traffic.borrowed),
             ("kv_borrowed_tokens", "Tokens of them.", lambda: self.prefixes.traffic.tokens),
             ("kv_borrowed_bytes", "KV bytes received of prefixes.", lambda: self.prefixes.received_bytes),

@@ -2,7 +2,8 @@
 
 An engine that is about to compute a prompt sends its tokens and its tenant's salt. They are hashed here, so that a
 prefix is found only by who has its tokens, and never across tenants. `holds` asks how many tokens are cached, and how
-long this host's link takes for what is queued on it; `lend` copies them, layer by layer, from token `start` to `stop`
+long this host's link takes for what is queued on it; with `digest`, the answer is followed by what is cached here
+(`digests`), if that is not too much. `lend` copies them, layer by layer, from token `start` to `stop`
 (without it to the last that is cached), in the frames of a KV transfer (`transfer`). The blocks are in use until then.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from controller.core.steps import Lend, Release, Seq
 from workers.engine.engine import Engine
+from workers.engine.kv.digests import MOST_BLOCKS, digest_bytes
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.turns import TurnsConfig
 from workers.engine.kv.wire import PIECE_BYTES, TAKEN_S, KvTransferError, drained, write, write_frame
@@ -59,8 +61,16 @@ class PrefixLender:
             await drained(writer)
             raise
         if asked.get("op") == "holds":
-            held = self._engine.scheduler.blocks.cached_tokens(seq)
-            write_frame(writer, {"holds": held, "queue_s": await self._turns.queue_s() if held else 0.0})
+            blocks = self._engine.scheduler.blocks
+            held = blocks.cached_tokens(seq)
+            answer = {"holds": held, "queue_s": await self._turns.queue_s() if held else 0.0}
+            if asked.get("digest") is not True or len(blocks.hashes) > MOST_BLOCKS:
+                write_frame(writer, answer)
+                return
+            digest = digest_bytes(blocks.hashes)
+            write_frame(writer, {**answer, "digest_bytes": len(digest), "block_size": blocks.block_size})
+            write(writer, digest)
+            await drained(writer)
             return
         self._engine.handle(Lend(seq))
         try:

@@ -1,8 +1,9 @@
 """Prefixes that other engines have cached, the side that reuses them (MFS' stage 1). `lender` is the other side.
 
-Before a prompt is queued, all engines to which a link is up are asked how much of it they have cached. The one that
-saves the most time lends it, if the copy takes less than computing: by the measured bandwidth of the link, after what
-the lender's transfer daemon says is queued there, against the measured cost of prefills here (`KvCosts`). What is not
+Before a prompt is queued, engines to which a link is up are asked how much of it they have cached: all of them but
+those that said a moment ago what they have, and had none of what is missing here (`digests`). The one that saves the
+most time lends it, if the copy takes less than computing: by the measured bandwidth of the link, after what the
+lender's transfer daemon says is queued there, against the measured cost of prefills here (`KvCosts`). What is not
 measured yet is no reason against it. The KV is copied into reserved blocks, which then belong to the prefix cache like
 those of prompts that were computed here. What is lost on the way or late, or evicted before the prompt runs, is
 computed. Prompts that begin alike borrow once, and a few different ones at a time.
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq
 from workers.engine.engine import Engine, names_of
+from workers.engine.kv.digests import Digest
 from workers.engine.kv.lender import TOKEN_BYTES, tokens_as_bytes
 from workers.engine.kv.links import NOT_THE_LINKS_FAULT, KvLink, Links
 from workers.engine.kv.store import KvStore
@@ -39,9 +41,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BorrowedTraffic:
-    """Since the start. `tokens`: that came from other engines; `lost`: copies that ended early; `dearer`: prefixes that
-    were not copied since computing took less."""
+    """Since the start. `asked`: questions who has a prompt; `spared`: engines that were not asked about one, since they
+    had nothing of it a moment before. `tokens`: that came from other engines; `lost`: copies that ended early;
+    `dearer`: prefixes that were not copied since computing took less."""
 
+    asked: int = 0
+    spared: int = 0
     borrowed: int = 0
     tokens: int = 0
     lost: int = 0
@@ -92,6 +97,8 @@ class PrefixBorrower:
         self._least, self._limit_s, self._about = least_tokens, limit_s, about
         # By the hash of what prompts must have in common to wait; the result is False if it was cancelled.
         self._fetching: dict[Hashable, asyncio.Future[bool]] = {}
+        self._digests: dict[KvLink, Digest] = {}  # of links that are up
+        self._digest_comes: set[KvLink] = set()  # links on which it is on its way
         self._moving: list[_Copy] = []
         self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
 
@@ -137,7 +144,7 @@ class PrefixBorrower:
             ended.set_result(tried)
 
         try:
-            copy = await self._lent(seq, here)
+            copy = await self._lent(seq, here, start)
         except BaseException as error:  # cancelled if its client went away: another one goes on
             over(not isinstance(error, asyncio.CancelledError))
             raise
@@ -163,13 +170,27 @@ class PrefixBorrower:
         for copying in self._copying.values():
             copying.cancel()
 
-    async def _lent(self, seq: Seq, here: int) -> _Copy | None:
+    def _may_have(self, start: Hashable) -> list[KvLink]:
+        """Links to engines that may have the block with this hash."""
+        up, now = self._links.up(), asyncio.get_running_loop().time()
+        self._digests = {link: self._digests[link] for link in up if link in self._digests}
+        size = self._engine.config.block_size
+        found = []
+        for link in up:
+            digest = self._digests.get(link)
+            if digest is None or not digest.is_fresh(now) or digest.has(start, size):
+                found.append(link)
+        self.traffic.asked += len(found)
+        self.traffic.spared += len(up) - len(found)
+        return found
+
+    async def _lent(self, seq: Seq, here: int, start: Hashable) -> _Copy | None:
         """Ask who has it, and reserve blocks for it. None if nobody lends enough. `here`: how many of its tokens are
-        cached here."""
+        cached here; `start`: the hash of the last block that a lender must have at least."""
         size = self._engine.config.block_size
         asked = array("q", seq.token_ids or ())
         prompt = tokens_as_bytes(asked)
-        answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._links.up()))
+        answers = await asyncio.gather(*(self._held(link, prompt, seq.salt) for link in self._may_have(start)))
         best, most_s, there = None, -math.inf, here
         for answer in answers:
             full = min(answer.tokens, seq.tokens - 1) // size * size  # at least one token is left to compute
@@ -253,20 +274,37 @@ class PrefixBorrower:
 
     async def _held(self, link: KvLink, prompt: bytes, salt: bytes) -> _Answer:
         connection: KvConnection | None = None
+        with self._asking_for_digest(link) as wanted:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    connection, _ = await link.take()
+                    held = await connection.holds(prompt, salt, ASK_S, digest=wanted)
+            except (KvTransferError, TimeoutError):
+                if connection is not None:
+                    connection.close()
+                return _Answer(0, 0.0, link)
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            link.give_back(connection)
+            if held.digest is not None:
+                self._digests[link] = held.digest
+        return _Answer(held.tokens, held.queue_s, link)
+
+    @contextmanager
+    def _asking_for_digest(self, link: KvLink) -> Iterator[bool]:
+        """Whether a question should ask for it too: prompts that ask at the same time need it once."""
+        known = self._digests.get(link)
+        fresh = known is not None and known.is_fresh(asyncio.get_running_loop().time())
+        if fresh or link in self._digest_comes:
+            yield False
+            return
+        self._digest_comes.add(link)
         try:
-            async with asyncio.timeout(ASK_S):
-                connection, _ = await link.take()
-                held, queue_s = await connection.holds(prompt, salt, ASK_S)
-        except (KvTransferError, TimeoutError):
-            if connection is not None:
-                connection.close()
-            return _Answer(0, 0.0, link)
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            raise
-        link.give_back(connection)
-        return _Answer(held, queue_s, link)
+            yield True
+        finally:
+            self._digest_comes.discard(link)
 
     async def _copy(self, copy: _Copy) -> None:
         link, seq = copy.link, copy.coming.seq

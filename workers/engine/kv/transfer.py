@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from controller.core.kv_links import INT64, OTHER_MODEL, moved_from_json
 from controller.core.steps import Seq
+from workers.engine.kv.digests import HASH_BYTES, MOST_BLOCKS, Digest, digest_of
 from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
@@ -92,6 +93,15 @@ class Listener:
 
 
 NOBODY = Listener()
+
+
+class HeldThere(NamedTuple):
+    """What another engine says of a prompt: how many of its tokens it has cached, and for how many seconds its link is
+    taken by transfers before (0 from engines of older versions). `digest`: of all that it has cached, if it sent it."""
+
+    tokens: int
+    queue_s: float
+    digest: Digest | None = None
 
 
 class Pulled(NamedTuple):
@@ -199,17 +209,25 @@ class KvConnection:
         held = _held_in(frame)
         return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, held)
 
-    async def holds(self, prompt: bytes, salt: bytes, within_s: float) -> tuple[int, float]:
-        """Tokens of the prompt that the other engine has in its prefix cache, and seconds that its link is taken by
-        transfers before (0 from engines of older versions). `prompt`: `lender.tokens_as_bytes`. Raises
-        KvTransferError."""
-        said = await self._ask(_of_prompt("holds", prompt, salt), within_s, prompt)
-        held, queue_s = said.get("holds"), said.get("queue_s", 0.0)
+    async def holds(self, prompt: bytes, salt: bytes, within_s: float, *, digest: bool = False) -> HeldThere:
+        """What the other engine has of the prompt, and, with `digest`, of all others. `prompt`:
+        `lender.tokens_as_bytes`. Raises KvTransferError."""
+        said = await self._ask({**_of_prompt("holds", prompt, salt), "digest": digest}, within_s, prompt)
+        held, queue_s, size = said.get("holds"), said.get("queue_s", 0.0), said.get("digest_bytes")
         if not isinstance(held, int) or held < 0:
             raise KvTransferError(f"{held!r} is not a number of tokens", "corrupt")
         if not isinstance(queue_s, int | float) or not 0 <= queue_s < math.inf:
             raise KvTransferError(f"{queue_s!r} is not a number of seconds", "corrupt")
-        return held, float(queue_s)
+        if size is None:  # it has too many blocks, or knows no digests
+            return HeldThere(held, float(queue_s))
+        if not isinstance(size, int) or not 0 <= size <= HASH_BYTES * MOST_BLOCKS or size % HASH_BYTES:
+            raise KvTransferError(f"{size!r} is not the size of a digest", "corrupt")
+        block_size = said.get("block_size")
+        if not isinstance(block_size, int):
+            raise KvTransferError(f"{block_size!r} is not the size of a block", "corrupt")
+        with as_transfer_errors("holds", "cut"):
+            sent = await self._reader.readexactly(size)
+        return HeldThere(held, float(queue_s), digest_of(sent, block_size, asyncio.get_running_loop().time()))
 
     async def borrow(
         self,

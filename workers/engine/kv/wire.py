@@ -14,11 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
-
 from controller.core.errors import SlacklineError
 from controller.core.kv_links import KvMoved
 from workers.http.fleet_proof import keyed, proves
+from workers.small_json import dumps, loads
 
 PIECE_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20
@@ -61,7 +60,7 @@ def write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 def write_frame(writer: asyncio.StreamWriter, content: Mapping[str, Any]) -> None:
     """Write a frame. Raises ConnectionResetError."""
-    raw = orjson.dumps(content)
+    raw = dumps(content)
     write(writer, len(raw).to_bytes(4, "big") + raw)
 
 
@@ -72,8 +71,8 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     if length > MAX_FRAME:
         raise KvTransferError(f"a frame of {length} bytes", "corrupt")
     try:
-        content = orjson.loads(await reader.readexactly(length))
-    except orjson.JSONDecodeError as error:
+        content = loads(await reader.readexactly(length))
+    except ValueError as error:
         raise KvTransferError(f"a frame that is not JSON: {error}", "corrupt") from None
     if not isinstance(content, dict):
         raise KvTransferError("a frame that is not an object", "corrupt")

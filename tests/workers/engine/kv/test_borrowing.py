@@ -15,12 +15,13 @@ from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
 from tests.waiting import until_on_loop
 from workers.engine.engine import Engine
-from workers.engine.kv import link_health, prefixes
+from workers.engine.kv import digests, lender, link_health, prefixes
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import KvLink, Peer
 from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import KvConnection
+from workers.engine.kv.wire import KvTransferError
 
 PROMPT = list(range(100, 421))
 LEAST = 64
@@ -439,3 +440,123 @@ async def test_copies_beside_each_other_do_not_measure_the_link(sides, monkeypat
     await mine.fetch(prompts[2])
     assert (health.transfers, health.bytes) == (3, 3 * each)
     assert health.bandwidth_bytes_s != 1e9
+
+
+# ---- whom to ask ----------------------------------------------------------------------------------------------------
+
+OTHERS = [[*range(1000 * n, 1000 * n + 97)] for n in range(1, 6)]
+
+
+@pytest.fixture
+def long_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "FRESH_S", 60.0)
+
+
+async def test_engines_that_had_nothing_of_a_prompt_are_not_asked(sides, long_fresh):
+    first, second, mine = sides(), sides(), sides()
+    first.computes(PROMPT)
+    second.computes(OTHERS[0])
+    await mine.link_to(first, second)
+    traffic = mine.stages.prefixes.traffic
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), traffic.asked, traffic.spared) == (320, 2, 0)
+    await mine.fetch(OTHERS[0])
+    assert (mine.cached(OTHERS[0]), traffic.asked, traffic.spared) == (96, 3, 1), "only who has it"
+    for prompt in OTHERS[1:]:
+        await mine.fetch(prompt)
+    assert (traffic.asked, traffic.spared, mine.lost) == (3, 9, 0)
+
+
+async def test_prompts_that_ask_at_the_same_time_get_one_digest(sides, long_fresh, monkeypatch):
+    """The first question brings it, or one after that if the first was broken off."""
+    source, mine = sides(kv_blocks=1024), sides(kv_blocks=1024)
+    for prompt in OTHERS:
+        source.computes(prompt)
+    await mine.link_to(source)
+    holds, asked, broken = KvConnection.holds, list[bool](), True
+
+    async def counted(connection: KvConnection, *args: Any, digest: bool) -> Any:
+        asked.append(digest)
+        if broken:
+            await until_on_loop(lambda: len(asked) == len(OTHERS))
+            raise KvTransferError("broken", "cut")
+        return await holds(connection, *args, digest=digest)
+
+    monkeypatch.setattr(KvConnection, "holds", counted)
+    await asyncio.gather(*(mine.fetch(prompt) for prompt in OTHERS))
+    assert asked.count(True) == 1
+    asked.clear()
+    broken = False
+    await asyncio.gather(*(mine.fetch(prompt) for prompt in OTHERS))
+    assert asked.count(True) == 1
+    assert [mine.cached(prompt) for prompt in OTHERS] == [96] * len(OTHERS)
+
+
+async def test_what_is_computed_elsewhere_is_borrowed_once_the_digest_is_old(sides, monkeypatch):
+    source, mine = sides(), sides()
+    await mine.link_to(source)
+    await mine.fetch(PROMPT)
+    source.computes(PROMPT)
+    monkeypatch.setattr(digests, "FRESH_S", 60.0)
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 0
+    monkeypatch.setattr(digests, "FRESH_S", 0.0)
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 320
+
+
+async def test_a_prefix_of_another_tenant_is_not_even_asked_for(sides, long_fresh):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    await mine.fetch(OTHERS[0])
+    seq = mine.seq(PROMPT)
+    seq.salt = b"another"
+    await mine.stages.prefixes.fetch(seq)
+    assert (mine.stages.prefixes.traffic.spared, source.stages.lender.traffic.lent) == (1, 0)
+    await mine.fetch(PROMPT)
+    assert source.stages.lender.traffic.lent == 1
+
+
+async def test_engines_with_blocks_of_another_size_or_too_many_are_always_asked(sides, long_fresh, monkeypatch):
+    monkeypatch.setattr(lender, "MOST_BLOCKS", 10)
+    many, other, mine = sides(), sides(block_size=32), sides()
+    many.computes(PROMPT)  # 20 blocks
+    other.computes(OTHERS[0])
+    await mine.link_to(many, other)
+    for prompt in (OTHERS[1], OTHERS[2], OTHERS[0]):
+        await mine.fetch(prompt)
+    assert (mine.stages.prefixes.traffic.asked, mine.cached(OTHERS[0])) == (6, 96)
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 320
+
+
+@pytest.mark.parametrize("size", [3, -4, digests.HASH_BYTES * (digests.MOST_BLOCKS + 1), "4", 4.0, True])
+async def test_a_wrong_digest_ends_the_question_and_the_prompt_is_computed(sides, monkeypatch, size):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    written = lender.write_frame
+    monkeypatch.setattr(lender, "write_frame", lambda writer, said: written(writer, {**said, "digest_bytes": size}))
+    await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.stages.prefixes.traffic.tokens) == (0, 0)
+    monkeypatch.setattr(lender, "write_frame", written)
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 320
+
+
+async def test_an_engine_of_an_older_version_is_asked_each_time(sides, long_fresh, monkeypatch):
+    """It answers without a digest."""
+    source, mine = sides(), sides()
+    await mine.link_to(source)
+    named = source.stages.lender._named
+
+    async def older(asked: dict[str, Any], reader: asyncio.StreamReader) -> Seq:
+        asked.pop("digest", None)
+        return await named(asked, reader)
+
+    monkeypatch.setattr(source.stages.lender, "_named", older)
+    await mine.fetch(PROMPT)
+    source.computes(PROMPT)
+    await mine.fetch(PROMPT)
+    assert mine.cached(PROMPT) == 320

@@ -148,6 +148,7 @@ async def test_a_client_that_goes_away_ends_the_copy(sessions) -> None:
         await asyncio.gather(coming, return_exceptions=True)
         await copy.idle()
         copy.go()
+        assert (await borrowed(copy.http))[0] == copy.before[0], "nothing was borrowed"
 
 
 @pytest.mark.slow
