@@ -21,6 +21,9 @@ class FlowStage(IntEnum):
     WEIGHTS = 4  # a weight load; no request waits for it
 
 
+STAGES = tuple(FlowStage)
+
+
 @dataclass(frozen=True, slots=True)
 class MsFlow:
     """One flow as it is submitted.
@@ -49,9 +52,9 @@ class MsFlow:
     def __post_init__(self) -> None:
         if not self.id:
             raise ConfigError("a flow needs an id", field="id")
-        if self.stage not in set(FlowStage):
+        if self.stage not in STAGES:
             raise ConfigError(
-                f"unknown stage {self.stage!r}; valid: {', '.join(map(str, map(int, FlowStage)))}", field="stage"
+                f"unknown stage {self.stage!r}; valid: {', '.join(map(str, map(int, STAGES)))}", field="stage"
             )
         if not (self.size_bytes > 0 and math.isfinite(self.size_bytes)):
             raise ConfigError(f"size_bytes must be positive and finite, not {self.size_bytes!r}", field="size_bytes")

@@ -218,7 +218,7 @@ class Gate:
             if now - began_at >= self.config.lease_s:
                 self.computed(unit, batch)
         self._measure(now)
-        events, self._events = [*self._seen(), *self._events], []
+        events, self._events = [*self._seen(), *self._events, *self._held()], []
         permits, wake_at = self._scheduler.handle(events, now)
         for permit in permits:
             if isinstance(permit, NotTaken):
@@ -259,6 +259,15 @@ class Gate:
                 if _filled_up(sender, last):  # it may have become faster, which others in its place would hide
                     sender.demand, sender.since = math.inf, now
 
+    def _held(self) -> list[FlowProgress]:
+        """KV transfers that are held have not moved. Nobody reports that often enough, and a policy takes what was
+        reported some time ago to have moved since: a late transfer would seem to be in time, and go first."""
+        return [
+            FlowProgress(flow_id, sender.left)
+            for flow_id, sender in self._senders.items()
+            if sender.told is not None and not sender.go and sender.flow.stage is FlowStage.KV_TRANSFER
+        ]
+
     def _last_going(self) -> dict[str, tuple[float, ...]]:
         """By port, the latest rank that may send there."""
         last: dict[str, tuple[float, ...]] = {}
@@ -275,6 +284,8 @@ class Gate:
         self._rates_changed = False
         rates: dict[str, dict[float, float]] = {port: {} for port in self._ports}
         for sender in self._senders.values():
+            if not sender.rate:
+                continue
             band = sender.turn.rank[0]
             for port in (sender.flow.egress, sender.flow.ingress):
                 rates[port][band] = rates[port].get(band, 0.0) + sender.rate

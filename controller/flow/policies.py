@@ -173,9 +173,10 @@ class DeferAndPromote:
         if flow.stage is FlowStage.WEIGHTS:
             return Turn((self.config.levels + 1.0,), floor=self.config.weights_floor, wire_class=last)
         if flow.stage is FlowStage.KV_TRANSFER:
+            left = self._left(state, context)
             if not state.level or boundary:
-                self._promote(state, context, now)
-            infeasible = self._alone(state, context, now) > 1.0
+                self._promote(state, context, now, left)
+            infeasible = self._alone(state, context, now, left) > 1.0
             if infeasible and self.config.late == "last":
                 return Turn((float(self.config.levels), 1.0, flow.deadline or 0.0), wire_class=last, infeasible=True)
             band = 0.0 if state.level == 1 else float(state.level)
@@ -212,30 +213,38 @@ class DeferAndPromote:
         return context.request_left(state.flow) if self.config.bytes_of == "request" else state.left
 
     def _load(self, state: FlowState, context: FlowContext, port: str) -> float:
+        return self._load_at(state.level, context, port)
+
+    def _load_at(self, level: int, context: FlowContext, port: str) -> float:
+        """What counts as load of the port for a flow of this level."""
         if self.config.load_of == "all":
             return context.load(port)
-        return context.load_before(port, float(state.level) if state.level > 1 else 0.0)
+        return context.load_before(port, float(level) if level > 1 else 0.0)
 
-    def _promote(self, state: FlowState, context: FlowContext, now: float) -> None:
+    def _promote(self, state: FlowState, context: FlowContext, now: float, left: float) -> None:
         """Raise the flow from its level (at first the lowest) as long as what goes before it leaves it too little."""
-        state.level = state.level or self.config.levels
-        while state.level > 1 and level_of(self._utilisation(state, context, now), self._thresholds) < state.level:
-            state.level -= 1
-
-    def _utilisation(self, state: FlowState, context: FlowContext, now: float) -> float:
-        """The larger MLU of its two ports."""
-        flow, left = state.flow, self._left(state, context)
-        return max(
-            minimal_link_utilisation(
-                left, (flow.deadline or 0.0) - now, context.bandwidth(port), self._load(state, context, port)
+        level, flow = state.level or self.config.levels, state.flow
+        time_left = (flow.deadline or 0.0) - now
+        ports = [(port, context.bandwidth(port)) for port in (flow.egress, flow.ingress)]
+        while level > 1:
+            loads = [self._load_at(level, context, port) for port, _ in ports]
+            found = level_of(
+                max(
+                    minimal_link_utilisation(left, time_left, bandwidth, load)
+                    for (_, bandwidth), load in zip(ports, loads, strict=True)
+                ),
+                self._thresholds,
             )
-            for port in (flow.egress, flow.ingress)
-        )
+            if found >= level:
+                break
+            # Without a load before it there is none before a higher level either, so that its MLU is the same there.
+            level = level - 1 if any(loads) else found
+        state.level = level
 
-    def _alone(self, state: FlowState, context: FlowContext, now: float) -> float:
+    def _alone(self, state: FlowState, context: FlowContext, now: float, left: float) -> float:
         """Its MLU if nothing else was on its ports now, nor has been since its bytes were reported."""
         flow, slowest = state.flow, min(context.bandwidth(state.flow.egress), context.bandwidth(state.flow.ingress))
-        left = self._left(state, context) - slowest * max(0.0, now - state.at)
+        left -= slowest * max(0.0, now - state.at)
         return minimal_link_utilisation(left, (flow.deadline or 0.0) - now, slowest, 0.0)
 
 

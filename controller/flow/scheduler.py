@@ -341,6 +341,8 @@ class FlowScheduler:
 
     def load_before(self, port: str, band: float) -> float:
         seen = self._ports[port]
+        if not seen.rates:
+            return 0.0
         return sum(rate for other, rate in seen.rates.items() if other < band) / seen.bandwidth
 
     def load(self, port: str) -> float:
@@ -349,7 +351,9 @@ class FlowScheduler:
 
     def request_left(self, flow: MsFlow) -> float:
         key = _request_of(flow)
-        submitted = sum(self._flows[each].left for each in self._of_request.get(key, ()))
+        submitted = 0.0
+        for each in self._of_request.get(key, ()):
+            submitted += self._flows[each].left
         return submitted + (self._later.get(key, 0.0) if self._computing(flow) else 0.0)
 
     def current_layer(self, flow: MsFlow) -> int:

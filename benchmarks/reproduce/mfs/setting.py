@@ -182,6 +182,7 @@ class FlowSetting:
     workload: PromptMix
     size: ClusterSize
     nic_factor: float = 1.0  # links of this share of the paper's bandwidth
+    leaf_servers: int = 0  # on a leaf of a fat tree with hashed paths; 0: only ports can be full
     shape: PrefillShape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -243,6 +244,7 @@ def serve(setting: FlowSetting, contender: FlowContender, load: float, seed: int
     settings = PrefillSettings(
         shape, setting.size.instances(setting.shape), TARGET, budget=contender.budget,
         ordered=contender.ordered, in_vain=contender.in_vain, copies=False,
+        leaf_servers=setting.leaf_servers,
     )  # fmt: skip
     run = PrefillRun(settings, contender.policy)
     found = run.serve(requests)

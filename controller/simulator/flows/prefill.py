@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.flow.batches import Batch, BatchRequest, order_batches
@@ -28,6 +28,7 @@ from controller.flow.scheduler import (
     OrderSent,
 )
 from controller.simulator.flows.cluster import PrefillShape
+from controller.simulator.flows.fabric import FatTree
 from controller.simulator.flows.run import FlowRun
 
 
@@ -58,6 +59,9 @@ class PrefillSettings:
       ordered at all. `in_vain`: as printed, also for batches that stay too late (`order_batches`).
     - `copies`: KV that was fetched is from then on offered by the fetching instance too; else a prefix stays where it
       was computed first, and all who reuse it fetch it from there.
+    - `leaf_servers`: servers on one leaf switch of a 1:1 fat tree, over which reuse and KV transfers take one path each
+      (`fabric.FatTree`); 0: traffic is spread so evenly that only hosts' ports can be full. Collectives, which go to
+      many hosts at once, are always spread. A rank's port and a link between switches are equally wide.
     """
 
     shape: PrefillShape
@@ -71,6 +75,7 @@ class PrefillSettings:
     period_s: float = 0.005
     report_s: float = 0.005
     copies: bool = True
+    leaf_servers: int = 0
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -81,6 +86,8 @@ class PrefillSettings:
             raise ConfigError("budget must lie in [0, 1]", field="budget")
         if not self.orders_per_s > 0:
             raise ConfigError("orders_per_s must be positive", field="orders_per_s")
+        if self.leaf_servers < 0:
+            raise ConfigError("leaf_servers must not be negative", field="leaf_servers")
 
 
 def alone_s(shape: PrefillShape, request: PrefillRequest, remote: bool = True) -> float:
@@ -133,20 +140,46 @@ class _Batch:
         return self.busy or self.group > 0
 
 
+class PrefillNetwork(Protocol):
+    """What a run sends its flows over: `FlowRun`, or a network that is not simulated."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def submit(self, flow: MsFlow, path: Sequence[str] | None = None) -> None: ...
+
+    def tell(self, host: str, events: Sequence[FlowEvent]) -> None: ...
+
+    def hosts(self) -> Sequence[str]:
+        """Those that schedule flows, by their egress ports."""
+        ...
+
+    def next_event(self) -> float: ...
+
+    def advance(self, to: float) -> Sequence[MsFlow]: ...
+
+
 class PrefillRun:
     """One run. `serve` returns what became of every request."""
 
     def __init__(self, settings: PrefillSettings, policy: Callable[[], FlowPolicy]) -> None:
         self.settings = settings
         self.shape = settings.shape
-        ports = {
-            f"{kind}{number}.{rank}.{side}": self.shape.port_bytes_per_s
+        hosts = [
+            f"{kind}{number}.{rank}"
             for kind in ("p", "d")
             for number in range(settings.instances)
             for rank in range(self.shape.ranks)
-            for side in ("out", "in")
-        }
-        self.network = FlowRun(ports, policy, FlowSchedulerConfig(settings.period_s), settings.report_s)
+        ]
+        ports = {f"{host}.{side}": self.shape.port_bytes_per_s for host in hosts for side in ("out", "in")}
+        self._tree: FatTree | None = None
+        if settings.leaf_servers:
+            per_leaf = max(1, settings.leaf_servers * self.shape.gpus_per_server // self.shape.rank_gpus)
+            self._tree = FatTree(hosts, per_leaf, self.shape.port_bytes_per_s)
+            ports |= self._tree.links
+        self.network: PrefillNetwork = FlowRun(ports, policy, FlowSchedulerConfig(settings.period_s), settings.report_s)
         self.collective_s: list[float] = []  # duration of each exchange
         self._served: dict[str, ServedPrefill] = {}
         self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
@@ -357,21 +390,22 @@ class PrefillRun:
         size = self.shape.kv_bytes(request.reuse_tokens)
         into = f"{unit}.{each.rank}.in"
         name = f"{request.id}.r{each.fetched}"
-        self.network.submit(
-            MsFlow(name, FlowStage.REUSE, size, each.source, into, unit, batch.id, (request.id,), each.fetched)
-        )
+        self._send(MsFlow(name, FlowStage.REUSE, size, each.source, into, unit, batch.id, (request.id,), each.fetched))
 
     def _send_kv(self, batch: _Batch, each: _Request) -> None:
         request = each.request
         size = self.shape.kv_bytes(request.prompt_tokens)
         later = size * (self.shape.groups - 1 - batch.group)
         each.unsent += 1
-        self.network.submit(
+        self._send(
             MsFlow(
                 f"{request.id}.k{batch.group}", FlowStage.KV_TRANSFER, size, f"p{batch.instance}.{each.rank}.out",
                 each.target, f"p{batch.instance}", batch.id, (request.id,), batch.group, each.due, later,
             )
         )  # fmt: skip
+
+    def _send(self, flow: MsFlow) -> None:
+        self.network.submit(flow, self._tree.path(flow) if self._tree is not None else None)
 
     def _flow_ended(self, flow: MsFlow) -> None:
         if flow.stage is FlowStage.COLLECTIVE:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.reproduce.__main__ import STORE, stored
+from benchmarks.reproduce.mfs import cases
 from benchmarks.reproduce.mfs.section import GAINS, MOE, PARTS, largest_gain, rate_ratio, reproduce
 from benchmarks.reproduce.mfs.setting import (
     AGENT,
@@ -19,6 +20,7 @@ from benchmarks.reproduce.mfs.setting import (
     MFS,
     NO_KV,
     PAPER,
+    REDUCED,
     SHAPES,
     ClusterSize,
     FlowFigures,
@@ -116,3 +118,19 @@ def test_the_stored_section_has_its_parts_and_reasons():
     (section,) = [each for each in stored(STORE) if each.paper == "MFS"]
     assert {table.part for table in section.tables} == set(PARTS)
     assert all(claim.reached or claim.reason or claim.theirs is None for claim in section.claims)
+
+
+def test_transfers_that_meet_on_links_of_a_fat_tree_are_later():
+    even, hashed = (
+        serve(FlowSetting("mixtral", CONVERSATION, ClusterSize(128, 2, 14, (1,)), 0.05, servers), FAIR, 0.5, 1)
+        for servers in (0, 2)
+    )
+    assert hashed.ttft_s > even.ttft_s
+
+
+def test_a_case_is_run_for_each_seed_and_contender():
+    size = replace(REDUCED, gpus=128, warm_up=0, counted=4)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cases, "REDUCED", size)
+        found = cases.in_time(["llama-conversation"], (4, 5), [FAIR, MFS], 0)
+    assert {name: len(shares) for name, shares in found["llama-conversation"]["1.1"].items()} == {"FS": 2, "MFS": 2}
