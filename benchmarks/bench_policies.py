@@ -148,7 +148,7 @@ def frame(name: str, size: int, seed: int) -> Decide:
     moments = count(1)
 
     def decide() -> list[Entry]:
-        queue.weigh(replicas, NOW + 10.0 * next(moments))  # each is a frame of its own
+        queue.weigh(replicas, NOW + 10.0 * next(moments), lambda _: {})  # each is a frame of its own
         return list(queue.ready_for(fleet[0].id))
 
     return decide

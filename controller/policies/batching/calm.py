@@ -25,6 +25,12 @@ priority whose shares fit into `commit` (0.1) of all slots are committed and run
 priority and without a window, those likely to meet their targets, and last those that meet them only if they are short.
 There is no preemption guard in this reading: each frame has an order of its own.
 
+`by_chance` weighs goodput by the chance to earn it (ours, not the paper's): the middle of both bounds and how far apart
+they are, for an answer and for its program's later stages, say how likely the end is in time. Priority is then chance x
+goodput / likely work, and there are no groups of likely and unlikely ones, since the chance says it by degrees: one
+that needs more than a slot is committed as others are, while there is room for all that it needs. Work on a program
+that will hardly end in time goes to others early; it is late, as before, by its lowest bound alone.
+
 `slots` 64: sequences per step (B). `cutoff` 0.95 (the paper's example); `cutoffs`: values among which it is adapted
 (empty: fixed; see calm/cutoff.py; not while nothing waits). `frame_steps` 50 (about 300 ms). `starvation` 0.5 tokens.
 `late_below` 0.5 (0: late ones run alone). `fair_weight` 0: f of sec. 4.3, by what each tenant was served of late
@@ -70,6 +76,7 @@ class CalmConfig:
     rectangles: bool = False
     commit: float = 0.1
     late_below: float = 0.5
+    by_chance: bool = False
     token_s: float = 0.02
     prefill_s: float = 1e-4
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
@@ -145,7 +152,7 @@ class Calm:
         config, columns = self.config, self._columns
         crowd = len(self._ran) or min(len(columns.rows), config.slots)
         pace = Pace(self.token_s, config.prefill_s, crowd, min(self._fast_s, self.token_s))
-        found = columns.weigh(now, self.frame, pace, config.starvation)
+        found = columns.weigh(now, self.frame, pace, config.starvation, config.by_chance)
         self._dead = set(np.flatnonzero(columns.alive & (found.slack < 0)).tolist())
         if not config.fair_weight:
             return found
@@ -196,9 +203,10 @@ class Calm:
             return self._sorted(rows, found)
         rows = rows[np.lexsort((rows, found.slack[rows], -found.priority[rows]))]
         bandwidth = found.bandwidth[rows]
-        likely = bandwidth <= 1.0
-        shares = np.cumsum(np.where(likely, bandwidth, 0.0))
-        promised = likely & (shares <= self.config.commit * self.config.slots)
+        room = self.config.commit * self.config.slots
+        likely = (bandwidth <= 1.0) | self.config.by_chance
+        able = likely & (bandwidth <= max(1.0, room))  # what needs more than all room leaves the room to others
+        promised = able & (np.cumsum(np.where(able, bandwidth, 0.0)) <= room)
         first = rows[promised]
         groups = (first[np.argsort(found.slack[first], kind="stable")], rows[likely & ~promised], rows[~likely])
         packed: list[int] = np.concatenate(groups)[:slots].tolist()

@@ -17,6 +17,8 @@ from controller.core.steps import Seq
 Column = np.ndarray
 LEAST_S = 1e-9  # least generation time: a sequence about to end must not divide by zero
 FIRST_ROWS = 256
+SURE = 1.2816  # standard deviations from the middle beyond which one of ten lies: lower bounds are so far below it
+LOGISTIC = 1.702  # times z: the logistic function is then within 0.01 of the normal distribution, without an erf
 
 
 class Pace(NamedTuple):
@@ -53,8 +55,8 @@ class Columns:
     """Rows by sequence. Freed rows are reused; `alive` marks the rows in use."""
 
     FLOATS = (
-        "prompt", "held", "left", "least", "shortest", "prefill", "produced", "goodput", "due", "pace", "latest",
-        "likely_latest", "last", "since", "later_output", "later_prompt",
+        "prompt", "held", "left", "least", "fewest", "shortest", "prefill", "produced", "goodput", "due", "pace",
+        "latest", "likely_latest", "last", "since", "later_output", "later_prompt", "back",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class Columns:
             if self._size:
                 column[: self._size] = getattr(self, name)
             setattr(self, name, column)
-        for name, kind in (("each", bool), ("alive", bool), ("group", np.intp)):
+        for name, kind in (("each", bool), ("adds", bool), ("alive", bool), ("group", np.intp)):
             column = np.zeros(size, kind)
             if self._size:
                 column[: self._size] = getattr(self, name)
@@ -89,7 +91,8 @@ class Columns:
     held: Column  # tokens in the KV cache
     left: Column  # tokens to generate, at most
     least: Column  # least tokens to generate, by the lowest bound so far: one high estimate must not lose a program
-    shortest: Column  # the same bound for the whole answer
+    fewest: Column  # least tokens to generate, by the lower bound as it is now
+    shortest: Column  # the lowest bound so far for the whole answer
     prefill: Column  # prompt (or recomputed) tokens before the next one
     produced: Column
     goodput: Column
@@ -101,7 +104,9 @@ class Columns:
     since: Column  # frame in which it last ran
     later_output: Column  # of its program's later stages
     later_prompt: Column
+    back: Column  # seconds to copy its KV back from host memory before it runs
     each: Column
+    adds: Column
     alive: Column
     group: Column
 
@@ -117,9 +122,10 @@ class Columns:
         self.prompt[row], self.due[row], self.pace[row] = seq.prompt_tokens, seq.due, seq.tpot_s
         if estimate is None:
             self.last[row] = self.latest[row] = self.likely_latest[row] = _promised(seq)
-            self.each[row] = False
+            self.each[row] = self.adds[row] = False
         else:
             self.each[row], self.goodput[row] = estimate.each_token, estimate.goodput
+            self.adds[row] = estimate.adds
             self.last[row] = estimate.latest
             self.latest[row] = math.inf if estimate.each_token else estimate.latest
             self.likely_latest[row] = min(self.latest[row], estimate.likely_latest)
@@ -195,7 +201,9 @@ class Columns:
             if self.shortest[row] <= produced or least < self.shortest[row]:
                 self.shortest[row] = least
             self.least[row] = max(1.0, self.shortest[row] - produced)
-            needed = seq.prompt_tokens + produced - seq.computed
+            self.fewest[row] = max(1, least - produced)
+            needed = seq.prompt_tokens + produced - max(seq.computed, seq.swapped)
+            self.back[row] = seq.back_s
             self.left[row], self.produced[row], self.held[row] = left, produced, seq.computed
             self.prefill[row] = 0 if produced and needed == 1 else needed
             if estimate is None:
@@ -218,15 +226,17 @@ class Columns:
             if not self.knows(seq):
                 self.add(seq, frame)
 
-    def weigh(self, now: float, frame: int, pace: Pace, starvation: float) -> Standings:
+    def weigh(self, now: float, frame: int, pace: Pace, starvation: float, by_chance: bool = False) -> Standings:
         """Weigh all rows at once; unused rows get priority -1.
+
+        `by_chance`: goodput counts times the chance that it is earned, and the work of answers is the likely one.
 
         Work is charged in slot-seconds: a token occupies one slot for `token_s`, and a prompt token delays all running
         sequences. Slack is measured to the likely end (the geometric mean of both bounds); targets count as lost only
         if even the lower bound is too late. Calls of one program share their priority, and are lost together.
         """
         alive = self.alive
-        prompt_s = self.prefill * pace.prefill_s
+        prompt_s = self._prompt_s(pace)
         elapsed = self.left * pace.token_s + prompt_s
         likely = np.sqrt(self.left * self.least) * pace.token_s + prompt_s
         behind = self._behind(now, pace)
@@ -234,8 +244,13 @@ class Columns:
         lost = self._lost(now, pace, kept)
         slack = np.where(self.each, -behind, self.likely_latest - now - likely)
         slack = np.where(lost, np.minimum(slack, 0.0) - LEAST_S, np.maximum(slack, 0.0))
-        goodput = np.where(self.each, kept, self.goodput)
-        priority = margin_goodput(goodput, self._work(pace), np.maximum(0.0, frame - self.since), starvation)
+        goodput = np.where(self.each, kept, self._of_programs())
+        tokens = self.left
+        if by_chance:
+            tokens = np.sqrt(self.left * self.fewest)
+            goodput = goodput * self._chance(now, pace, tokens)
+        work = self._work(pace, tokens)
+        priority = margin_goodput(goodput, work, np.maximum(0.0, frame - self.since), starvation)
         priority[~alive] = -1.0
         with np.errstate(divide="ignore", invalid="ignore"):
             needed = likely / np.maximum(self.likely_latest - now, LEAST_S)
@@ -247,20 +262,56 @@ class Columns:
             bandwidth = np.where(most[self.group] > 1.0, np.maximum(bandwidth, most[self.group]), bandwidth)
         return Standings(priority, goodput, elapsed, slack, bandwidth)
 
-    def _work(self, pace: Pace) -> Column:
-        """Slot-seconds until the goodput is earned: of all open calls of its program and of its later stages."""
-        stall_s = pace.prefill_s * max(1.0, pace.crowd)
-        own = np.where(self.alive, self.left * pace.token_s + self.prefill * stall_s, 0.0)
+    def _of_programs(self) -> Column:
+        """Goodput of the sequences' programs, as far as their open calls say it."""
+        if self.alone:
+            return self.goodput
+        own = np.where(self.alive & self.adds, self.goodput, 0.0)
+        summed: Column = np.bincount(self.group, own, max(1, self._most_groups))[self.group]
+        return np.where(self.adds, summed, self.goodput)
+
+    def _chance(self, now: float, pace: Pace, tokens: Column) -> Column:
+        """That a sequence and its program's later stages end in time if it runs from now on, 0 to 1.
+
+        The bounds tell how sure the middle is: one answer of ten is shorter than the lower one, and the later stages of
+        one program of ten take less than from `latest`. Both errors are taken as normal and independent. Of the calls
+        of a program the least chance counts. Tokens that are paced are earned one by one: their chance is 1.
+        """
+        own_s = (tokens - self.fewest) * pace.token_s
+        with np.errstate(invalid="ignore", over="ignore"):
+            spread_s = np.hypot(own_s, self.latest - self.likely_latest)
+            spare_s = self.likely_latest - now - self._prompt_s(pace) - tokens * pace.token_s
+            chance = 1.0 / (1.0 + np.exp(-LOGISTIC * SURE * spare_s / np.maximum(spread_s, LEAST_S)))
+        chance = np.where(self.each | ~self.alive | np.isnan(chance), 1.0, chance)
+        if self.alone:
+            return chance
+        least = np.ones(max(1, self._most_groups))
+        np.minimum.at(least, self.group, chance)
+        of_program: Column = least[self.group]
+        return of_program
+
+    def _work(self, pace: Pace, tokens: Column) -> Column:
+        """Slot-seconds until the goodput is earned: of all open calls of its program, with so many `tokens` each to
+        come, and of its later stages.
+        """
+        crowd = max(1.0, pace.crowd)
+        stall_s = pace.prefill_s * crowd
+        own = np.where(self.alive, tokens * pace.token_s + self.prefill * stall_s + self.back * crowd, 0.0)
         stage = own if self.alone else np.bincount(self.group, own, max(1, self._most_groups))[self.group]
         work: Column = stage + self.later_output * pace.token_s + self.later_prompt * stall_s
         return work
+
+    def _prompt_s(self, pace: Pace) -> Column:
+        """Seconds before its next token can be computed."""
+        found: Column = self.prefill * pace.prefill_s + self.back
+        return found
 
     def _lost(self, now: float, pace: Pace, kept: Column) -> Column:
         """Sequences that cannot meet their targets even alone and at their shortest.
 
         One such call loses its program.
         """
-        prompt_s = self.prefill * pace.prefill_s
+        prompt_s = self._prompt_s(pace)
         first_late = (self.produced == 0) & (now + prompt_s > self.due)
         late = first_late | (now + self.least * pace.fast_s + prompt_s > self.latest)
         lost: Column = np.where(self.each, kept < 1.0, late) & self.alive
@@ -271,7 +322,7 @@ class Columns:
 
     def _behind(self, now: float, pace: Pace) -> Column:
         """Seconds by which the next token will be late if the sequence runs from now on (negative: early)."""
-        next_at = now + pace.token_s + self.prefill * pace.prefill_s
+        next_at = now + pace.token_s + self._prompt_s(pace)
         with np.errstate(invalid="ignore"):
             paced = np.where(self.produced > 0, self.produced * self.pace, 0.0)
         return np.asarray(next_at - self.due - paced)

@@ -1,13 +1,13 @@
 """Concord's CALM in the gateway: what is worth the most per second of generation first, on the instance where it is.
 
 "Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2 and 4.3 (several replicas). What
-waits is weighed by the same columns, window and cutoff as inside the engine (`controller.policies.calm`), once
-a frame: `frame_steps` decode steps, as long as a step takes at the instances then. Sec. 4.3 gives each request K
-copies, one for each of K replicas, with the priority that it has there; once one is sent, the others leave. Here K
-covers all instances, and those that would serve the mean waiting request at about the same cost share a copy (`ALIKE`),
-so that there is one for each *unlike* replica. With more of these than `copies`, the nearest share one. A request that
-can only be in time on some instances waits for these. Where the first copies of several instances are worth about the
-same, routing chooses.
+waits is weighed by the same columns, window and cutoff as inside the engine (`controller.policies.calm`), once a frame:
+`frame_steps` decode steps, as long as a step takes at the instances then. Sec. 4.3 gives each request K copies, one for
+each of K replicas, with the priority that it has there; once one is sent, the others leave. Here K covers all
+instances, and those that would serve the mean waiting request at about the same cost share a copy (`ALIKE`), so that
+there is one for each *unlike* replica. With more of these than `copies`, the nearest share one. A request that can only
+be in time on some instances waits for these, unless it failed there or its context is too long. Where the first copies
+of several instances are worth about the same, routing chooses.
 
 Each frame picks, for each copy, the window of as many requests as the instances have free slots: of those within
 `cutoff` of the last of them, the ones of similar prompt lengths with the most priority. They go first; then all others
@@ -15,13 +15,15 @@ by priority; then those that are late everywhere, cheapest first. What arrives w
 Nothing that runs is preempted: that is the engine's business.
 
 Worth, bounds and deadlines are those that engines are told (`controller.core.told_hints`). Deviations: a prompt costs
-the linear and the quadratic part of eq. 1, without what a prefix cache may hold and without the constant of its batch;
+the linear and the quadratic part of eq. 1, without the part of such prompts that prefix caches held of late (by tenant
+and class, as telemetry shows it: which prefixes an instance has is not known) and without the constant of its batch;
 only the first `DEEP` of a copy are ranked in a frame (they are ranked again once these are gone), and the first `SHOWN`
 are moved in the queue. `adapt`: whether the cutoff is adapted among `CUTOFFS` (calm/cutoff.py), which rests while
 nothing waits for a whole frame; otherwise it is `cutoff`. `fair_weight` 0: f of sec. 4.3, by the tokens that tenants
 were sent lately, which count half after `SERVED_FRAMES`. `keep`: most sent requests whose goodput is awaited. `copies`
 8, `frame_steps` 50, `cutoff` 0.95 and `starvation` 0.5: as inside the engine. Cost: O(copies x n) per frame, and
-O(copies) numpy calls per pass with arrivals.
+O(copies) numpy calls per pass with arrivals; with prefix caches also O(instances) look-ups for each tenant and class of
+these, in a frame for at most `KINDS` + `SAMPLED` of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,12 +39,12 @@ import numpy as np
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError
-from controller.core.policy import ORDERINGS, Copy, Cost, Rank, Replica
+from controller.core.policy import ORDERINGS, Barred, Copy, Cost, Rank, Replica, nowhere_barred
 from controller.core.steps import Seq
 from controller.core.told_hints import ToldHints, estimate_of
 from controller.core.types import Request
 from controller.policies.calm.choice import earned, select, with_fairness
-from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
+from controller.policies.calm.columns import LEAST_S, Column, Columns, Pace, Standings
 from controller.policies.calm.cutoff import AdaptiveCutoff
 
 CUTOFFS = (0.8, 0.9, 0.95, 1.0)
@@ -52,8 +54,11 @@ UNKNOWN_STEP_S = 0.02  # for the length of a frame, where other instances decode
 SHOWN = 32  # of these, moved in the queue: people and the scaler look at its first ones
 FEW = 64  # waiting requests of which all are weighed again with each arrival
 WINDOW, REST, LATE = 0.0, 1.0, 2.0  # tiers of a copy
+KINDS = 256  # tenants and classes of which each instance's prefix cache is asked one by one
+SAMPLED = 64  # of the others, those that stand for all of them
 SERVED_FRAMES = 100  # after which what a tenant was sent counts half: a minute or so
 
+_Rows = tuple[frozenset[str], list[int]]  # instances, and rows of requests that may not go there
 _Key = tuple[float, float, float, float, str]  # tier, -priority or cost, slack, arrival, id
 
 
@@ -108,7 +113,7 @@ class CalmOrdering:
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
         """Behind all that a frame ranked, by eq. 4.1 on the instance that would serve it first."""
         worth = request.value * (request.output_tokens + (request.prompt_tokens if request.targets.deadline_s else 0))
-        return Rank((1.0, -float(margin_goodput(np.array(worth), np.array(cost.service_s))), request.arrival))
+        return Rank((1.0, -worth / max(cost.service_s, LEAST_S), request.arrival))
 
     def frames(self) -> CalmFrames:
         return CalmFrames(self.config, self._sent)
@@ -123,6 +128,47 @@ class CalmOrdering:
             self._sent.pop(event.request_id, None)
 
 
+class _Kinds:
+    """Tenants and classes of rows, for what the prefix caches hold of theirs: the `KINDS` of which most waits one by
+    one, the others by the mean of `SAMPLED` of them. Each instance is asked once."""
+
+    def __init__(self, names: Sequence[tuple[str, str]], rows: Column, numbers: Column) -> None:
+        counts = np.bincount(numbers[rows], minlength=len(names))[: len(names)]
+        order = np.argsort(-counts, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.minimum(np.arange(len(order)), KINDS)
+        self._names = [names[at] for at in order[:KINDS].tolist()]
+        others = order[KINDS:].tolist()
+        self._others = [names[at] for at in others[:: math.ceil(len(others) / SAMPLED) or 1]]
+        self._numbers = places[numbers] if names else numbers
+        self._shares = np.bincount(places, counts) / max(1, len(rows))  # of the rows
+        self._asked: dict[str, Column] = {}
+
+    def each(self, replicas: Sequence[Replica]) -> Column | float:
+        """By row, the part of its prompt that is cached, mean of these. Rows that are not in use have any."""
+        if not self._names:
+            return 0.0
+        mean: Column = np.mean([self._of(each) for each in replicas], axis=0)
+        parts: Column = mean[self._numbers]
+        return parts
+
+    def mean(self, replica: Replica) -> float:
+        return float(self._of(replica) @ self._shares) if self._names else 0.0
+
+    def _of(self, replica: Replica) -> Column:
+        """Of what waits: the replica may have served thousands of tenants."""
+        found = self._asked.get(replica.id)
+        if found is None:
+            parts, some = ([replica.cached.get(name, 0.0) for name in names] for names in (self._names, self._others))
+            found = self._asked[replica.id] = np.array(parts + ([sum(some) / len(some)] if some else []))
+        return found
+
+
+def _prefill_s(new: Column | float, prompt: Column | float, b: float, c: float) -> Column | float:
+    """Seconds of eq. 1 for each token of a prompt of which the part `new` is computed, and attends to all before it."""
+    return new * (b + c * prompt * (2.0 - new))
+
+
 class _Line:
     """The copies on replicas that are alike: in order, with the priority of each."""
 
@@ -135,16 +181,22 @@ class _Line:
         self.alone_s = min(each.alone_s for each in replicas)
         self.prefill_b = sum(each.prefill_b for each in replicas) / count
         self.prefill_c = sum(each.prefill_c for each in replicas) / count
+        self.replicas = replicas
         self.keys: list[_Key] = []
         self.worth: dict[str, float] = {}  # goodput per second of those that can be in time here
         self.least = -math.inf  # of the window, the least priority, negative as in the keys
         self.cut = False  # there were more than it ranks
 
-    def weigh(self, columns: Columns, now: float, frame: int, starvation: float) -> Standings:
+    def weigh(self, columns: Columns, kinds: _Kinds, now: float, frame: int, starvation: float) -> Standings:
         """By row, with the priorities of eq. 4.1."""
-        prefill_s = self.prefill_b + self.prefill_c * columns.prefill
+        new = 1.0 - kinds.each(self.replicas)
+        prefill_s = _prefill_s(new, columns.prefill, self.prefill_b, self.prefill_c)
         pace = Pace(max(LEAST_S, self.token_s), prefill_s, self.crowd, max(LEAST_S, min(self.alone_s, self.token_s)))
         return columns.weigh(now, frame, pace, starvation)
+
+    def barred(self, rows: Sequence[_Rows]) -> Iterator[list[int]]:
+        """Those of requests that may go to none of the instances."""
+        return (some for where, some in rows if self.ids <= where)
 
     def put(self, seq: Seq, tier: float, by: float, slack: float, worth: float = 0.0) -> None:
         """Place it among those that are ranked. Behind the last of them are others that are not: it waits with them."""
@@ -171,7 +223,7 @@ class CalmFrames:
         self._newcomers = Columns()
         self._seqs: dict[str, Seq] = {}
         self._new: dict[str, Seq] = {}  # of these, not weighed yet
-        self._tenants: dict[str, str] = {}
+        self._kinds: dict[str, tuple[str, str]] = {}  # tenant and class
         self._served: dict[str, float] = {}  # by tenant: tokens that were sent, fewer with each frame
         self._largest = 0.0  # priority of the frame
         self._lines: list[_Line] = []
@@ -194,12 +246,12 @@ class CalmFrames:
     def join(self, request: Request) -> None:
         if request.id not in self._seqs:
             self._seqs[request.id] = self._new[request.id] = sequence_of(request)
-            self._tenants[request.id] = request.tenant
+            self._kinds[request.id] = request.tenant, request.slo_class
 
     def leave(self, request_id: str) -> None:
         seq = self._seqs.pop(request_id, None)
         self._shown.pop(request_id, None)
-        self._tenants.pop(request_id, None)
+        self._kinds.pop(request_id, None)
         if seq is not None and self._new.pop(request_id, None) is None:
             self._columns.drop(seq)
 
@@ -208,7 +260,7 @@ class CalmFrames:
         if line is None or seq is None:
             return None
         self._sent[request_id] = self._cutoff, seq
-        tenant = self._tenants[request_id]
+        tenant, _ = self._kinds[request_id]
         self._served[tenant] = self._served.get(tenant, 0.0) + seq.prompt_tokens + seq.max_tokens
         while len(self._sent) > self.config.keep:  # what an engine lost never ends
             self._sent.popitem(last=False)
@@ -229,9 +281,13 @@ class CalmFrames:
         if not self._seqs:
             return False
         over = now >= self._ends or bool(self._new) or self._by_instance.keys() != set(instances)
-        return over or any(line.cut and line.first(self._seqs) is None for line in self._lines)
+        return over or self._ran_out()
 
-    def weigh(self, replicas: Sequence[Replica], now: float) -> Collection[str]:
+    def _ran_out(self) -> bool:
+        """Whether an order is used up, though more waits than it ranked."""
+        return any(line.cut and line.first(self._seqs) is None for line in self._lines)
+
+    def weigh(self, replicas: Sequence[Replica], now: float, barred: Barred = nowhere_barred) -> Collection[str]:
         over = now >= self._ends
         if over:
             self._next_frame(replicas, now)
@@ -240,11 +296,12 @@ class CalmFrames:
             and len(self._seqs) > FEW
             and 2 * len(self._new) < len(self._seqs)
             and self._by_instance.keys() == {each.id for each in replicas}
+            and not self._ran_out()
         ):
-            self._place_newcomers(now)
+            self._place_newcomers(now, barred)
             return ()
         self._admit()
-        self._rank(replicas, now)
+        self._rank(replicas, now, barred)
         return self._show()
 
     def _next_frame(self, replicas: Sequence[Replica], now: float) -> None:
@@ -269,25 +326,37 @@ class CalmFrames:
             self._columns.add(seq, self.frame)
         self._new.clear()
 
-    def _rank(self, replicas: Sequence[Replica], now: float) -> None:
-        columns = self._columns
-        self._lines = [_Line(each) for each in self._unlike(replicas)]
+    def _rank(self, replicas: Sequence[Replica], now: float, barred: Barred) -> None:
+        columns, cached = self._columns, any(each.cached for each in replicas)
+        rows_barred = self._rows_barred(barred(None), columns)
+        kinds = self._kinds_of(columns, cached)
+        self._lines = [_Line(each) for each in self._unlike(replicas, kinds)]
         self._by_instance = {name: line for line in self._lines for name in line.ids}
         late = columns.alive.copy()  # on all of them
         generation_s = []
         self._largest = 0.0
         for line in self._lines if self.config.fair_weight else ():
-            found = line.weigh(columns, now, self.frame, self.config.starvation)
+            found = line.weigh(columns, kinds, now, self.frame, self.config.starvation)
             self._largest = max(self._largest, float(found.priority.max(initial=0.0)))
         for line in self._lines:
-            found = line.weigh(columns, now, self.frame, self.config.starvation)
+            found = line.weigh(columns, kinds, now, self.frame, self.config.starvation)
             able = columns.alive & (found.slack >= 0)
+            for rows in line.barred(rows_barred):
+                able[rows] = False
             late &= ~able
             generation_s.append(found.generation_s)
             self._fill(line, found, np.flatnonzero(able))
-        rows = np.flatnonzero(late)
+        late_rows = np.flatnonzero(late)
         for line, costs in zip(self._lines, generation_s, strict=True):
-            self._fill_late(line, rows, costs)
+            self._fill_late(line, late_rows, costs)
+
+    def _rows_barred(self, barred: Mapping[frozenset[str], Collection[str]], columns: Columns) -> list[_Rows]:
+        """Rows by the instances where their requests may not go."""
+        found = []
+        for where, names in barred.items():
+            seqs = (self._seqs.get(name) for name in names)
+            found.append((where, [columns.rows[seq] for seq in seqs if seq is not None and seq in columns.rows]))
+        return found
 
     def _fill(self, line: _Line, found: Standings, rows: Column) -> None:
         worths, slack = found.priority[rows], found.slack[rows]
@@ -312,7 +381,7 @@ class CalmFrames:
         if not self.config.fair_weight or not most:
             return priority
         seqs = (columns.seqs[row] for row in rows.tolist())
-        served = [most if seq is None else self._served.get(self._tenants[seq.id], 0.0) for seq in seqs]
+        served = [most if seq is None else self._served.get(self._kinds[seq.id][0], 0.0) for seq in seqs]
         return with_fairness(priority, 1.0 - np.array(served) / most, self.config.fair_weight, self._largest)
 
     def _fill_late(self, line: _Line, rows: Column, generation_s: Column) -> None:
@@ -324,13 +393,23 @@ class CalmFrames:
         seqs = [(cost, seq) for row, cost in late if (seq := self._columns.seqs[row]) is not None]
         line.keys += sorted((LATE, cost, 0.0, seq.arrival, seq.id) for cost, seq in seqs)
 
-    def _unlike(self, replicas: Sequence[Replica]) -> list[list[Replica]]:
+    def _kinds_of(self, columns: Columns, cached: bool) -> _Kinds:
+        """Of the rows; none, unless something is `cached`."""
+        numbers = np.zeros(len(columns.alive), np.intp)
+        names: dict[tuple[str, str], int] = {}
+        rows = np.fromiter(columns.rows.values(), np.intp, len(columns.rows))
+        if cached:
+            numbers[rows] = [names.setdefault(self._kinds[seq.id], len(names)) for seq in columns.rows]
+        return _Kinds(list(names), rows, numbers)
+
+    def _unlike(self, replicas: Sequence[Replica], kinds: _Kinds) -> list[list[Replica]]:
         """Replicas on which the mean waiting request costs about the same, together; at most `copies` groups."""
         columns, alive = self._columns, self._columns.alive
         left, prompt = float(columns.left[alive].mean()), float(columns.prefill[alive].mean())
         costs = []
         for each in replicas:
-            prefill_s = prompt * (each.prefill_b + each.prefill_c * prompt)
+            token_s = _prefill_s(1.0 - kinds.mean(each), prompt, each.prefill_b, each.prefill_c)
+            prefill_s = prompt * float(token_s)
             beside, alone = left * each.token_s + prefill_s * max(1, each.crowd), left * each.alone_s + prefill_s
             costs.append((max(LEAST_S, beside), max(LEAST_S, alone), each))
         costs.sort(key=lambda item: (item[0], item[1], item[2].id))
@@ -349,13 +428,18 @@ class CalmFrames:
                 return [list(replicas)]
             alike *= ALIKE
 
-    def _place_newcomers(self, now: float) -> None:
+    def _place_newcomers(self, now: float, barred: Barred) -> None:
         """Within a frame, what arrives is placed by its priority."""
         seqs, columns = list(self._new.values()), self._newcomers
         for seq in seqs:
             columns.add(seq, self.frame)
         rows = [columns.rows[seq] for seq in seqs]
-        found = [line.weigh(columns, now, self.frame, self.config.starvation) for line in self._lines]
+        kinds = self._kinds_of(columns, any(each.cached for line in self._lines for each in line.replicas))
+        found = [line.weigh(columns, kinds, now, self.frame, self.config.starvation) for line in self._lines]
+        rows_barred = self._rows_barred(barred(list(self._new)), columns)
+        for line, standings in zip(self._lines, found, strict=True):
+            for some in line.barred(rows_barred):
+                standings.slack[some] = -math.inf
         anywhere = np.logical_or.reduce([each.slack[rows] >= 0 for each in found]).tolist()
         for line, standings in zip(self._lines, found, strict=True):
             fair = self._fair(standings.priority[rows], columns, np.array(rows, np.intp))

@@ -24,6 +24,8 @@ from controller.core.noise import standard_normal
 from controller.core.policy import ORDERINGS, Cost, Rank, Stateless
 from controller.core.types import Request
 
+MOST_ERROR = 100.0  # its exponential is still a number
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -32,8 +34,8 @@ class Config:
     promote_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.error < math.inf:
-            raise ConfigError("error must be a number of at least 0", field="error")
+        if not 0 <= self.error <= MOST_ERROR:
+            raise ConfigError(f"error must lie in [0, {MOST_ERROR:.0f}]", field="error")
         if not self.promote_s > 0:
             raise ConfigError("promote_s must be positive seconds", field="promote_s")
 

@@ -11,7 +11,7 @@ from controller.core.steps import Added, Seq
 from controller.core.types import Request, Targets
 from controller.policies.batching.calm import Calm, CalmConfig
 from controller.policies.calm.columns import Columns, Pace
-from controller.policies.ordering.calm import CUTOFFS, DEEP, FEW, CalmOrdering, Config, sequence_of
+from controller.policies.ordering.calm import CUTOFFS, DEEP, FEW, KINDS, SAMPLED, CalmOrdering, Config, sequence_of
 
 FREE = Replica("w", token_s=0.02, alone_s=0.02, prefill_b=0.0, prefill_c=0.0, crowd=0, free_slots=64)
 FIXED = Config(adapt=False)
@@ -109,6 +109,85 @@ def test_each_unlike_replica_has_its_own_order():
     assert frames.sent("tight", "quick").others == {}
 
 
+@pytest.mark.parametrize("others", [0, 2 * FEW])
+def test_what_prefix_caches_hold_of_a_tenants_prompts_costs_nothing(others):
+    """1,000 tokens take 1 s, of which w has 0.75 s in its cache: it is in time there alone. Later ones are placed
+    likewise within the frame."""
+    cold = FREE._replace(id="cold", prefill_b=1e-3, crowd=1)
+    warm = cold._replace(id="w", cached={("t", ""): 0.75})
+    asked = {"prompt": 1000, "output": 10, "deadline": 0.8}
+    crowd = [request(f"other{at}", prompt=1000, output=1, value=1e-6, tenant="t") for at in range(others)]
+    first, other = request("first", tenant="t", **asked), request("other", tenant="u", **asked)
+    frames = ranked([*crowd, request("seen", tenant="t", **asked)], cold, warm)
+    for each in (first, other):
+        frames.join(each)
+    frames.weigh([cold, warm], 0.0)
+    for name in ("seen", "first"):
+        copies = [frames.sent(name, where) for where in ("w", "cold")]
+        assert [copy.tier == "late" for copy in copies] == [False, True], name
+        assert copies[0].goodput_rate == pytest.approx(1010 / (0.25 + 10 * 0.02), rel=0.02)
+    assert {frames.sent("other", where).tier for where in ("w", "cold")} == {"late"}
+
+
+def test_tenants_of_whom_nothing_waits_cost_no_time():
+    class Served(dict):
+        """What thousands of tenants left in a prefix cache."""
+
+        def __iter__(self):
+            raise AssertionError("all of them are looked at")
+
+    warm = FREE._replace(cached=Served({(f"t{at}", ""): 0.5 for at in range(5000)}))
+    frames = ranked([request("a", tenant="t7", output=50)], warm)
+    frames.join(request("b", tenant="t8", output=60))
+    frames.weigh([warm], 0.01)
+    assert order(frames) == ["a", "b"]
+
+
+class Asked(dict):
+    """What a prefix cache holds, which counts how often it is asked."""
+
+    asked = 0
+
+    def get(self, name, default=None):
+        self.asked += 1
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize(("tenants", "most"), [(50, 50), (3 * KINDS, KINDS + SAMPLED)])
+def test_each_instances_prefix_cache_is_asked_once_in_a_frame(tenants, most):
+    replicas = [
+        FREE._replace(id=f"w{at}", prefill_b=1e-3 * 1.5**at, cached=Asked({("t0", ""): 0.5})) for at in range(4)
+    ]
+    crowd = [request(f"r{at}", tenant=f"t{at % tenants}") for at in range(2 * tenants)]
+    frames = ranked(crowd, *replicas, config=Config(fair_weight=0.5))
+    assert len(frames._lines) == 4
+    assert all(0 < each.cached.asked <= most for each in replicas)
+
+
+def test_tenants_of_whom_little_waits_share_what_the_prefix_cache_holds_of_them():
+    """1,000 tokens take 1 s. Of the tenant of whom most waits, 0.9 s are cached; of the others 0.5 s on average."""
+    others = 4 * KINDS
+    held = {("most", ""): 0.9, **{(f"t{at}", ""): at / (others - 1) for at in range(others)}}
+    crowd = [request(f"r{at}", tenant=f"t{at}") for at in range(others)]
+    asked = {"prompt": 1000, "output": 10, "deadline": 60.0, "value": 9.0}
+    compared = [request(f"of {tenant}", tenant=tenant, **asked) for tenant in ("most", "least")]
+    several = [request(f"more{at}", tenant="most") for at in range(2)]
+    warm = FREE._replace(prefill_b=1e-3, crowd=1, cached=held)
+    frames = ranked([*crowd, *several, *compared], warm)
+    rates = [frames.sent(each.id, "w").goodput_rate for each in compared]
+    generation_s = [9 * 1010 / rate for rate in rates]
+    assert generation_s == pytest.approx([0.1 + 0.2, 0.5 + 0.2], abs=0.15)
+    assert generation_s[0] == pytest.approx(0.3)
+
+
+def test_replicas_whose_prefix_caches_hold_unlike_parts_are_unlike():
+    """A part of what one request in ten asks for changes little, of what nine ask for much."""
+    requests = [request(f"r{at}", tenant="t", prompt=1000) for at in range(9)] + [request("u", tenant="u", prompt=1000)]
+    cold = FREE._replace(id="cold", prefill_b=1e-3, crowd=1)
+    few, many = cold._replace(id="w", cached={("u", ""): 0.3}), cold._replace(id="w", cached={("t", ""): 0.3})
+    assert [len(ranked(requests, cold, warm)._lines) for warm in (few, many)] == [1, 2]
+
+
 def test_once_it_is_sent_its_other_copies_are_gone():
     frames = ranked([request("a", output=100), request("b", output=50)], QUICK, SLOW)
     frames.leave("b")
@@ -178,6 +257,19 @@ def test_more_than_it_ranks_at_once_are_all_sent_in_the_end():
     assert sorted(taken) == sorted(each.id for each in requests)
 
 
+def test_an_order_that_runs_out_as_requests_arrive_is_made_anew():
+    one = FREE._replace(free_slots=1)
+    frames = ranked([request(f"r{i}", i * 1e-3, output=10 + i % 50) for i in range(3 * DEEP)], one)
+    ranked_first = order(frames)
+    assert len(ranked_first) < 2 * DEEP
+    for name in ranked_first:
+        frames.leave(name)
+    frames.join(request("new", 0.1, output=10, value=1e-3))
+    frames.weigh([one], 0.1)
+    assert len(order(frames)) > DEEP
+    assert frames.best({"w"}) == ["w"]
+
+
 def test_what_keeps_its_place_is_not_moved():
     frames = ranked([request(f"r{i}", output=10 + i, deadline=90.0) for i in range(5)])
     frames.join(request("new", 0.1, output=12, deadline=90.0))
@@ -223,7 +315,7 @@ def test_nothing_is_kept_of_requests_that_left():
             frames.sent(f"r{i}", "quick")
         frames.leave(f"r{i}")
     assert len(ordering._sent) <= 3
-    assert not any((frames._seqs, frames._new, frames._columns.rows, frames._columns._groups, frames._tenants))
+    assert not any((frames._seqs, frames._new, frames._columns.rows, frames._columns._groups, frames._kinds))
     assert frames._columns._size == 256
     assert not frames.due({"quick"}, math.inf)
 
@@ -283,6 +375,21 @@ def test_a_request_is_lost_only_when_its_workflow_is():
     frames = ranked([over, sibling, other])
     tiers = {name: frames.sent(name, "w").tier for name in ("over", "sibling", "other")}
     assert tiers == {"over": "late", "sibling": "late", "other": "window"}
+
+
+def test_parallel_calls_of_a_workflow_are_worth_what_they_earn_together():
+    """Each is worth its own tokens, and the workflow earns those of both in the time of both."""
+    workflow = {"deadline": 9.0, "workflow": "w", "tenant": "t", "workflow_left_s": 9.0}
+    both = [request(name, output=100, prompt=prompt, **workflow) for name, prompt in (("p1", 100), ("p2", 300))]
+    alone = request("alone", output=200, prompt=400, deadline=9.0)
+    other = request("other", output=50, prompt=100, **{**workflow, "workflow": "x"})
+    frames = ranked([*both, alone, other])
+    rates = {name: frames.sent(name, "w").goodput_rate for name in ("p1", "p2", "alone", "other")}
+    assert rates["p1"] == rates["p2"] == pytest.approx(rates["alone"])
+    assert rates["other"] == pytest.approx(150 / 1.0, rel=0.01)
+    frames.leave("p2")
+    frames.weigh([FREE], 0.0)
+    assert frames.sent("p1", "w").goodput_rate < 0.8 * rates["p1"]
 
 
 def test_rows_of_a_burst_are_given_back():

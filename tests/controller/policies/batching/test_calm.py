@@ -1,7 +1,9 @@
 """Concord's CALM and its preemption against the worked examples C2 to C5 and C7."""
 
+import math
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -220,14 +222,15 @@ def test_with_more_slots_than_sequences_it_is_continuous_batching():
     assert facts(simulate(demands, "round_robin", (wide,))) == facts(simulate(demands, "round_robin", (plain,)))
 
 
-def test_five_thousand_in_five_milliseconds():
+@pytest.mark.parametrize("by_chance", [False, True])
+def test_five_thousand_in_five_milliseconds(by_chance):
     """The fastest of several: the machine may be busy, the algorithm may not be slow."""
     rng = np.random.default_rng(1)
     seqs = [
         queued(f"r{i}", int(rng.integers(1, 900)), int(rng.integers(1, 9000)), due=float(rng.uniform(0, 90)))
         for i in range(5000)
     ]
-    policy, taken = Calm(), []
+    policy, taken = Calm(CalmConfig(by_chance=by_chance)), []
     for _ in range(20):
         started = time.perf_counter()
         assert len(policy.choose(seqs, 0.0)) == 64
@@ -293,6 +296,104 @@ def test_one_that_would_have_to_be_short_comes_after_those_likely_to_make_it():
     config = CalmConfig(slots=1, token_s=0.01, prefill_s=1e-9, rectangles=True, commit=0.0)
     hopeful = believed("hopeful", 50, goodput=9000.0, likely_latest=0.1)
     assert first_of(Calm(config), hopeful, believed("likely", goodput=1.0)) == ["likely"]
+
+
+class Between(NamedTuple):
+    """Bounds of an answer that nothing refines."""
+
+    least: int
+    most: int
+
+    def upper(self, produced: int) -> int:
+        return max(produced + 1, self.most)
+
+    def lower(self, produced: int) -> int:
+        return max(produced + 1, self.least)
+
+
+def unsure(name, least=20, most=80, goodput=100.0, **fields):
+    """The middle of its bounds is 40 tokens, 0.4 s at 10 ms a token."""
+    return Seq(name, 0.0, 50, most, due=1e9, tpot_s=1e9, estimate=Estimate(Between(least, most), goodput, **fields))
+
+
+BY_CHANCE = CalmConfig(slots=1, token_s=0.01, prefill_s=1e-9, by_chance=True)
+
+
+@pytest.mark.parametrize(("left_s", "chance"), [(0.4, 0.5), (0.2, 0.1), (0.6, 0.9), (9.0, 1.0), (0.01, 0.01)])
+def test_goodput_is_weighed_by_the_chance_to_end_in_time(left_s, chance):
+    """With time for the middle one of two ends in time, with time for the lower bound one of ten."""
+    found = Calm(BY_CHANCE).standings([unsure("a", latest=left_s, likely_latest=left_s)], 0.0)
+    assert found.goodput[0] == pytest.approx(100.0 * chance, abs=1.0)
+    assert found.priority[0] == pytest.approx(found.goodput[0] / 0.4, rel=1e-3), "the likely work"
+    printed = Calm(replace(BY_CHANCE, by_chance=False))
+    sure = printed.standings([unsure("a", latest=left_s, likely_latest=left_s)], 0.0)
+    assert sure.goodput[0] == 100.0
+    assert sure.priority[0] == pytest.approx(100.0 / 0.8, rel=1e-3), "the most work"
+
+
+def test_the_chance_also_weighs_what_is_unsure_of_later_stages():
+    known, unknown = (unsure(name, likely_latest=0.3, latest=latest) for name, latest in (("k", 0.3), ("u", 5.0)))
+    found = Calm(BY_CHANCE).standings([known, unknown], 0.0)
+    assert found.goodput[0] == pytest.approx(26.1, abs=1.0)  # half a lower bound's distance too late
+    assert found.goodput[1] == pytest.approx(49.0, abs=1.5), "0.1 s is little beside 4.7 s"
+
+
+def test_calls_of_a_program_share_the_least_chance():
+    tight = unsure("tight", likely_latest=0.2, latest=0.2, program="p")
+    easy = unsure("easy", likely_latest=9.0, latest=9.0, program="p")
+    found = Calm(BY_CHANCE).standings([tight, easy, unsure("other", likely_latest=9.0, latest=9.0)], 0.0)
+    assert found.goodput[0] == found.goodput[1] == pytest.approx(10.0, abs=1.0)
+    assert found.goodput[2] == pytest.approx(100.0, abs=1.0)
+
+
+def test_a_chance_is_refined_as_the_answer_runs_and_falls_as_time_passes():
+    policy, seq = Calm(BY_CHANCE), unsure("a", latest=0.6, likely_latest=0.6)
+    policy.observe(Added(seq), 0.0)
+    before = policy.standings([seq], 0.0).goodput[0]
+    assert policy.standings([seq], 0.3).goodput[0] < 0.5 * before
+    seq.output_tokens, seq.computed = 30, 79
+    assert policy.standings([seq], 0.3).goodput[0] > before, "half of the bound is out"
+
+
+def test_paced_and_unbounded_sequences_are_as_before():
+    paced = Seq("p", 0.0, 10, 50, due=2.0, tpot_s=0.1, estimate=Estimate(KnownLength(50), 1.0, each_token=True))
+    never_due = Seq("n", 0.0, 50, 80, due=1e9, tpot_s=1e9, estimate=Estimate(Between(20, 80), 100.0))
+    found = Calm(BY_CHANCE).standings([paced, never_due, queued("plain")], 0.0)
+    assert found.goodput.tolist() == [50.0, 100.0, 20.0]
+    assert all(math.isfinite(each) for column in found[:2] for each in column)
+
+
+def test_by_chance_one_worth_more_goes_before_one_that_is_likelier_to_end():
+    config = replace(BY_CHANCE, rectangles=True, commit=0.0)
+    hopeful = unsure("hopeful", goodput=1000.0, likely_latest=0.3, latest=0.3)
+    likely = unsure("likely", goodput=100.0, likely_latest=9.0, latest=9.0)
+    assert first_of(Calm(config), hopeful, likely) == ["hopeful"], "260 and 100 are expected of them"
+    assert first_of(Calm(replace(config, by_chance=False)), hopeful, likely) == ["likely"]
+    hardly = unsure("hardly", goodput=1000.0, likely_latest=0.21, latest=0.21)
+    assert first_of(Calm(config), hardly, unsure("sure", goodput=200.0, likely_latest=9.0, latest=9.0)) == ["sure"]
+
+
+def test_by_chance_what_needs_more_than_a_slot_is_committed_too():
+    """Shares of 1.33 and 0.04 with 1.4 slots to promise: both are committed, and the one with less slack goes first."""
+    config = replace(BY_CHANCE, rectangles=True, commit=1.0, slots=2)
+    dense = unsure("dense", goodput=2000.0, likely_latest=0.3, latest=0.3)
+    relaxed = unsure("relaxed", goodput=300.0, likely_latest=9.0, latest=9.0)
+    third = unsure("third", goodput=200.0, likely_latest=8.0, latest=8.0)
+    assert first_of(Calm(config), dense, relaxed, third) == ["dense", "third"]
+    assert first_of(Calm(replace(config, commit=0.67)), dense, relaxed, third) == ["dense", "relaxed"]
+    assert first_of(Calm(replace(config, by_chance=False)), dense, relaxed, third) == ["third", "relaxed"]
+
+
+def test_by_chance_one_that_needs_more_than_all_room_leaves_it_to_others():
+    """Of alike ones the earliest due are committed, whatever else may still be worth its slot."""
+    config = replace(BY_CHANCE, rectangles=True, commit=0.5, slots=4)
+    alike = [
+        unsure(f"s{number}", 50, 50, 1000.0 - number, likely_latest=left, latest=left)
+        for number, left in enumerate((600.0, 500.0, 400.0, 300.0, 200.0, 100.0))
+    ]
+    assert first_of(Calm(config), *alike) == ["s5", "s4", "s3", "s2"]
+    late = unsure("late", 10, 200, 50_000.0, likely_latest=-0.1, latest=50.0)
+    assert first_of(Calm(config), *alike, late) == ["s5", "s4", "s3", "s2"]
 
 
 def test_the_cutoff_is_tried_and_the_best_one_kept():

@@ -30,7 +30,7 @@ def test_an_unknown_policy_lists_the_known():
 @pytest.mark.parametrize(
     ("name", "options", "field", "complaint"),
     [
-        ("calm", {"slot": 9}, "b.slot", "batching calm has no setting 'slot'; valid: commit, "),
+        ("calm", {"slot": 9}, "b.slot", "batching calm has no setting 'slot'; valid: by_chance, commit, "),
         ("credit_based", {"x": 1}, "b.x", "valid: none"),
         ("calm", {"slots": 9.0}, "b.slots", "slots must be a whole number, is 9.0"),
         ("calm", {"slots": True}, "b.slots", "slots must be a whole number, is True"),

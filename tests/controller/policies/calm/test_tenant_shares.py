@@ -11,6 +11,7 @@ from controller.core.types import LatencyCoefficients, Targets
 from controller.policies.batching.calm import Calm, CalmConfig
 from controller.policies.calm.shares import KEEPS, TenantShares
 from controller.simulator import Demand, InstanceSettings
+from controller.slo.attainment import token_goodput
 from tests.controller.engine.driver import make_seq
 from tests.controller.simulator.runs import simulate
 
@@ -83,11 +84,11 @@ def demand(name, tenant, at, targets, rng):
     )  # fmt: skip
 
 
-def on_time(eager_per_s, eager, weight, **options):
+def on_time(eager_per_s, eager, weight, per_s=6.5, others=OTHERS, **options):
     """Tokens on time by tenant, and how many of the requests without targets ended."""
     asked = demands("eager", eager_per_s, eager, 9) + demands("best", 0.5, BEST_EFFORT, 10)
     for seed, tenant in enumerate(("a", "b", "c")):
-        asked += demands(tenant, 6.5, OTHERS, seed)
+        asked += demands(tenant, per_s, others, seed)
     asked.sort(key=lambda each: each.at)
     settings = {"slots": 32, "fair_weight": weight, **options}
     engine = replace(ENGINE, batching="calm", batching_settings=settings)
@@ -95,8 +96,7 @@ def on_time(eager_per_s, eager, weight, **options):
     for record in simulate(asked, instances=(engine,)).records:
         each, times = known[record.id], record.token_times or ()
         if each.tenant in found:
-            due = each.at + each.targets.ttft_s
-            found[each.tenant] += sum(time <= due + index * each.targets.tpot_s for index, time in enumerate(times))
+            found[each.tenant] += token_goodput(times, each.targets.ttft_s, each.targets.tpot_s)
         ended += each.tenant == "best" and len(times) == each.output_tokens
     return found, ended
 
@@ -110,4 +110,15 @@ def test_others_keep_their_goodput_beside_a_tenant_at_four_times_its_share(optio
     fair, ended = on_time(26.0, EAGER, 0.5, **options)
     assert all(fair[tenant] >= 0.9 * before[tenant] for tenant in before), (before, fair)
     assert sum(unfair.values()) < 0.9 * sum(before.values()), (before, unfair)
+    assert ended == 10
+
+
+def test_others_keep_their_goodput_where_all_together_ask_for_more_than_there_is():
+    """1.4 times as much with the eager tenant's usual requests: each then gets an equal share, and keeps that."""
+    patient = OTHERS._replace(ttft_s=1.0)
+    before, _ = on_time(10.0, patient, 0.5, 10.0, patient)
+    unfair, _ = on_time(40.0, EAGER, 0.0, 10.0, patient)
+    fair, ended = on_time(40.0, EAGER, 0.5, 10.0, patient)
+    assert sum(unfair.values()) < 0.9 * sum(before.values()), (before, unfair)
+    assert all(fair[tenant] >= 0.95 * before[tenant] for tenant in before), (before, fair)
     assert ended == 10
