@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from hashlib import blake2b
 
 from controller.core.errors import SlacklineError
@@ -30,6 +30,7 @@ class BlockManager:
         self.total = blocks
         self.copies_blocks = copies_blocks
         self._copies: list[tuple[int, int]] = []  # that no step has taken yet
+        self.lost: Callable[[int], None] = _ignored  # told of a cached block before it gets other content
         self.block_size = block_size
         self.caching = prefix_caching
         self._refs = [0] * blocks
@@ -46,6 +47,11 @@ class BlockManager:
     def usage(self) -> float:
         """Share of blocks referenced by a sequence, 0..1."""
         return 1.0 - self.free / self.total
+
+    @property
+    def hashes(self) -> Collection[Hashable]:
+        """Of all blocks that a new sequence can share."""
+        return self._by_hash.keys()
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -113,6 +119,7 @@ class BlockManager:
         empty, refs = self._empty, self._refs
         while len(empty) < missing:
             block, _ = self._cached.popitem(last=False)
+            self.lost(block)
             self._unname(block)
             empty.insert(0, block)
         taken = empty[: -missing - 1 : -1]
@@ -212,6 +219,10 @@ class BlockManager:
             raise BlockError("hashes and blocks do not match one to one")
         if any(self._hash_of[block] is not None for block in self._empty):
             raise BlockError("an empty block has a name")
+
+
+def _ignored(block: int) -> None:
+    """Nobody needs it."""
 
 
 # ---- hashes of prefixes ---------------------------------------------------------------------------------------------

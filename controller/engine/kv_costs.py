@@ -76,6 +76,10 @@ class KvCosts:
             return None
         return blocks * (self._out_s + (self._back_s if both else 0.0))
 
+    def back_s(self, blocks: int) -> float:
+        """Seconds to copy this many blocks from host memory; 0 where that is not known."""
+        return blocks * (self._back_s or 0.0)
+
     def recompute_s(self, tokens: int) -> float | None:
         """Seconds to compute the KV of a sequence's first `tokens` tokens. None: no prompt has been seen yet."""
         if not self._prefill_s:

@@ -386,6 +386,8 @@ class EngineScheduler:
     def _compose(self, now: float) -> Step | None:
         self._seats.take_arrived(self._in_transit.arrived)
         self._evicted = False
+        if self.swaps is not None:
+            self.swaps.begin()
         grants = self.batching.compose(self, now)
         ahead = lead(grants, self.blocks)
         planned = self._plan(grants, len(ahead.decodes)) if len(ahead.decodes) < len(grants) else {}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from controller.core.steps import NO_SWAPS, Aborted, CacheReset, Chunk, Paused, Reserve, Resumed, SeqState, Step, Swaps
 from controller.engine.kv_costs import KvCosts, MeasuredCosts
 from controller.policies.batching import BATCHINGS
-from controller.policies.batching.calm import Calm
+from controller.policies.batching.calm import Calm, CalmConfig
 from tests.controller.engine.driver import Driver, expected_output, make_seq
 from tests.controller.engine.test_scheduler_properties import arrivals, each_ended_once, play
 
@@ -81,6 +81,23 @@ def next_turn(seq):
     return make_seq("next", [*seq.token_ids, 7, 7], 2, arrival=9.0)
 
 
+def test_calm_charges_a_swapped_sequence_its_copy_and_not_its_prompt_again():
+    """All but one of its tokens are in host memory, in blocks that take 5 ms each to come back."""
+    driver, _, second = tight(start=MeasuredCosts(1e-6, 5e-3, {1: 1.0}))
+    until_evicted(driver, second)
+    calm = Calm(CalmConfig(token_s=0.02, prefill_s=1.0))
+    blocks = -(-second.swapped // 4)
+    assert second.swapped == driver.scheduler.swaps.tokens(second) == second.tokens - 1
+    left = 20 - second.output_tokens
+    (swapped_s,) = calm.standings([second], 0.0).generation_s
+    assert swapped_s == pytest.approx(left * 0.02 + blocks * 5e-3, rel=0.05)
+    driver.scheduler.swaps.forget(second)
+    (recomputed_s,) = calm.standings([second], 0.0).generation_s
+    assert recomputed_s == pytest.approx(left * 0.02 + second.tokens * 1.0)
+    driver.run()
+    assert (second.swapped, second.back_s) == (0, 0.0)
+
+
 def test_what_came_back_is_cached_for_the_next_turn():
     driver, _, second = tight()
     driver.run()
@@ -131,8 +148,8 @@ def test_what_came_back_is_cached_though_its_sequence_is_aborted_meanwhile():
     assert driver.outputs["next"] == expected_output(turn)
 
 
-def test_blocks_that_others_hold_too_are_charged_for_the_way_out():
-    """Five blocks of 1.5 ms are copied out, of which four are still cached when it comes back."""
+def sharing():
+    """Two sequences of equal prompts, the later one evicted: of its five blocks the first four are the other's too."""
     driver = MemoryDriver(
         kv_blocks=7, max_model_len=28, max_num_batched_tokens=40, prefix_caching=True,
         start=MeasuredCosts(1.5e-3, 1e-6, {1: 1e-3}),
@@ -142,9 +159,43 @@ def test_blocks_that_others_hold_too_are_charged_for_the_way_out():
     driver.finish_step()
     driver.add(second)
     until_evicted(driver, second)
-    assert driver.scheduler.swaps.last.swap_s == pytest.approx(5 * 1.5e-3, rel=0.01)
+    return driver, first, second
+
+
+def test_blocks_that_others_hold_too_are_neither_copied_nor_charged():
+    driver, first, second = sharing()
+    assert driver.scheduler.swaps.last.swap_s == pytest.approx(1.5e-3, rel=0.01)
+    assert len(driver.step.swaps.out) == 1
     driver.run()
+    assert (driver.scheduler.totals.swaps.out, driver.scheduler.totals.swaps.back) == (1, 1)
     assert [driver.outputs[seq.id] for seq in (first, second)] == [expected_output(first), expected_output(second)]
+
+
+def test_a_shared_block_is_copied_once_it_gets_other_content():
+    """The other one ends, and a third takes all blocks while the evicted one waits."""
+    driver, first, second = sharing()
+    third = make_seq("third", [9] * 26, 2, arrival=0.5)
+    driver.add(third)
+    driver.send(Aborted(first))
+    while not third.blocks:
+        driver.finish_step()
+    assert driver.scheduler.swaps.tokens(second) == second.tokens - 1
+    assert driver.scheduler.totals.swaps.out == 5
+    driver.run()
+    assert driver.scheduler.totals.swaps.back == 5
+    assert driver.outputs["b"] == expected_output(second)
+
+
+def test_a_shared_block_that_a_transfer_takes_is_computed_again():
+    """It writes at once, before any step can copy."""
+    driver, first, second = sharing()
+    swaps, blocks = driver.scheduler.swaps, driver.scheduler.blocks
+    assert swaps.tokens(second) == second.tokens - 1
+    driver.scheduler.blocks.lost(first.blocks[3])
+    assert (swaps.tokens(second), swaps.used) == (0, 0)
+    driver.run()
+    assert driver.outputs["b"] == expected_output(second)
+    assert blocks.free == blocks.total
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ async def test_clients_that_leave_free_host_memory(http):
     for each in asked:
         each.cancel()
     await until_on_loop(lambda: emptied(http), within_s=20)
+    assert (await swapping(http))["used"] == 0
 
 
 async def emptied(http):
