@@ -36,6 +36,14 @@ class FlowSettingsPut(serializers.Serializer):
             "are in time. Only where requests wait at several gateways. 0 prunes nothing."
         ),
     )
+    ordering = serializers.CharField(
+        max_length=64,
+        required=False,
+        allow_blank=True,
+        help_text="The ordering by which gateways consider waiting requests. Empty: each keeps the one that it was "
+        "started with.",
+    )
+    ordering_options = serializers.DictField(required=False, help_text="Settings of the ordering that differ.")
 
 
 class FlowSettingsOutput(VersionedOutput):
@@ -43,7 +51,7 @@ class FlowSettingsOutput(VersionedOutput):
 
     class Meta:
         model = FlowSettings
-        fields = ("flow_policy", "drop_budget", "version", "created_at", "updated_at")
+        fields = ("flow_policy", "drop_budget", "ordering", "ordering_options", "version", "created_at", "updated_at")
         read_only_fields = fields
 
 

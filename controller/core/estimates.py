@@ -29,6 +29,7 @@ class Estimate:
     - `latest`: if the sequence ends later, its targets (or its program's) cannot be met even in the best case;
       `likely_latest`: the same for the likely case.
     - `program`: calls of one program only count together. `later_*`: tokens of the program's later stages.
+    - `adds`: `goodput` is the call's own part of what its program earns, so that those of all open calls add up.
     """
 
     length: LengthBound
@@ -40,6 +41,7 @@ class Estimate:
     program: str = ""
     later_output: float = 0.0
     later_prompt: float = 0.0
+    adds: bool = False
 
 
 @dataclass(slots=True)

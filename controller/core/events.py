@@ -273,6 +273,17 @@ class FirstByteDelay(NamedTuple):
     s_a_token: float
 
 
+class DecodePace(NamedTuple):
+    """What decoding takes after a prefill on this instance, by what the migrator knows of the decode instances: seconds
+    of a step beside what runs there, and of the quickest step that is possible (`alone_s`). `crowd`: sequences that
+    decode there for each instance that prefills."""
+
+    instance_id: str
+    token_s: float
+    alone_s: float
+    crowd: float
+
+
 class Command(NamedTuple):
     """A command from the console for queued requests. The driver answers which were applied, gone or too late."""
 
@@ -290,6 +301,14 @@ class Orders(NamedTuple):
     sequence: int
     expires_at: float
     scavengers: dict[str, tuple[str, float]]
+
+
+class OrderingChosen(NamedTuple):
+    """Waiting requests are ordered by this one from now on, and ranked anew. `options`: its settings, a JSON object.
+    `name` "": the ordering that the scheduler was built with."""
+
+    name: str
+    options: str = "{}"
 
 
 class ClockOffset(NamedTuple):
@@ -330,8 +349,10 @@ Event = (
     | Expected
     | SharesChanged
     | FirstByteDelay
+    | DecodePace
     | Command
     | Orders
+    | OrderingChosen
     | ClockOffset
     | Woke
 )

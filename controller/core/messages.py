@@ -131,6 +131,19 @@ class ModelTraffic(TypedDict):
     stages: NotRequired[dict[str, StageTraffic]]  # by role, if the model is disaggregated
 
 
+class LearnedMessage(TypedDict):
+    """Which version of what is learned from records a gateway uses. `version` None: none, with `digest` empty, and
+    `problem` says why the newest is not used. `digest`: SHA-256 of the content that it read, hex; `taken_at`: epoch
+    seconds on its host's clock."""
+
+    what: str  # LENGTHS or GRAPHS
+    subject: str  # model or tenant
+    version: int | None
+    digest: str
+    taken_at: float | None
+    problem: str
+
+
 class FleetMessage(TypedDict):
     """A gateway's view of the fleet, for the scaler and the pages. `at`: epoch seconds on the clock that they share
     (Redis' TIME); readers check the age."""
@@ -152,6 +165,7 @@ class FleetMessage(TypedDict):
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
     decisions: NotRequired[list[DecisionCount]]
+    learned: NotRequired[list[LearnedMessage]]  # at most MOST_LEARNED of each kind; absent from older releases
     # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
     # `coming`, it waits for an instance that starts; `on_demand`, one is started for it; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
@@ -213,6 +227,8 @@ class QueueChanges(TypedDict):
 
 
 QUEUE_ROWS_SHOWN = 200  # most rows in one answer of the control API
+MOST_LEARNED = 200  # length forests, or sets of pattern graphs, in a FleetMessage
+LENGTHS, GRAPHS = "lengths", "graphs"  # what is learned: forests by model, sets of pattern graphs by tenant
 QUEUE_PRESSURE_ROWS = 200  # the scaler gets the longest wait among this many most urgent rows
 
 

@@ -7,6 +7,7 @@ then id. Policies are registered by name beside their implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from controller.core.events import Event
@@ -111,15 +112,17 @@ class Planning(Protocol):
 
 
 class Replica(NamedTuple):
-    """An instance, for an ordering that ranks by instance. Times are seconds, as measured there so far."""
+    """An instance, for an ordering that ranks by instance. Times are seconds, as measured so far. Where other instances
+    decode, those of a step are theirs, 0 until they are known."""
 
     id: str
     token_s: float  # a decode step beside what is there
     alone_s: float  # a decode step of one sequence, as fast as it may be for all that was measured
     prefill_b: float  # a prompt token (eq. 1): its linear and its quadratic part
     prefill_c: float
-    crowd: int  # sequences that a prompt would delay
+    crowd: float  # sequences that a prompt would delay; where others decode, that an instance's prompts keep decoding
     free_slots: int
+    cached: Mapping[tuple[str, str], float] = MappingProxyType({})  # by tenant and class: part of prompts, of late
 
 
 class Copy(NamedTuple):
@@ -131,6 +134,16 @@ class Copy(NamedTuple):
     frame: int
     cutoff: float
     others: Mapping[str, float]
+
+
+# By instances where they may not go as long as another takes them: requests among these, or among all that wait (None).
+# A function, since most passes ask for a few of a long queue.
+Barred = Callable[[Collection[str] | None], Mapping[frozenset[str], Collection[str]]]
+
+
+def nowhere_barred(names: Collection[str] | None) -> Mapping[frozenset[str], Collection[str]]:
+    """All may go everywhere."""
+    return {}
 
 
 class Frames(Protocol):
@@ -151,8 +164,9 @@ class Frames(Protocol):
         """Whether `weigh` has something to do: the frame is over, or requests or instances are new."""
         ...
 
-    def weigh(self, replicas: Sequence[Replica], now: float) -> Collection[str]:
-        """Rank what waits on each of these. Returns the requests whose `key` changed."""
+    def weigh(self, replicas: Sequence[Replica], now: float, barred: Barred = nowhere_barred) -> Collection[str]:
+        """Rank what waits on each of these. `barred`: which may not go to which of them. Returns the requests whose
+        `key` changed."""
         ...
 
     def key(self, request_id: str) -> tuple[float, ...] | None:

@@ -39,6 +39,7 @@ class TenantConfig:
     active: bool = True
     entitled: Entitlements = ALL_ALLOWED
     retention_s: int = 0  # of answers that its requests ask to be kept; 0: none are
+    stage_deadlines: str = "share_of_rest"  # of controller.slo.stage_deadlines.STAGE_DEADLINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class GatewaySnapshot:
     coming: tuple[ComingConfig, ...] = ()
     on_demand: tuple[str, ...] = ()  # models of which a scaling policy starts an instance once a request waits for one
     telemetry_period_s: float = 1.0
+    ordering: str = ""  # of waiting requests; "": as the gateway was started
+    ordering_options: dict[str, Any] = field(default_factory=dict)
     pruning: bool = False  # whether the coordinator of pruning is to know the queues
 
 
@@ -163,6 +166,8 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
         coming=tuple(ComingConfig(**item) for item in raw.get("coming", ())),
         on_demand=tuple(raw.get("on_demand", ())),  # absent in a file of an older release
         telemetry_period_s=raw.get("telemetry_period_s", 1.0),
+        ordering=raw.get("ordering", ""),
+        ordering_options=dict(raw.get("ordering_options", {})),
         pruning=raw.get("pruning", False),  # absent in a file of an older release
     )
 

@@ -76,6 +76,8 @@ class Seq:
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
     output_tokens: int = 0
+    swapped: int = 0  # tokens of it, while it waits, whose KV is in host memory
+    back_s: float = 0.0  # seconds to copy that back, as measured
     cached: int = 0  # part of `computed` that came from the prefix cache at the last admission
     origin: Seq | None = None  # of a branch: the ended sequence whose blocks the checkpoint holds
     common: int = 0  # tokens that it has in common with its origin, from the start

@@ -37,8 +37,9 @@ NO_HINTS = ToldHints()
 def estimate_of(told: ToldHints, seq: Seq, now: float) -> Estimate | None:
     """For the policies that read one; None if nothing was told. `now`: when the request came, on the engine's clock.
 
-    A request with a deadline earns all of its tokens or none; one of a workflow is lost only when its workflow is. One
-    without a deadline earns each token that is on time. Bounds that are not known are 1 and `max_tokens`.
+    A request with a deadline earns all of its tokens or none; one of a workflow is lost only when its workflow is,
+    and earns with the workflow's other open calls. One without a deadline earns each token that is on time. Bounds
+    that are not known are 1 and `max_tokens`.
     """
     if told.bounds is None and not told.dated:
         return None
@@ -51,4 +52,7 @@ def estimate_of(told: ToldHints, seq: Seq, now: float) -> Estimate | None:
     due = min(told.due_s, latest)
     expected = math.sqrt(max(1, length.least) * length.most)
     worth = seq.value * (seq.prompt_tokens + expected)
-    return Estimate(length, worth, due=now + due, latest=now + latest, likely_latest=now + due, program=told.workflow)
+    due, latest = now + due, now + latest
+    return Estimate(
+        length, worth, due=due, latest=latest, likely_latest=due, program=told.workflow, adds=bool(told.workflow)
+    )

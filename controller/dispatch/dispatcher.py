@@ -7,6 +7,7 @@ only. Nothing here reads a clock, a socket or a random generator.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Copy, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
-from controller.dispatch.lane import MOST_NAMED, RECOST_AGAIN_S, Fleet, Lane, RecentTargets, refuse
+from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room
@@ -26,7 +27,7 @@ from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 
 # These start no pass: they free no room, and most come often.
-QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay})
+QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay, ev.DecodePace})
 RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 ENGINE_RANKS = ("none", "class", "deadline")
@@ -153,6 +154,8 @@ class Pass:
 class StageDispatcher:
     """Dispatches to collocated and prefill instances. `name` is the policy set it was built from.
 
+    `orderings` builds another one by name and settings, for when it is exchanged.
+
     `journal` lists what changed in the queue since it was last read, while somebody follows it.
     """
 
@@ -165,13 +168,15 @@ class StageDispatcher:
         admission: Admission,
         routing: Routing,
         pacing: Pacing,
+        orderings: Callable[[str, Mapping[str, Any]], Ordering],
     ) -> None:
         self.name = name
         self.config = config
-        self._ordering = ordering
+        self._ordering = self._own_ordering = ordering
+        self._orderings = orderings
         self._admission = admission
         self._routing = routing
-        self._observers = [each.observe for each in (ordering, admission, routing) if learns(each)]
+        self._observers = self._learning()
         self._pacing = pacing
         self._pass = Pass(config, admission, pacing)
         self.journal = Journal()
@@ -196,6 +201,7 @@ class StageDispatcher:
             ev.Command: self._command,
             ev.ClockOffset: self._clock_offset,
             ev.Orders: self._ordered,
+            ev.OrderingChosen: self._ordering_chosen,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -486,6 +492,21 @@ class StageDispatcher:
         rank = round(1000 * (request.targets.ttft_s if kind == "class" else request.ttft_due + self._offset_s))
         return rank + HOPELESS_RANK if hopeless else rank
 
+    def _learning(self) -> list[Callable[[ev.Event, float], None]]:
+        return [each.observe for each in (self._ordering, self._admission, self._routing) if learns(each)]
+
+    def _ordering_chosen(self, event: ev.OrderingChosen, now: float, actions: list[ev.Action]) -> None:
+        """Raises ConfigError for one that cannot be built: drivers check it first (`checked_ordering`)."""
+        self._ordering = self._orderings(event.name, json.loads(event.options)) if event.name else self._own_ordering
+        self._observers = self._learning()
+        for lane in self._fleet.lanes.values():
+            lane.queue.order_by(self._ordering, now)
+
+    @property
+    def ordering(self) -> str:
+        """The name of the one in use."""
+        return self._ordering.name
+
     def _new_lane(self) -> Lane:
         queue = RequestQueue(self._ordering, self._admission, self.journal)
         traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
@@ -498,12 +519,12 @@ class StageDispatcher:
         instances = min(
             (self._pacing.wake_at(each, now) for each in lane.instances.values() if each.takes), default=math.inf
         )
-        recost = now + RECOST_AGAIN_S if lane.queue.outdated else math.inf
+        go_on = now + GO_ON_S if lane.queue.outdated or lane.queue.untold else math.inf
         # Once it is ranked again, a request may be late where it waited for room, and go where there is some.
         # A frame that is over already waits for an instance.
         ends = math.inf if lane.queue.frames is None else lane.queue.frames.ends
         frame = ends if ends > now else math.inf
-        return min(instances, lane.queue.next_turn(), recost, frame)
+        return min(instances, lane.queue.next_turn(), go_on, frame)
 
 
 def _ranked(copy: Copy, figures: dict[str, Figure], rejected: dict[str, Alternative]) -> str:

@@ -6,8 +6,10 @@ Requests of one model never compete with those of another, so a dispatcher keeps
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import islice
 
 from controller.core import events as ev
@@ -25,7 +27,8 @@ REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over 
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
 RECOSTED_EACH_PASS = 100  # waiting requests whose costs are predicted again in one pass: about a millisecond
-RECOST_AGAIN_S = 0.002  # until the next of them, if no event starts a pass before
+TOLD_EACH_PASS = 100  # waiting requests that frames are told of in one pass: one or two milliseconds
+GO_ON_S = 0.002  # until the next of either, if no event starts a pass before
 PLANNED_EACH_PASS = 64  # waiting requests of which a plan is cheap enough for every pass
 PLAN_AGAIN_S = 1e-4  # for each request beyond them, until the next plan: some 3 % of the gateway's time
 GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
@@ -131,11 +134,12 @@ class Lane:
             self.queue.outdate()
         if self.queue.outdated:
             self.queue.recost(self.cost, now, RECOSTED_EACH_PASS)
+        self.queue.tell(TOLD_EACH_PASS)
         self.queue.advance(now)
         # One that waits alone is next, whatever a plan says of it.
         if self.queue.planning is not None and now >= self._plan_at and len(self.queue.ready) > 1:
             able = [instance for instance in self.instances.values() if instance.takes]
-            if able and not any(_guessed(instance) for instance in able):
+            if able and not any(guessed(instance) for instance in able):
                 self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
                 self.queue.plan(supply_of(able, now), now)
 
@@ -147,9 +151,36 @@ class Lane:
             return able
         taking = [instance for instance in self.instances.values() if instance.takes]
         if frames.due([instance.id for instance in taking], now):
-            self.queue.weigh([replica_of(instance) for instance in taking], now)
+            self.queue.weigh([replica_of(instance) for instance in taking], now, partial(self._barred, taking))
         best = frames.best({instance.id for instance in able})
         return [instance for instance in able if instance.id in best] or able
+
+    def _barred(self, taking: list[ShadowInstance], names: Collection[str] | None) -> dict[frozenset[str], list[str]]:
+        """By instances where they may not go as long as another takes them (see `may_go`): requests among these, or
+        among all that wait. Instances are looked at once for all requests that fit into the same ones."""
+        lengths = sorted({each.spec.max_model_len for each in taking})
+        entries: Iterable[Entry | None]
+        entries = self.queue.selective(lengths[0]) if names is None else map(self.queue.get, names)
+        by_length: dict[tuple[int, int], frozenset[str]] = {}
+        found: dict[frozenset[str], list[str]] = {}
+        for entry in entries:
+            if entry is None:
+                continue
+            if entry.excluded or entry.request.avoid:
+                where = self._barred_for(entry, taking)
+            else:  # both needs: an instance that only prefills holds no answer
+                needs = bisect_left(lengths, entry.context), bisect_left(lengths, entry.request.prompt_tokens + 1)
+                known = by_length.get(needs)
+                where = by_length[needs] = self._barred_for(entry, taking) if known is None else known
+            if where:
+                found.setdefault(where, []).append(entry.request.id)
+        return found
+
+    def _barred_for(self, entry: Entry, taking: list[ShadowInstance]) -> frozenset[str]:
+        able = [each for each in taking if self._long_enough(entry.request, each)]
+        for excluded in (entry.excluded, entry.request.avoid):
+            able = [each for each in able if each.id not in excluded] or able
+        return frozenset(each.id for each in taking).difference(each.id for each in able)
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
         """A refusal if there is no instance, and none that is being started can be up while the request may wait."""
@@ -417,7 +448,7 @@ def _infeasible(
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
 
-def _guessed(instance: ShadowInstance) -> bool:
+def guessed(instance: ShadowInstance) -> bool:
     """Whether nobody profiled it and too little was measured yet: a plan on guesses would defer what can be in time."""
     return instance.spec.latency is None and instance.doubt() != (1.0, 1.0)
 
@@ -429,21 +460,23 @@ def longest_context(instances: Iterable[ShadowInstance]) -> int:
     return max((each.spec.max_model_len for each in able), default=0)
 
 
-def replica_of(instance: ShadowInstance) -> Replica:
-    """What the instance takes for a request, by what was measured there so far."""
-    model, ours = instance.latency, len(instance.waiting) + len(instance.running)
+def steps_of(instance: ShadowInstance) -> tuple[float, float]:
+    """Seconds of a decode step beside what is there, and of the quickest one. No guess makes a request late."""
+    ours = len(instance.waiting) + len(instance.running)
     mean = (instance.context_tokens + instance.waiting_tokens) // max(1, ours)
-    k = model.coefficients
-    return Replica(
-        instance.id,
-        token_s=instance.decode_with(mean) if instance.decodes else 0.0,
-        # No guess makes a request late.
-        alone_s=model.decode(1, 0) / (instance.doubt()[1] if _guessed(instance) else 1.0) if instance.decodes else 0.0,
-        prefill_b=k.prefill_b,
-        prefill_c=k.prefill_c,
-        crowd=instance.outstanding if instance.decodes else 0,
-        free_slots=instance.free_slots if instance.decodes else 1,
-    )
+    quicker = instance.doubt()[1] if guessed(instance) else 1.0
+    return instance.decode_with(mean), instance.latency.decode(1, 0) / quicker
+
+
+def replica_of(instance: ShadowInstance) -> Replica:
+    """What the instance takes for a request, by what was measured so far."""
+    k = instance.latency.coefficients
+    pace = instance.decode_pace or ev.DecodePace(instance.id, 0.0, 0.0, 0.0)
+    if instance.decodes:
+        pace = ev.DecodePace(instance.id, *steps_of(instance), instance.outstanding)
+    free_slots = instance.free_slots if instance.decodes else 1
+    cached = instance.cached.by_kind
+    return Replica(instance.id, pace.token_s, pace.alone_s, k.prefill_b, k.prefill_c, pace.crowd, free_slots, cached)
 
 
 def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -23,6 +25,7 @@ from controller.dispatch.pacing import PACINGS
 from controller.dispatch.scheduler import Defect, Scheduler
 
 DEFAULT_POLICY_SET = "slackline"
+MOST_OPTION = 1_000_000  # what an ordering remembers is bounded by its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,20 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
         valid = ", ".join(["dispatch", *_PARTS, *_MIGRATOR_PARTS])
         raise ConfigError(f"unknown part {min(overrides)!r}; valid: {valid}", field=min(overrides))
     config = _configured(DispatchConfig, dispatch, "dispatch")
-    return StageDispatcher(policy_set, config, **parts)
+    return StageDispatcher(policy_set, config, **parts, orderings=partial(_build, "ordering"))
+
+
+def checked_ordering(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError (UnknownName for the name) whose field is `ordering`, or `ordering.` and the setting."""
+    for key, value in options.items():
+        if isinstance(value, (int, float)) and abs(value) > MOST_OPTION:
+            raise ConfigError(f"ordering.{key} must be at most {MOST_OPTION}", field=f"ordering.{key}")
+    _build("ordering", name, options)
+
+
+def ordering_options() -> dict[str, dict[str, Any]]:
+    """The settings of each ordering with their defaults."""
+    return {name: asdict(_config_of(ORDERINGS[name])()) for name in ORDERINGS}
 
 
 def build_migrator(policy_set: str, overrides: Mapping[str, Any] | None = None) -> Migrator:
@@ -169,12 +185,12 @@ def _by_part(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _build(part: str, name: str, settings: Mapping[str, Any]) -> Any:
     implementation: Any = MIGRATIONS[name] if part == "migration" else _PARTS[part][name]
-    config_type = getattr(implementation, "Config", None)
-    if config_type is None:
-        import sys
+    return implementation(_configured(_config_of(implementation), settings, part))
 
-        config_type = getattr(sys.modules[implementation.__module__], "Config")  # noqa: B009
-    return implementation(_configured(config_type, settings, part))
+
+def _config_of(implementation: Any) -> Any:
+    found = getattr(implementation, "Config", None)
+    return getattr(sys.modules[implementation.__module__], "Config") if found is None else found  # noqa: B009
 
 
 def _configured(config_type: Any, settings: Mapping[str, Any], part: str) -> Any:

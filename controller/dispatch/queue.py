@@ -15,7 +15,7 @@ from itertools import chain, islice, takewhile
 from typing import Any, cast
 
 from controller.core.messages import QueueRow
-from controller.core.policy import Admission, Cost, Frames, Ordering, Planning, Replica, Supply
+from controller.core.policy import Admission, Barred, Cost, Frames, Ordering, Planning, Replica, Supply
 from controller.core.types import Request
 
 SortKey = tuple[tuple[float, ...], float, str]
@@ -25,11 +25,13 @@ AFTER_UNMOVED: SortKey = ((0.5,), 0.0, "")  # keys begin with the order that an 
 class Entry:
     """One waiting request.
 
-    `excluded`: instances that failed it. `deferred`: others are served first, so that they are in time. `hopeless`: it
-    is in the tier that is served last. `pruned`: orders put it there, so that others are in time.
+    `context`: tokens of its prompt and longest answer. `excluded`: instances that failed it. `deferred`: others are
+    served first, so that they are in time. `hopeless`: it is in the tier that is served last. `pruned`: orders put it
+    there, so that others are in time.
     """
 
     __slots__ = (
+        "context",
         "cost",
         "deferred",
         "drop_at",
@@ -51,6 +53,7 @@ class Entry:
         self.request = request
         self.cost = cost
         self.queued_at = now
+        self.context = request.prompt_tokens + (request.max_tokens or 1)
         self.key: SortKey = ((), request.arrival, request.id)
         self.hopeless = False
         self.deferred = False
@@ -107,21 +110,45 @@ class RequestQueue:
     """Insert, remove and expire in O(log n) comparisons; iteration in order. Ties: arrival, then id."""
 
     def __init__(self, ordering: Ordering, admission: Admission, journal: Journal | None = None) -> None:
-        self._ordering = ordering
+        self._use(ordering)
         self._admission = admission
         self._journal = journal or Journal()
         self._entries: dict[str, Entry] = {}
+        self._failed: dict[str, Entry] = {}  # of these, those that an instance failed, where the ordering has frames
+        self._by_context: list[tuple[int, str]] = []  # tokens of prompt and longest answer, likewise
         self._ready: list[tuple[SortKey, Entry]] = []
         self._hopeless: list[tuple[SortKey, Entry]] = []
         self._turns: list[tuple[float, str]] = []  # when to look at each again
         self._outdated: deque[str] = deque()  # requests whose costs are predicted again, the first to be served first
+        self._untold: deque[str] = deque()  # requests of which the frames of another ordering do not know yet
         self._drops: list[tuple[float, str]] = []
         self._due: dict[tuple[str, str], list[tuple[float, str]]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._levels: Counter[int] = Counter()
         self.tokens = 0
+
+    def _use(self, ordering: Ordering) -> None:
+        self._ordering = ordering
         self.planning: Planning | None = cast(Any, ordering) if hasattr(ordering, "defer") else None
         self.frames: Frames | None = cast(Any, ordering).frames() if hasattr(ordering, "frames") else None
+
+    def order_by(self, ordering: Ordering, now: float) -> None:
+        """Rank everything anew. What an operator moved or paused, what orders prune and what is hopeless stays so; what
+        the ordering before deferred does not. Frames hear of it by `tell`, of the first in the new order first."""
+        self._use(ordering)
+        waiting = [] if self.frames is None else list(self._entries.values())
+        self._failed = {entry.request.id: entry for entry in waiting if entry.excluded}
+        self._by_context = sorted((entry.context, entry.request.id) for entry in waiting)
+        self._ready, self._hopeless = [], []
+        for entry in self._entries.values():
+            entry.deferred = False
+            self._journal.note(entry.request.id)
+            if not entry.paused:
+                self._rank(entry, now).append((entry.key, entry))
+            self._look_again(entry, now)
+        for tier in (self._ready, self._hopeless):
+            tier.sort(key=_first)  # at once: one by one costs more than twice the time
+        self._untold = deque(entry.request.id for _, entry in (self._ready if self.frames is not None else ()))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -142,6 +169,13 @@ class RequestQueue:
         """Requests that cannot: by level of the priority mapping, then cheapest first. Read only."""
         return self._hopeless
 
+    def selective(self, tokens: int) -> Iterator[Entry]:
+        """Those that may not go everywhere: an instance failed them, or prompt and longest answer exceed `tokens`.
+        Only where the ordering ranks by instance. Some come twice."""
+        yield from self._failed.values()
+        for _, name in self._by_context[bisect_left(self._by_context, (tokens + 1, "")) :]:
+            yield self._entries[name]
+
     def ready_for(self, instance_id: str) -> Iterator[Entry]:
         """As `ready`, in the order of this instance where the ordering ranks by instance. What an operator moved comes
         before or behind the others everywhere."""
@@ -153,9 +187,9 @@ class RequestQueue:
         behind = bisect_left(self._ready, AFTER_UNMOVED, key=_first)
         return chain(forced, ranked, (entry for _, entry in self._ready[behind:]))
 
-    def weigh(self, replicas: Sequence[Replica], now: float) -> None:
-        """Let the ordering rank what waits on each of these instances."""
-        for name in self.frames.weigh(replicas, now) if self.frames is not None else ():
+    def weigh(self, replicas: Sequence[Replica], now: float, barred: Barred) -> None:
+        """Let the ordering rank what waits on each of these instances. `barred`: where requests may not go."""
+        for name in self.frames.weigh(replicas, now, barred) if self.frames is not None else ():
             entry = self._entries[name]
             self._unplace(entry)
             self._place(entry, now)
@@ -177,6 +211,10 @@ class RequestQueue:
         if request.level is not None:
             self._levels[request.level] += 1
         self.tokens += request.prompt_tokens
+        if self.frames is not None:
+            insort(self._by_context, (entry.context, request.id))
+            if entry.excluded:
+                self._failed[request.id] = entry
 
     def remove(self, request_id: str) -> Entry | None:
         entry = self._entries.pop(request_id, None)
@@ -185,6 +223,8 @@ class RequestQueue:
         self._unplace(entry)
         if self.frames is not None:
             self.frames.leave(request_id)
+            self._failed.pop(request_id, None)
+            del self._by_context[bisect_left(self._by_context, (entry.context, request_id))]
         self._journal.note(request_id)
         request = entry.request
         kind = (request.tenant, request.slo_class)
@@ -291,6 +331,18 @@ class RequestQueue:
             entry.hopeless = entry.last(now)
             self._place(entry, now)
 
+    @property
+    def untold(self) -> bool:
+        """Whether the frames of another ordering do not know all that waits yet."""
+        return bool(self._untold)
+
+    def tell(self, most: int) -> None:
+        """Let frames know up to `most` requests more that waited before their ordering was chosen."""
+        for _ in range(min(most, len(self._untold))):
+            entry = self._entries.get(self._untold.popleft())
+            if entry is not None and self.frames is not None:
+                self._tell(self.frames, entry)
+
     def advance(self, now: float) -> None:
         """Move requests that became hopeless to their tier, and compute expired ranks again."""
         while self._turns and self._turns[0][0] <= now:
@@ -346,25 +398,26 @@ class RequestQueue:
         self._journal.note(entry.request.id)
         if self.frames is not None:
             self._tell(self.frames, entry)
-        if entry.paused:
-            self._look_again(entry, now)
-            return
+        if not entry.paused:
+            insort(self._rank(entry, now), (entry.key, entry), key=_first)
+        self._look_again(entry, now)
+
+    def _rank(self, entry: Entry, now: float) -> list[tuple[SortKey, Entry]]:
+        """Compute its key anew. Returns the tier where it belongs by that."""
         request = entry.request
         entry.valid_until = math.inf
         if entry.hopeless:
             # Those of the priority mapping by level first: without one, a request counts as of the highest.
             worth = (request.order, request.level or 0, entry.cost.service_s / max(request.value, 1e-6))
             entry.key = (worth, request.arrival, request.id)
-            insort(self._hopeless, (entry.key, entry), key=_first)
-        else:
-            ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
-            rank = ranked(request, entry.cost, now)
-            key = None if self.frames is None else self.frames.key(request.id)
-            entry.key = ((request.order, *(key or rank.key)), request.arrival, request.id)
-            insort(self._ready, (entry.key, entry), key=_first)
-            if rank.valid_until is not None:
-                entry.valid_until = rank.valid_until
-        self._look_again(entry, now)
+            return self._hopeless
+        ranked = self.planning.rank_deferred if entry.deferred and self.planning else self._ordering.rank
+        rank = ranked(request, entry.cost, now)
+        key = None if self.frames is None else self.frames.key(request.id)
+        entry.key = ((request.order, *(key or rank.key)), request.arrival, request.id)
+        if rank.valid_until is not None:
+            entry.valid_until = rank.valid_until
+        return self._ready
 
     @staticmethod
     def _tell(frames: Frames, entry: Entry) -> None:
@@ -378,8 +431,10 @@ class RequestQueue:
         """Once it becomes hopeless, its rank ends or it may be tried again. Costs may move that; where it is later than
         before it stays in the heap as it was, since an early look does no harm and the heap would fill up."""
         hopeless_at = math.inf if entry.hopeless else entry.hopeless_at
-        times = (hopeless_at, entry.valid_until, entry.retry_at, entry.not_before)
-        at = min((each for each in times if each > now), default=math.inf)
+        at = math.inf
+        for each in (hopeless_at, entry.valid_until, entry.retry_at, entry.not_before):
+            if now < each < at:
+                at = each
         if at < entry.turn_at:
             entry.turn_at = at
             heapq.heappush(self._turns, (at, entry.request.id))

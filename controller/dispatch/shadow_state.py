@@ -37,8 +37,8 @@ LOST_SHARE = 0.05  # of an answer's time at its TPOT: one that is later will mis
 DOUBT_OF_PROFILE = 4.0  # how far a profile may be off before anything was measured here
 DOUBT_OF_GUESS = 100.0  # the same where nobody profiled: only what no engine could do is certain
 
-InstanceEvent = ev.InstanceDraining | ev.SharesChanged | ev.FirstByteDelay | ev.Telemetry
-INSTANCE_EVENTS = (ev.InstanceDraining, ev.SharesChanged, ev.FirstByteDelay, ev.Telemetry)
+InstanceEvent = ev.InstanceDraining | ev.SharesChanged | ev.FirstByteDelay | ev.DecodePace | ev.Telemetry
+INSTANCE_EVENTS = (ev.InstanceDraining, ev.SharesChanged, ev.FirstByteDelay, ev.DecodePace, ev.Telemetry)
 
 
 class ShadowInstance:
@@ -61,6 +61,7 @@ class ShadowInstance:
         self.sent_total = 0
         self.load: Load | None = None
         self.first_byte = (0.0, 0.0)  # of a prefill instance: seconds after a prefill, of any and for each token
+        self.decode_pace: ev.DecodePace | None = None  # likewise, once it is known
         self.latency = LatencyModel(spec.latency or UNPROFILED)
         self.fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
@@ -68,8 +69,7 @@ class ShadowInstance:
         self._prompts: Counter[tuple[str, str]] = Counter()  # tokens of their prompts since the last telemetry
         self.cached = CachedShares()
         self.first_tokens = ErrorsByKind()
-        self._stall_until = math.inf  # see stall_s
-        self._stall_seen_at = -math.inf
+        self._stall_until, self._stall_seen_at = math.inf, -math.inf  # see stall_s
         self._prefill_work = WorkRate()
         self._alone: PrefillsAlone | None = None  # while the engine prefills and does nothing else
         self.changes = 0  # grows when its latency model, its settings or its state changes
@@ -594,5 +594,7 @@ def _change(instance: ShadowInstance, event: InstanceEvent) -> None:
     elif isinstance(event, ev.FirstByteDelay):
         instance.first_byte = (event.fixed_s, event.s_a_token)
         instance.changes += 1
+    elif isinstance(event, ev.DecodePace):
+        instance.decode_pace = event
     else:
         instance.observe_load(event.load)

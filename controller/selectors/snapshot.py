@@ -50,6 +50,7 @@ def gateway_snapshot() -> GatewaySnapshot:
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
     fits = active_fits()
+    settings_row = FlowSettings.objects.first()
     return GatewaySnapshot(
         version=version,
         tenants=tuple(_tenant(row) for row in Tenant.objects.select_related("default_class")),
@@ -62,7 +63,9 @@ def gateway_snapshot() -> GatewaySnapshot:
         coming=tuple(_coming(row) for row in rows if row.switches_role or not row.now_serves),
         on_demand=tuple(models_on_demand()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
-        pruning=FlowSettings.objects.filter(drop_budget__gt=0).exists(),
+        pruning=settings_row is not None and settings_row.drop_budget > 0,
+        ordering="" if settings_row is None else settings_row.ordering,
+        ordering_options={} if settings_row is None else settings_row.ordering_options,
     )
 
 
@@ -115,6 +118,7 @@ def _tenant(row: Tenant) -> TenantConfig:
             queue_share=row.queue_share,
         ),
         retention_s=row.retention_s,
+        stage_deadlines=row.stage_deadlines,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from console.views.editing import Difference, form_page, saved, say_updated, upd
 from console.views.paging import numbered_page
 from console.views.traffic.pruning import pruning_context
 from controller.core.messages import HostFlow, HostFlows
+from controller.dispatch.policy_sets import ordering_options
 from controller.flow.gate import OFF
 from controller.selectors import catalogue
 from controller.selectors.fleet.flow_replay import replay_last_hour
@@ -96,6 +98,8 @@ def _context(page: int) -> dict[str, Any]:
     return {
         "settings": stored,
         "policy": policy_in_words(stored.flow_policy) if stored else "",
+        "ordering": stored.ordering if stored else "",
+        "options": json.dumps(stored.ordering_options) if stored and stored.ordering_options else "",
         "off": stored.flow_policy == OFF if stored else all(host["policy"] == OFF for host in reported.hosts),
         "hosts": [_host(host, stored.flow_policy if stored else None, now) for host in reported.hosts],
         "page": numbered_page(rows, page, PAGE_ROWS),
@@ -178,4 +182,8 @@ def flow_settings_edit(request: HttpRequest) -> HttpResponse:
         restoring="restore" in request.GET and row is not None,
         back=reverse("flows"),
         replay=_replayed(),
+        orderings=[
+            (name, [(option, json.dumps(value)) for option, value in options.items()])
+            for name, options in ordering_options().items()
+        ],
     )

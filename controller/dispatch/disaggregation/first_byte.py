@@ -1,5 +1,5 @@
 """How long after its prefill the client of a disaggregated request has its first byte at the earliest, for the
-dispatcher's chances.
+dispatcher's chances, and how long decoding takes then, for orderings that rank by instance.
 
 The first byte comes from the decode engine, so a request needs more than its prefill within its TTFT: its KV moves, and
 the decode engine answers. How long others waited for a decode instance does not count: those whose first byte is due
@@ -16,11 +16,13 @@ from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.transfers import DecodeTransfer
+from controller.dispatch.lane import steps_of
 from controller.dispatch.shadow_state import ShadowInstance
 
 WINDOW_S = 5.0  # the least delay of this window and of the one before counts
 TELL_EVERY_S = 2.0  # what is told may have the whole queue judged again
 SAME_PART = 0.3  # a change by less than this part of what was told last is not told,
+PACE_PART = 0.05  # the same of how fast decoding is, which has nothing judged again
 SAME_S = 0.02  # nor one by less than this
 
 
@@ -35,6 +37,7 @@ class FirstBytes:
         self._links = links
         self._rest: dict[str, Recent] = {}  # by model: seconds beyond the expected transfer
         self._told: dict[str, tuple[float, float]] = {}
+        self._paces: dict[str, tuple[float, float, float]] = {}  # told likewise
         self._tell_at = 0.0
         self._learned = True  # or there may be measured links
 
@@ -54,6 +57,7 @@ class FirstBytes:
             return []
         self._learned, self._tell_at = False, now + TELL_EVERY_S
         found: list[ev.Event] = []
+        paces = {model: self._pace(model) for model in {each.spec.model for each in self._instances.values()}}
         for instance in self._instances.values():
             if instance.spec.role is not Role.PREFILL:
                 continue
@@ -61,11 +65,16 @@ class FirstBytes:
             if _differs(delay, self._told.get(instance.id, (0.0, 0.0))):
                 self._told[instance.id] = delay
                 found.append(ev.FirstByteDelay(instance.id, *delay))
+            pace = paces[instance.spec.model]
+            if pace is not None and _changed(pace, self._paces.get(instance.id)):
+                self._paces[instance.id] = pace
+                found.append(ev.DecodePace(instance.id, *pace))
         return found
 
     def forget(self, instance_id: str) -> None:
         """It is gone, and one of the same name begins with nothing told."""
         self._told.pop(instance_id, None)
+        self._paces.pop(instance_id, None)
 
     def _after(self, source: ShadowInstance) -> tuple[float, float]:
         """Seconds after its prefills: of any request, and of each token of its prompt."""
@@ -76,6 +85,16 @@ class FirstBytes:
         latency_s, s_a_token = self._links.mean_move(source.id, targets)
         recent = self._rest.get(model)
         return latency_s + (recent.least if recent is not None else 0.0), s_a_token
+
+    def _pace(self, model: str) -> tuple[float, float, float] | None:
+        """Of its decode instances: seconds of a step, of the quickest one, and sequences for each prefill instance."""
+        ours = [each for each in self._instances.values() if each.spec.model == model]
+        decoding = [each for each in ours if each.takes_decodes]
+        if not decoding:
+            return None
+        steps, quickest = zip(*map(steps_of, decoding), strict=True)
+        prefilling = sum(each.spec.role is Role.PREFILL for each in ours)
+        return sum(steps) / len(steps), min(quickest), sum(each.outstanding for each in decoding) / max(1, prefilling)
 
 
 class Recent:
@@ -98,6 +117,10 @@ class Recent:
         """0 before the first sample."""
         least = min(self._now, self._before)
         return 0.0 if math.isinf(least) else least
+
+
+def _changed(new: tuple[float, ...], told: tuple[float, ...] | None) -> bool:
+    return told is None or any(abs(mine - old) > PACE_PART * abs(old) for mine, old in zip(new, told, strict=True))
 
 
 def _differs(new: tuple[float, float], told: tuple[float, float]) -> bool:

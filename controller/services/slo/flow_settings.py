@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
 
+from controller.core.errors import ConfigError, UnknownName
+from controller.dispatch.policy_sets import checked_ordering
 from controller.flow.gate import GATED, OFF
 from controller.models import FlowSettings
 from controller.services import change
@@ -14,12 +17,13 @@ from controller.services.actors import Actor
 from controller.services.replace import ExpectedVersion, defaults_of, put
 
 ONLY = 1  # the row's id
-EDITABLE = ("flow_policy", "drop_budget")
+EDITABLE = ("flow_policy", "drop_budget", "ordering", "ordering_options")
+LONGEST_OPTIONS = 2_000  # characters of JSON
 
 
-def flow_settings_create(*, actor: Actor, flow_policy: str = OFF, drop_budget: float = 0.0) -> FlowSettings:
-    """Raises ValidationError if the row exists."""
-    row = FlowSettings(pk=ONLY, flow_policy=flow_policy, drop_budget=drop_budget)
+def flow_settings_create(*, actor: Actor, **values: Any) -> FlowSettings:
+    """`values`: of EDITABLE. Raises ValidationError if the row exists."""
+    row = FlowSettings(pk=ONLY, **values)
     return change.create(row, actor=actor, kind="flow_settings", check=_check)
 
 
@@ -60,3 +64,21 @@ def _check(row: FlowSettings) -> None:
         raise ValidationError({"flow_policy": f"Must be one of: {', '.join((OFF, *GATED))}."})
     if not 0 <= row.drop_budget <= 1:
         raise ValidationError({"drop_budget": "Must be between 0 and 1."})
+    _check_ordering(row)
+
+
+def _check_ordering(row: FlowSettings) -> None:
+    if not isinstance(row.ordering_options, dict):
+        raise ValidationError({"ordering_options": "Enter a JSON object."})
+    if len(json.dumps(row.ordering_options)) > LONGEST_OPTIONS:
+        raise ValidationError({"ordering_options": f"Enter at most {LONGEST_OPTIONS} characters."})
+    if not row.ordering:
+        if row.ordering_options:
+            raise ValidationError({"ordering_options": "Options need an ordering. Choose one, or remove them."})
+        return
+    try:
+        checked_ordering(row.ordering, row.ordering_options)
+    except UnknownName as error:
+        raise ValidationError({"ordering": f"{error}."}) from error
+    except ConfigError as error:
+        raise ValidationError({"ordering_options": f"{error}."}) from error

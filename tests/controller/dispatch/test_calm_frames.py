@@ -7,6 +7,10 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.dispatch import build_dispatcher
+from controller.dispatch.lane import GUESS
+from controller.dispatch.queue import Entry, RequestQueue
+from controller.dispatch.shadow_state import ShadowInstance
+from controller.policies.ordering.calm import FEW
 from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
 
 CALM = {
@@ -40,6 +44,103 @@ def test_a_request_waits_for_the_instance_that_can_still_be_in_time():
     assert sends(dispatcher.handle([ev.Arrived(tight), ev.Arrived(loose)], 0.1)) == []
     assert sends(ended(dispatcher, "slow", 0.2)) == [("loose", "slow")]
     assert sends(ended(dispatcher, "quick", 0.3)) == [("tight", "quick")]
+
+
+def test_a_request_that_failed_on_the_only_instance_where_it_can_be_in_time_is_late():
+    dispatcher = unlike()
+    tight = request("tight", 0.1, 60.0, output=100, deadline=4.0)
+    dispatcher.handle([ev.Arrived(tight)], 0.1)
+    assert sends(ended(dispatcher, "quick", 0.2)) == [("tight", "quick")]
+    assert sends(dispatcher.handle([ev.Failed("tight", True, "died")], 0.3)) == []
+    assert sends(ended(dispatcher, "slow", 0.4)) == [("tight", "slow")]
+
+
+@pytest.mark.parametrize("waiting", [0, 2 * FEW])
+def test_a_request_waits_for_no_instance_whose_context_is_too_short(waiting):
+    """With many others it is placed among them within their frame."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    short = InstanceSpec("short", "m", latency=SPEED, max_num_seqs=32, max_model_len=1000)
+    slow = InstanceSpec("slow", "m", latency=SLOWER, max_num_seqs=32)
+    dispatcher.handle([ev.InstanceUp(short), ev.InstanceUp(slow)], 0.0)
+    dispatcher.handle([ev.Arrived(request(f"x{i}", output=5)) for i in range(2)], 0.0)
+    dispatcher.handle([ev.Arrived(request(f"late{i}", 0.0, 60.0, 1.0, deadline=0.1)) for i in range(waiting)], 0.1)
+    long = request("long", 0.2, 60.0, prompt=2000, output=100, deadline=4.0)
+    dispatcher.handle([ev.Arrived(long), ev.Arrived(request("able", 0.2, 60.0, output=50, value=0.1))], 0.2)
+    assert sends(ended(dispatcher, "slow", 0.3)) == [("able", "slow")]
+    assert dispatcher._fleet.lane("m").queue.frames.sent("long", "short").tier == "late"
+    if not waiting:
+        assert sends(ended(dispatcher, "slow", 0.4)) == [("long", "slow")]
+
+
+def crowded(waiting):
+    """An idle instance of 1,000 tokens, and full ones of 4,000 and 8,000 for which all requests wait."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    for name, length in (("short", 1000), ("middle", 4000), ("long", 8000)):
+        spec = InstanceSpec(name, "m", latency=SPEED, max_num_seqs=32, max_model_len=length)
+        dispatcher.handle([ev.InstanceUp(spec)], 0.0)
+    held = (ev.Arrived(request(f"x{i}", 0.0, 300.0, prompt=2000, output=500)) for i in range(2))
+    dispatcher.handle(list(held), 0.0)
+    dispatcher.handle(
+        [ev.Arrived(request(f"r{i}", 0.1, 300.0, prompt=2000 + i, wait=600.0)) for i in range(waiting)], 0.1
+    )
+    assert len(dispatcher.queue()) == waiting
+    return dispatcher
+
+
+def test_an_arrival_looks_at_no_others_for_where_they_may_go(monkeypatch):
+    dispatcher = crowded(3 * FEW)
+    monkeypatch.setattr(RequestQueue, "selective", lambda self, tokens: pytest.fail("it looks at all that wait"))
+    assert sends(dispatcher.handle([ev.Arrived(request("new", 0.2, 300.0, prompt=2000))], 0.2)) == []
+    assert dispatcher._fleet.lane("m").queue.frames._columns.alive.sum() == 3 * FEW + 1
+
+
+def test_a_frame_looks_at_instances_once_for_all_requests_that_fit_into_the_same(monkeypatch):
+    dispatcher = crowded(3 * FEW)
+    looked = []
+    long_enough = ShadowInstance.long_enough
+    monkeypatch.setattr(ShadowInstance, "long_enough", lambda *args: looked.append(args) or long_enough(*args))
+    frames = dispatcher._fleet.lane("m").queue.frames
+    frame = frames.frame
+    dispatcher.handle([], 0.1 + 50.0)
+    assert frames.frame > frame
+    assert len(looked) < FEW
+
+
+def test_requests_may_not_go_where_they_failed_or_are_too_long():
+    """Contexts at, below and beyond those of instances; one that only prefills needs room for the prompt alone."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    for at, (length, role) in enumerate(
+        [
+            (1000, Role.COLLOCATED),
+            (1000, Role.PREFILL),
+            (2000, Role.COLLOCATED),
+            (2000, Role.PREFILL),
+            (3000, Role.COLLOCATED),
+        ]
+    ):
+        spec = InstanceSpec(f"i{at}", "m", latency=SPEED, max_num_seqs=32, max_model_len=length, role=role)
+        dispatcher.handle([ev.InstanceUp(spec)], 0.0)
+    lane = dispatcher._fleet.lane("m")
+    lane.advance(0.0)
+    entries = [
+        Entry(request(f"{prompt}-{most}-{failed}", prompt=prompt, max_tokens=most), GUESS.cost(request("r")), 0.0, gone)
+        for prompt in (900, 999, 1000, 1950, 1999, 2000, 2999, 3500)
+        for most in (1, 50, 100, 101)
+        for failed, gone in (("", frozenset()), ("failed", frozenset({"i2", "i4"})))
+    ]
+    for entry in entries:
+        lane.queue.add(entry, 0.0)
+    taking = list(lane.instances.values())
+    expected = {}
+    for entry in entries:
+        able = [each for each in taking if each.long_enough(entry.request, 3000)]
+        able = [each for each in able if each.id not in entry.excluded] or able
+        if where := frozenset(lane.instances) - {each.id for each in able}:
+            expected[entry.request.id] = where
+    assert len(set(expected.values())) > 5
+    for names in (None, [entry.request.id for entry in entries], [*expected][:3]):
+        found = {name: where for where, some in lane._barred(taking, names).items() for name in some}
+        assert found == {name: where for name, where in expected.items() if names is None or name in names}
 
 
 def test_what_is_late_everywhere_takes_what_no_other_needs():
@@ -154,6 +255,24 @@ def test_a_frame_has_a_length_where_other_instances_decode():
     assert frames.ends == pytest.approx(1.0)
 
 
+def test_decoding_elsewhere_counts_as_time():
+    """Of two that are worth the same, 100 tokens take 1.5 s elsewhere at least: one of them can only be late."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    prefill = InstanceSpec("p", "m", role=Role.PREFILL, latency=SPEED, max_num_seqs=1)
+    pace = ev.DecodePace("p", 0.03, 0.015, 8.0)
+    dispatcher.handle([ev.InstanceUp(prefill), pace, ev.Arrived(request("x", output=5))], 0.0)
+    tight, loose = (
+        request(name, 0.1, 60.0, output=100, deadline=due) for name, due in (("tight", 1.4), ("loose", 60.0))
+    )
+    assert sends(dispatcher.handle([ev.Arrived(tight), ev.Arrived(loose)], 0.1)) == []
+    (held,) = dispatcher._fleet.instances["p"].waiting.values()
+    ended_there = ev.PrefillDone(held.request, "p", 100)
+    assert sends(dispatcher.handle([ended_there], 0.2)) == [("loose", "p")]
+    frames = dispatcher._fleet.lane("m").queue.frames
+    assert frames.sent("tight", "p").tier == "late"
+    assert frames.ends == pytest.approx(50 * 0.03)
+
+
 def test_a_guess_of_an_instance_makes_no_request_late():
     """Nobody profiled the other one: it may be four times as fast as is assumed."""
     dispatcher = build_dispatcher("slackline", CALM)
@@ -211,6 +330,19 @@ def test_a_cancelled_request_leaves_the_frames():
     assert sends(ended(dispatcher, "slow", 0.2)) == [("b", "slow")]
     (lane,) = dispatcher.lanes.values()
     assert not lane.queue.frames.due({"quick", "slow"}, 99.0)
+
+
+def test_an_instance_is_not_idle_while_hundreds_wait_and_more_arrive():
+    """An answer ends and another request arrives at the same moment, each time."""
+    dispatcher = build_dispatcher("slackline", CALM)
+    arrivals = (ev.Arrived(request(f"r{i}", ttft=60.0, output=5)) for i in range(200))
+    ((held, _),) = sends(dispatcher.handle([up(slots=1), *arrivals], 0.1))
+    for at in range(150):
+        now = 0.1 + 0.001 * (at + 1)
+        arrived = ev.Arrived(request(f"n{at}", now, 60.0, output=5, value=0.01))
+        sent = sends(dispatcher.handle([ev.FirstToken(held), ev.Finished(held, 5), arrived], now))
+        assert len(sent) == 1, at
+        held = sent[0][0]
 
 
 def test_waiting_time_ends_in_the_queue_as_ever():

@@ -206,3 +206,31 @@ def test_an_unknown_policy_is_refused_at_its_field(operator, live_store):
 def test_a_viewer_cannot_change_it(viewer, live_store):
     assert viewer.get(reverse("flow-settings")).status_code == 403
     assert viewer.post(reverse("flow-settings"), {"flow_policy": "mfs"}).status_code == 403
+
+
+def test_an_ordering_is_chosen_with_its_options_and_undone(operator):
+    url = reverse("flow-settings")
+    text = shown(operator, url)
+    assert "frame_steps" in text
+    assert "apparent_tardiness_cost" in text
+    change = {"flow_policy": "off", "drop_budget": "0", "ordering": "calm", "ordering_options": '{"frame_steps": 100}'}
+    assert operator.post(url, change).url == "/flows/"
+    row = FlowSettings.objects.get()
+    assert (row.ordering, row.ordering_options) == ("calm", {"frame_steps": 100})
+    assert "in the order of <code>calm</code> with <code>{&quot;frame_steps&quot;: 100}</code>" in shown(operator)
+    wrongs = [
+        ('{"window": 1}', "no setting"), ("{", "valid JSON"), ("[]", "JSON object"), ("[" * 1_999, "valid JSON"),
+        ("[" * 100_000, "at most 2000"), ('{"frame_steps": ' + "1" * 5_000 + "}", "at most 2000"),
+        ('{"frame_steps": ' + "1" * 1_900 + "}", "at most"), (r'{"\ud800": 1}', "valid JSON"),
+    ]  # fmt: skip
+    for wrong, told in wrongs:
+        answer = operator.post(url, {**change, "version": 1, "ordering_options": wrong})
+        assert answer.status_code == 422
+        assert set(answer.context["form"].errors) == {"ordering_options"}
+        assert told in str(answer.context["form"].errors)
+    assert operator.post(url, {"flow_policy": "off", "drop_budget": "0", "version": 1}).url == "/flows/"
+    assert FlowSettings.objects.get().ordering == ""
+    decision = Decision.objects.get(kind="flow_settings_updated")
+    restored = operator.get(f"{url}?restore={decision.pk}").context["form"]
+    assert restored.initial["ordering"] == "calm"
+    assert "frame_steps" in shown(operator, "/flows/settings/history/")

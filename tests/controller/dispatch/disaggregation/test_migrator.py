@@ -272,3 +272,17 @@ def test_whatever_is_said_the_books_balance(script, name):
         made.handle([ev.Woke()], now)
     assert not made.busy, "what nobody said was freed is left to its lease"
     assert made.handle([], now).wake_at is None
+
+
+def test_orderings_by_instance_hear_how_fast_decoding_is():
+    """A step of n sequences takes 20 + n ms, at two decode instances for one that prefills."""
+    made = migrator(decoders=2)
+    made.handle([up("p", Role.PREFILL)], 0.0)
+    paces = [event for event in made.first_bytes.news(0.0) if isinstance(event, ev.DecodePace)]
+    assert paces == [("p", pytest.approx(0.021), pytest.approx(0.021), 0.0)]
+    for name in "ab":
+        made.handle([done(name, 1.0)], 1.0)
+        commit(made, name, "d0" if name == "a" else "d1", 1.0)
+    made.first_bytes._learned = True
+    (pace,) = [event for event in made.first_bytes.news(9.0) if isinstance(event, ev.DecodePace)]
+    assert (pace.crowd, pace.token_s) == (2.0, pytest.approx(0.022))

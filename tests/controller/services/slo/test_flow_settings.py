@@ -1,10 +1,15 @@
 """The flow settings: one row, checked, versioned and audited."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from controller.core.snapshot import snapshot_from_json
 from controller.models import ConfigVersion, Decision, FlowSettings
+from controller.selectors.snapshot import gateway_snapshot
 from controller.services.replace import ExpectedVersion
 from controller.services.slo.flow_settings import flow_settings_create, flow_settings_put, flow_settings_update
 from controller.wording.sentences import sentence
@@ -41,3 +46,29 @@ def test_a_put_creates_it_then_replaces_it():
     _, created = flow_settings_put(actor=ACTOR, values={"flow_policy": "mfs"}, expected=ExpectedVersion())
     row, again = flow_settings_put(actor=ACTOR, values={}, expected=ExpectedVersion())
     assert (created, again, row.flow_policy) == (True, False, "off"), "an absent value gets its default"
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "told"),
+    [
+        ({"ordering": "alphabetical"}, "ordering", "valid: apparent_tardiness_cost"),
+        ({"ordering": "calm", "ordering_options": {"window": 1}}, "ordering_options", "no setting 'window'"),
+        ({"ordering": "calm", "ordering_options": {"frame_steps": 0}}, "ordering_options", "at least 1"),
+        ({"ordering": "calm", "ordering_options": [1]}, "ordering_options", "JSON object"),
+        ({"ordering": "calm", "ordering_options": {"x" * 3_000: 1}}, "ordering_options", "at most 2000"),
+        ({"ordering_options": {"frame_steps": 1}}, "ordering_options", "Choose one"),
+    ],
+)
+def test_a_wrong_ordering_names_its_field(values, field, told):
+    with pytest.raises(ValidationError) as raised:
+        flow_settings_create(actor=ACTOR, **values)
+    assert set(raised.value.message_dict) == {field}
+    assert told in raised.value.message_dict[field][0]
+
+
+def test_the_ordering_reaches_gateways():
+    assert (gateway_snapshot().ordering, gateway_snapshot().ordering_options) == ("", {})
+    flow_settings_create(actor=ACTOR, ordering="calm", ordering_options={"frame_steps": 100})
+    found = gateway_snapshot()
+    assert (found.ordering, found.ordering_options) == ("calm", {"frame_steps": 100})
+    assert snapshot_from_json(json.loads(json.dumps(asdict(found)))) == found
