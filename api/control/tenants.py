@@ -26,6 +26,7 @@ from controller.services.slo.tenants import (
     tenant_remove,
     tenant_update,
 )
+from controller.slo.stage_deadlines import STAGE_DEADLINES
 
 QUOTA_MAX = 2**31 - 1
 
@@ -99,6 +100,13 @@ class _TenantChange(serializers.Serializer):
         help_text="Seconds for which answers of its steps (`metadata.step_key`), and its responses with their "
         "conversations unless a client says `store` false, are kept as text; 0: none.",
     )
+    stage_deadlines = serializers.ChoiceField(
+        choices=STAGE_DEADLINES,
+        required=False,
+        help_text="How the deadline of its workflows is divided among their stages. `share_of_rest`: each gets its "
+        "share of the time left; `accumulated`: due times are fixed from the beginning; `own_share`: each gets the "
+        "same time whenever it begins, until the workflow is due.",
+    )
 
 
 class TenantInput(_TenantChange):
@@ -128,7 +136,8 @@ class TenantOutput(VersionedOutput):
     class Meta:
         model = Tenant
         fields = (
-            "id", "name", "title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "state", "version",
+            "id", "name", "title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "stage_deadlines", "state",
+            "version",
             "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields

@@ -14,6 +14,8 @@ from controller.models import ApiKey, ServedModel, SLOClass, Tenant
 from controller.models.base import NAME
 from controller.models.tenants import LONGEST_RETENTION_S, LOWEST_PRIORITY
 from controller.services.slo.tenants import EDITABLE, quotas_of_new_tenants
+from controller.slo.stage_deadlines import LIVE_RULE
+from controller.wording.values import VALUES
 
 QUOTA_MAX = 2**31 - 1
 # When the old key or token is revoked after a rotation, in seconds from then.
@@ -109,6 +111,15 @@ class TenantForm(EditForm):
         help_text="How long answers of requests with a step key, and responses with their conversations (unless the "
         "client says store false), are kept as text. 0 keeps none.",
     )
+    stage_deadlines = forms.ChoiceField(
+        choices=[(rule, VALUES["stage_deadlines"][rule]) for rule in (LIVE_RULE, "accumulated", "own_share")],
+        initial=LIVE_RULE,
+        required=False,
+        label="Division of deadlines",
+        help_text="How the deadline of a workflow is divided among its stages. Example: stages of 2, 3 and 5 s, a "
+        "deadline of 20 s, and a first stage that ends after 6 s in place of 4. The second stage is due at 11.25 s by "
+        "shares of the time left, at 10 s by fixed due times, and at 12 s by fixed lengths.",
+    )
     state = forms.ChoiceField(
         choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."
     )
@@ -133,6 +144,10 @@ class TenantForm(EditForm):
 
     def clean_retention_s(self) -> int:
         return self.cleaned_data["retention_s"] or 0
+
+    def clean_stage_deadlines(self) -> str:
+        chosen: str = self.cleaned_data["stage_deadlines"]
+        return chosen or str(self.initial.get("stage_deadlines", LIVE_RULE))
 
     def _offer(self, field: str, names: Iterable[str], existing: Tenant | None) -> None:
         choice = self.fields[field]

@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from controller.models.base import NAME, Versioned, above_zero, positive
+from controller.slo.stage_deadlines import LIVE_RULE, STAGE_DEADLINES
 
 LOWEST_PRIORITY = 1000
 LONGEST_RETENTION_S = 7 * 86_400
@@ -53,6 +54,14 @@ class Tenant(Versioned):
     retention_s = models.PositiveIntegerField(
         "retention of answers", default=0, db_default=0, validators=[MaxValueValidator(LONGEST_RETENTION_S)]
     )
+    # How the deadline of its workflows is divided among their stages.
+    stage_deadlines = models.CharField(
+        "division of deadlines",
+        max_length=16,
+        choices=[(rule, rule) for rule in STAGE_DEADLINES],
+        default=LIVE_RULE,
+        db_default=LIVE_RULE,
+    )
     state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
 
     objects = TenantQuerySet.as_manager()
@@ -71,6 +80,9 @@ class Tenant(Versioned):
             models.CheckConstraint(
                 condition=Q(queue_share__isnull=True) | Q(queue_share__gt=0, queue_share__lte=1),
                 name="tenant_queue_share_within_bounds",
+            ),
+            models.CheckConstraint(
+                condition=Q(stage_deadlines__in=list(STAGE_DEADLINES)), name="tenant_stage_deadlines_known"
             ),
             models.CheckConstraint(
                 condition=Q(retention_s__lte=LONGEST_RETENTION_S), name="tenant_retention_within_bounds"

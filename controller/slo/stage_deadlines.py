@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from controller.core.errors import ConfigError, UnknownName
 
 STAGE_DEADLINES = ("accumulated", "own_share", "share_of_rest")
+LIVE_RULE = "share_of_rest"  # of tenants that chose none: a step after a late one still gets time
 
 
 def checked_rule(rule: str) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from controller.core.snapshot import Entitlements
+from controller.core.snapshot import Entitlements, TenantConfig
 from controller.core.types import Targets
 from controller.slo.classes import Applied
-from controller.slo.stage_deadlines import stage_due
+from controller.slo.stage_deadlines import LIVE_RULE, stage_due
 
 STEPS_LEFT, STAGES, GRAPH, LAST = "steps_left", "stages", "graph", "last"
-RULE = "share_of_rest"  # a step that ends early or late leaves more or less to all that follow it
+LEAST_SHARE_S = 1e-3  # of a step whose due time is over, by rules that keep due times
 
 
 class WorkflowTime(NamedTuple):
@@ -22,7 +22,8 @@ class WorkflowTime(NamedTuple):
     is shorter. `rule`: what the shares are from: steps_left or stages, as the client said, a graph (`graph_version`,
     with the `similarity` of the workflow to it), or last, since nobody says what follows. `number`: of the request
     among the workflow's, from 1; 0 if not known. `tool_steps`: reported since the request before, as records have
-    them."""
+    them. `division`: the tenant's rule of STAGE_DEADLINES, which needs `past`, shares of what came before this request,
+    and `whole_s`, the workflow's deadline from its beginning; where that is not known, what is left is divided."""
 
     left_s: float
     shares: Sequence[float]
@@ -33,6 +34,9 @@ class WorkflowTime(NamedTuple):
     graph_version: int | None = None
     similarity: float = 0.0
     tool_steps: tuple[Mapping[str, Any], ...] = ()
+    past: Sequence[float] = ()
+    whole_s: float | None = None
+    division: str = LIVE_RULE
 
     @property
     def late(self) -> bool:
@@ -46,12 +50,16 @@ class WorkflowTime(NamedTuple):
     @property
     def step_s(self) -> float:
         """What the request gets of the time that is left."""
-        return max(self.least_s, stage_due(RULE, self.shares, 0, 0.0, 0.0, self.left_s))
+        if self.whole_s is None or self.division == LIVE_RULE:
+            return max(self.least_s, stage_due(LIVE_RULE, self.shares, 0, 0.0, 0.0, self.left_s))
+        began = self.whole_s - self.left_s
+        due = stage_due(self.division, [*self.past, *self.shares], len(self.past), 0.0, began, self.whole_s)
+        return max(self.least_s, LEAST_SHARE_S, due - began)
 
-    def entitled(self, entitled: Entitlements) -> WorkflowTime:
-        """With the shortest share that the tenant is entitled to: naming many steps, or the last moments of a workflow,
-        must not get a request before those of others."""
-        return self._replace(least_s=least_share_s(entitled))
+    def of_tenant(self, tenant: TenantConfig) -> WorkflowTime:
+        """Divided by its rule, with the shortest share that it is entitled to: naming many steps, or the last moments
+        of a workflow, must not get a request before those of others."""
+        return self._replace(least_s=least_share_s(tenant.entitled), division=tenant.stage_deadlines)
 
 
 def least_share_s(entitled: Entitlements) -> float:
@@ -91,3 +99,14 @@ def shares_from(stages: Sequence[tuple[str, float]], stage: str, steps_left: int
         return [1.0] * steps_left
     at = next((index for index, (name, _) in enumerate(stages) if name == stage), None)
     return [1.0] if at is None else [share for _, share in stages[at:]]
+
+
+def past_from(
+    stages: Sequence[tuple[str, float]], stage: str, steps_left: int | None, before: int = 0
+) -> Sequence[float]:
+    """The shares of what came before, relative to `shares_from`. `before`: requests that count
+    as steps; they are taken to have followed one another, since nobody says more of them."""
+    if steps_left is not None:
+        return [float(before)] if before > 0 else []
+    at = next((index for index, (name, _) in enumerate(stages) if name == stage), 0)
+    return [share for _, share in stages[:at]]

@@ -34,6 +34,7 @@ from controller.selectors.roles import UserRole, role_of
 from controller.services.slo.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.slo.tenants import tenant_create, tenant_update
 from controller.wording.sentences import sentence
+from controller.wording.values import VALUES
 from controller.wording.vocabulary import class_name
 from workers.notices import announce_config
 
@@ -152,6 +153,7 @@ def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dic
     at_once = open_now()
     return {
         "row": tenant,
+        "division": VALUES["stage_deadlines"][tenant.stage_deadlines],
         "quotas": quotas(tenant, peak),
         "at_once": None if at_once is None else at_once.get(tenant.name, 0),
         "classes": class_rows(tenant, now),

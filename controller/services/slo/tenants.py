@@ -25,7 +25,7 @@ ENTITLEMENTS = (
     "tightest_deadline_s",
     "queue_share",
 )
-EDITABLE = ("title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "state")
+EDITABLE = ("title", "default_class", *QUOTAS, *ENTITLEMENTS, "retention_s", "stage_deadlines", "state")
 MOST_NAMES = 100
 
 

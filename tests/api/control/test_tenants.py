@@ -61,6 +61,15 @@ def test_the_retention_of_answers_is_none_unless_somebody_chose_one_and_reaches_
     assert config.retention_s == 3600
 
 
+def test_the_division_of_deadlines_is_that_of_the_time_left_unless_somebody_chose_another(admin, tenant):
+    assert admin.get(f"/tenants/{tenant.pk}").data["stage_deadlines"] == "share_of_rest"
+    answer = admin.patch(f"/tenants/{tenant.pk}", {"stage_deadlines": "accumulated", "version": 1})
+    assert answer.data["stage_deadlines"] == "accumulated"
+    assert Decision.objects.get(kind="tenant_updated").inputs["after"]["stage_deadlines"] == "accumulated"
+    (config,) = (each for each in gateway_snapshot().tenants if each.name == tenant.name)
+    assert config.stage_deadlines == "accumulated"
+
+
 def test_the_default_class_is_among_the_allowed(admin, tenant):
     factories.slo_class(name="chat")
     answer = admin.patch(f"/tenants/{tenant.pk}", {"default_class": "chat", "allowed_classes": ["batch"], "version": 1})
@@ -85,6 +94,8 @@ def test_the_default_class_is_among_the_allowed(admin, tenant):
         ({"retention_s": -1}, "retention_s"),
         ({"retention_s": 604_801}, "retention_s"),
         ({"retention_s": None}, "retention_s"),
+        ({"stage_deadlines": "even"}, "stage_deadlines"),
+        ({"stage_deadlines": None}, "stage_deadlines"),
     ],
 )
 def test_wrong_entitlements_name_their_field(admin, tenant, change, field):

@@ -169,6 +169,7 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
         "tightest_ttft_s": "0.25",
         "queue_share": "12.5",
         "retention_s": "7200",
+        "stage_deadlines": "own_share",
         "state": "active",
         "version": 1,
     }
@@ -183,6 +184,7 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
         "2 (smaller numbers are refused)",
         "250",
         "12",
+        "fixed lengths",
         "7,200 s: steps with a key, and responses with their conversations",
     ):
         assert shown in page
@@ -191,9 +193,11 @@ def test_entitlements_are_chosen_shown_and_kept(admin):
     assert list(answer.context["form"].errors) == ["queue_share"]
     answer = admin.post(url, {**change, "version": 2, "retention_s": "700000"})
     assert list(answer.context["form"].errors) == ["retention_s"]
-    assert admin.post(url, {**change, "version": 2, "retention_s": ""}).status_code == 302
+    answer = admin.post(url, {**change, "version": 2, "stage_deadlines": "even"})
+    assert list(answer.context["form"].errors) == ["stage_deadlines"]
+    assert admin.post(url, {**change, "version": 2, "retention_s": "", "stage_deadlines": ""}).status_code == 302
     tenant.refresh_from_db()
-    assert tenant.retention_s == 0
+    assert (tenant.retention_s, tenant.stage_deadlines) == (0, "own_share")
 
 
 def test_another_tenants_class_is_no_default(admin):
