@@ -84,6 +84,7 @@ urlpatterns = [
     path("scaling/<int:policy_id>/", scaling.scaling_edit, name="scaling-edit"),
     path("scaling/<int:policy_id>/history/", changes.scaling_history, name="scaling-history"),
     path("lengths/", lengths.lengths_page, name="lengths"),
+    path("lengths/graphs/", lengths.pattern_graphs, name="pattern-graphs"),
     path("patterns/", patterns.patterns, name="patterns"),
     path("experiments/", experiments.experiment_list, name="experiments"),
     path("experiments/new/", experiments.experiment_new, name="experiment-new"),

@@ -13,10 +13,11 @@ from rest_framework.response import Response
 
 from api.control.framework.base import SIGNED_IN, ControlView
 from api.control.framework.documented import LISTED, operation
-from controller.selectors.records.goodput import MINUTE, Goodput, goodput
+from controller.selectors.records.goodput import MINUTE, Goodput, goodput, stage_goodput
 from controller.slo.request_types import RequestType
 
 MOST_MINUTES = 24 * 60
+MOST_STAGE_MINUTES = 60  # the requests themselves are read, not a roll-up
 BY_MINUTE = 60  # minutes; of more than these a row covers STEP
 STEP = timedelta(minutes=15)
 TYPES = [each.value for each in RequestType]
@@ -90,3 +91,50 @@ class GoodputView(ControlView):
 
 def _row(row: Goodput) -> dict[str, object]:
     return {**asdict(row), "share": row.share, "token_share": row.token_share}
+
+
+class StageQuery(serializers.Serializer):
+    """Which workflows, by when they ended."""
+
+    minutes = serializers.IntegerField(
+        min_value=1, max_value=MOST_STAGE_MINUTES, default=15, help_text="How far back, whole minutes."
+    )
+    tenant = serializers.CharField(max_length=64, required=False)
+
+
+class StageRow(serializers.Serializer):
+    """A stage of a tenant's workflows that ended, without workflows that their clients cancelled."""
+
+    tenant = serializers.CharField()
+    stage = serializers.CharField(allow_blank=True, help_text="Empty: requests that named none.")
+    workflows = serializers.IntegerField(help_text="That had requests of this stage.")
+    requests = serializers.IntegerField()
+    answered = serializers.IntegerField()
+    shared = serializers.IntegerField(help_text="Requests that got a share of their workflow's time.")
+    in_share = serializers.IntegerField(help_text="Of `shared`: answered within it.")
+    tokens = serializers.IntegerField(help_text="Of prompts and answers.")
+    goodput_tokens = serializers.IntegerField(help_text="Of `tokens`: those of workflows that were in time.")
+
+
+class StageOutput(serializers.Serializer):
+    """All stages of the window."""
+
+    since = serializers.DateTimeField()
+    until = serializers.DateTimeField()
+    items = StageRow(many=True)
+
+
+class StageGoodputView(ControlView):
+    """Goodput by stage. A workflow counts as a whole, so each of its stages has all of its tokens as goodput, or none;
+    whether a stage kept to its share of the time shows where a workflow lost it."""
+
+    access: ClassVar = {"GET": SIGNED_IN}
+
+    @operation("goodput_stages", "Goodput by stage", query=StageQuery, answer=StageOutput, errors=LISTED)
+    def get(self, request: Request) -> Response:
+        query, until = self.query(StageQuery), timezone.now()
+        since = until - timedelta(minutes=query["minutes"])
+        asked = query.get("tenant", self.tenant_name)
+        foreign = self.tenant_name is not None and asked != self.tenant_name
+        found = [] if foreign else stage_goodput(since=since, until=until, tenant=asked)
+        return Response(StageOutput({"since": since, "until": until, "items": found}).data)

@@ -6,14 +6,18 @@ from typing import Any, ClassVar
 
 from django.utils import timezone
 from rest_framework import serializers
+from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from api.control.access.permissions import IsViewer
 from api.control.framework.base import ControlView
-from api.control.framework.documented import LISTED, operation
+from api.control.framework.documented import FOUND, LISTED, operation
+from api.control.framework.takeovers import TakeoverRow, reporting, rows_of
+from controller.core.messages import GRAPHS
 from controller.models import GraphVersion
-from controller.selectors.records.graph_versions import TenantVersions, tenant_versions
+from controller.predict.graph_edges import most_used
+from controller.selectors.records.graph_versions import TenantVersions, graphs_in_use, kind_names, tenant_versions
 
 
 class GraphVersionRow(serializers.ModelSerializer):
@@ -34,7 +38,12 @@ class TenantGraphsRow(serializers.Serializer):
     in_force = serializers.IntegerField(
         allow_null=True, help_text="Null: gateways go by what its clients say of their workflows."
     )
-    versions = GraphVersionRow(many=True, help_text="Newest first, at most five.")
+    gateways = TakeoverRow(
+        many=True, allow_null=True, help_text="Null: Redis is unavailable. Those that reported lately, by name."
+    )
+    versions = GraphVersionRow(
+        many=True, help_text="Newest first: the five newest, and the newest that passed if it is older."
+    )
 
 
 class GraphVersionsOutput(serializers.Serializer):
@@ -50,10 +59,82 @@ class GraphVersionsView(ControlView):
 
     @operation("graph_versions", "Versions of pattern graphs", answer=GraphVersionsOutput, errors=LISTED)
     def get(self, request: Request) -> Response:
-        rows = [_row(each) for each in tenant_versions(timezone.now())]
+        now, fleets = timezone.now(), reporting()
+        rows = [
+            _row(each) | {"gateways": rows_of(fleets, GRAPHS, each.tenant, each.in_force, now)}
+            for each in tenant_versions(now)
+        ]
         return Response(GraphVersionsOutput({"items": rows}).data)
 
 
 def _row(each: TenantVersions) -> dict[str, Any]:
     in_force = None if each.in_force is None else each.in_force.version
     return {"tenant": each.tenant, "in_force": in_force, "versions": each.versions}
+
+
+class GraphsQuery(serializers.Serializer):
+    """Whose graphs, and how many."""
+
+    tenant = serializers.CharField(max_length=64)
+    most = serializers.IntegerField(min_value=1, max_value=50, default=10)
+
+
+class GraphCallRow(serializers.Serializer):
+    """A call. Tokens within 6 %."""
+
+    number = serializers.IntegerField(help_text="From 1; `edges` name it so.")
+    level = serializers.IntegerField(help_text="From 1: one more than the highest of those that it follows.")
+    kind = serializers.CharField(help_text="Stage and model, or tool. A number in hex: of no request of the last day.")
+    input_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField()
+
+
+class GraphLevelRow(serializers.Serializer):
+    """Times of a level, in seconds, within 8 %."""
+
+    gap_s = serializers.FloatField(help_text="From the end of the level before it.")
+    run_s = serializers.FloatField(help_text="From its first call's beginning to its last one's end.")
+
+
+class PatternGraphRow(serializers.Serializer):
+    """A recorded workflow that stands for others like it."""
+
+    number = serializers.IntegerField()
+    used = serializers.FloatField(help_text="Workflows that it stands for; those of the last hours count more.")
+    seconds = serializers.FloatField(help_text="Of the whole workflow.")
+    nodes = GraphCallRow(many=True, help_text="At most 35.")
+    edges = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
+        help_text="Pairs of calls, the second of which follows the first.",
+    )
+    levels = GraphLevelRow(many=True)
+    more_calls = serializers.IntegerField(help_text="After `nodes`.")
+    more_levels = serializers.IntegerField()
+
+
+class PatternGraphsOutput(serializers.Serializer):
+    """The pattern graphs in force, those that stand for most workflows first."""
+
+    tenant = serializers.CharField()
+    version = serializers.IntegerField()
+    digest = serializers.CharField()
+    graphs = serializers.IntegerField(help_text="All of the version.")
+    items = PatternGraphRow(many=True)
+
+
+class PatternGraphsView(ControlView):
+    """Nodes and edges of a tenant's pattern graphs."""
+
+    access: ClassVar = {"GET": IsViewer}
+
+    @operation("pattern_graphs", "Pattern graphs of a tenant", query=GraphsQuery, answer=PatternGraphsOutput,
+               errors=(400, *FOUND))  # fmt: skip
+    def get(self, request: Request) -> Response:
+        query, now = self.query(GraphsQuery), timezone.now()
+        found = graphs_in_use(query["tenant"], now)
+        if found is None:
+            raise NotFound("This tenant has no pattern graphs in use.")
+        row, graphs = found
+        items = most_used(graphs, kind_names(query["tenant"], now), query["most"])
+        shown = {"tenant": row.tenant, "version": row.version, "digest": row.digest, "graphs": len(graphs)}
+        return Response(PatternGraphsOutput({**shown, "items": items}).data)

@@ -12,18 +12,30 @@ from rest_framework.response import Response
 from api.control.access.permissions import IsViewer
 from api.control.framework.base import ControlView
 from api.control.framework.documented import LISTED, operation
+from api.control.framework.takeovers import TakeoverRow, reporting, rows_of
+from controller.core.messages import LENGTHS
 from controller.models import LengthVersion
 from controller.selectors.records.length_versions import ModelVersions, model_versions
+
+
+class CoverageAtRow(serializers.Serializer):
+    """Of the judged answers longer than `tokens`, asked when so many were out."""
+
+    tokens = serializers.IntegerField()
+    answers = serializers.IntegerField()
+    coverage = serializers.FloatField(allow_null=True, help_text="0..1; null without answers.")
 
 
 class LengthVersionRow(serializers.ModelSerializer):
     """One version. Coverage 0..1, pinball loss in tokens; `class_*`: of the constant quantile of each class."""
 
+    coverage_by_tokens = CoverageAtRow(many=True, help_text="Empty for versions that an older release trained.")
+
     class Meta:
         model = LengthVersion
         fields = (
             "version", "trained_at", "first_at", "last_at", "answers", "cut_answers", "judged", "coverage",
-            "class_coverage", "pinball", "class_pinball", "refused",
+            "class_coverage", "coverage_by_tokens", "pinball", "class_pinball", "refused",
         )  # fmt: skip
 
 
@@ -38,7 +50,12 @@ class ModelLengthsRow(serializers.Serializer):
     recent_coverage = serializers.FloatField(
         allow_null=True, help_text="Share of them that its upper bound covered, 0..1; null without answers."
     )
-    versions = LengthVersionRow(many=True, help_text="Newest first, at most ten.")
+    gateways = TakeoverRow(
+        many=True, allow_null=True, help_text="Null: Redis is unavailable. Those that reported lately, by name."
+    )
+    versions = LengthVersionRow(
+        many=True, help_text="Newest first: the ten newest, and the newest that passed if it is older."
+    )
 
 
 class LengthVersionsOutput(serializers.Serializer):
@@ -54,7 +71,11 @@ class LengthVersionsView(ControlView):
 
     @operation("length_versions", "Versions of length forests", answer=LengthVersionsOutput, errors=LISTED)
     def get(self, request: Request) -> Response:
-        rows = [_row(each) for each in model_versions(timezone.now())]
+        now, fleets = timezone.now(), reporting()
+        rows = [
+            _row(each) | {"gateways": rows_of(fleets, LENGTHS, each.model, each.in_force, now)}
+            for each in model_versions(now)
+        ]
         return Response(LengthVersionsOutput({"items": rows}).data)
 
 

@@ -4,6 +4,6 @@ Only people are edited here, which is audited (`admin/people.py`). All other cha
 control API, whose services audit them.
 """
 
-from controller.admin import configuration, experiments, history, links, people
+from controller.admin import configuration, experiments, history, learned, links, people
 
-__all__ = ["configuration", "experiments", "history", "links", "people"]
+__all__ = ["configuration", "experiments", "history", "learned", "links", "people"]

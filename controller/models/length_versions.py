@@ -11,7 +11,9 @@ class LengthVersion(models.Model):
     force; one with `refused` never was. `content` (`LengthForest.to_bytes`) is kept for the newest versions alone.
 
     `coverage`: share of the judged answers that the upper bound covered; `pinball`: mean loss at 0.9, in tokens. Both
-    also of the constant quantile of each class, which is what it had to beat.
+    also of the constant quantile of each class, which is what it had to beat. `coverage_by_tokens`: for each count of
+    tokens in `PRODUCED`, that of the bound asked again when so many were out, of the judged answers that were longer:
+    objects of `tokens`, `answers` and `coverage` (null without answers). Empty for versions of older releases.
     """
 
     model = models.CharField(max_length=120)
@@ -23,6 +25,7 @@ class LengthVersion(models.Model):
     cut_answers = models.PositiveIntegerField()  # of these, censored
     judged = models.PositiveIntegerField()
     coverage = models.FloatField()
+    coverage_by_tokens = models.JSONField(default=list, db_default=[])
     class_coverage = models.FloatField()
     pinball = models.FloatField()
     class_pinball = models.FloatField()

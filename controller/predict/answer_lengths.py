@@ -38,6 +38,7 @@ LOWER, MEDIAN = 0.1, 0.5  # levels of the lower bound and of the expectation
 MAX_TOKENS = FEATURES.index("max_tokens")
 MOST_AGE_S = 7 * 86_400.0  # of a version in force: traffic of a week ago says little of today's
 MOST_STORED = 2_000  # kinds and workflows, for the next process
+PRODUCED = (0, 50, 100, 200, 400)  # tokens out at which coverage is told
 LEAST_ANSWERS = 500  # recorded of a model, before a forest is trained on them
 
 Kind = tuple[str, str, str]  # tenant, class, model

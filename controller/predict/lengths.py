@@ -174,6 +174,11 @@ class CachedShares:
     def cached(self, kind: Kind, tokens: int) -> int:
         return int(tokens * self._shares.get(kind, 0.0))
 
+    @property
+    def by_kind(self) -> Mapping[Kind, float]:
+        """Parts of prompts; kinds without one were never seen. Read only, and it goes on to be learned."""
+        return self._shares
+
     def state(self) -> list[Any]:
         return [[*kind, share] for kind, share in self._shares.items()]
 

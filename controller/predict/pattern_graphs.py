@@ -294,11 +294,18 @@ class GraphSet:
         levels = self.levels(graph)[level:]
         return [levels[0].run_s, *(each.gap_s + each.run_s for each in levels[1:])] if levels else None
 
+    def seconds_before(self, match: Match) -> list[float]:
+        """Of the levels before the one that the match begins with, and the pause before that one."""
+        levels = self.levels(match.graph)
+        at = len(levels) - len(match.seconds)
+        before = [each.gap_s + each.run_s for each in levels[:at]]
+        return [*before, levels[at].gap_s] if levels[at].gap_s > 0 else before
+
     def tokens_after(self, graph: int, level: int) -> tuple[float, float]:
         """Input and output tokens of the calls of later levels that are stored one by one."""
         begin, end = int(self.offset[graph]), int(self.offset[graph + 1])
         later = np.cumsum(self.run[begin:end] > 0) > level + 1
-        inputs, outputs = (_of_tokens(codes[begin:end][later]) for codes in (self.input, self.output))
+        inputs, outputs = (of_tokens(codes[begin:end][later]) for codes in (self.input, self.output))
         return inputs, outputs
 
     # ---- as a file --------------------------------------------------------------------------------------------------
@@ -454,7 +461,7 @@ def _tokens(tokens: int) -> int:
     return min(255, round(TOKEN_STEPS * math.log1p(max(0, tokens))))
 
 
-def _of_tokens(codes: Bytes) -> float:
+def of_tokens(codes: Bytes) -> float:
     """Of all of them together."""
     return float(np.expm1(codes / TOKEN_STEPS).sum())
 

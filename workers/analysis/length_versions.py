@@ -17,9 +17,16 @@ from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
 from controller.models import AttainmentMinute, LengthVersion, RequestRecord, ServedModel
-from controller.predict.answer_lengths import FEATURES, LEAST_ANSWERS, MOST_AGE_S, TARGET, AdaptiveLevel
+from controller.predict.answer_lengths import (
+    FEATURES,
+    LEAST_ANSWERS,
+    MOST_AGE_S,
+    PRODUCED,
+    TARGET,
+    AdaptiveLevel,
+)
 from controller.predict.length_forest import LengthForest
-from controller.services.records.length_versions import JudgedForest, length_version_store
+from controller.services.records.length_versions import CoverageAt, JudgedForest, length_version_store
 from workers.analysis.length_forest import train
 
 log = logging.getLogger(__name__)
@@ -102,7 +109,7 @@ def judge(model: str, answers: Sequence[RecordedAnswer], *, seed: int = 0) -> Ju
         seed=seed,
         about={"model": model},
     )
-    bounds = _followed(forest, later)
+    bounds, by_tokens = _followed(forest, later)
     prior = _by_class(earlier, later)
     coverage, pinball = _figures(later, bounds)
     class_coverage, class_pinball = _figures(later, prior)
@@ -115,6 +122,7 @@ def judge(model: str, answers: Sequence[RecordedAnswer], *, seed: int = 0) -> Ju
         cut_answers=sum(1 for each in earlier if not each.ended),
         judged=len(later),
         coverage=coverage,
+        coverage_by_tokens=by_tokens,
         class_coverage=class_coverage,
         pinball=pinball,
         class_pinball=class_pinball,
@@ -131,15 +139,24 @@ def _refused(judged: int, coverage: float, class_coverage: float, pinball: float
     return ""
 
 
-def _followed(forest: LengthForest, later: Sequence[RecordedAnswer]) -> list[float]:
-    """Upper bounds as a gateway would give them: the level follows the answers before."""
+def _followed(forest: LengthForest, later: Sequence[RecordedAnswer]) -> tuple[list[float], list[CoverageAt]]:
+    """Upper bounds as a gateway would give them: the level follows the answers before. Beside them, how many hold of
+    those that it would ask again as the answer runs."""
     level, bounds = AdaptiveLevel(), []
+    held: dict[int, list[bool]] = {produced: [] for produced in PRODUCED}
     for each in later:
-        (bound,) = forest.quantiles(each.features, (level.level,))
-        bounds.append(bound)
-        if each.ended or each.tokens > bound:
-            level.observe(each.tokens <= bound)
-    return bounds
+        for produced in PRODUCED:
+            if each.tokens <= produced:
+                break
+            (bound,) = forest.quantiles(each.features, (level.level,), produced)
+            if produced == 0:
+                bounds.append(bound)
+            if each.ended or each.tokens > bound:
+                held[produced].append(each.tokens <= bound)
+        if each.ended or each.tokens > bounds[-1]:
+            level.observe(each.tokens <= bounds[-1])
+    shares = [(produced, len(hits), sum(hits) / len(hits) if hits else None) for produced, hits in held.items()]
+    return bounds, [CoverageAt(tokens=tokens, answers=count, coverage=share) for tokens, count, share in shares]
 
 
 def _by_class(earlier: Sequence[RecordedAnswer], later: Sequence[RecordedAnswer]) -> list[float]:

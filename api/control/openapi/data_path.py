@@ -151,7 +151,9 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     405: {"method_not_allowed": "The path exists, with another method."},
     409: {
         "workflow_exists": "The tenant has a workflow of this id, with another deadline or stages, or cancelled.",
-        "step_exists": "The step `metadata.step_key` of this workflow has an answer to another body.",
+        "step_exists": "The step `metadata.step_key` of this workflow has an answer to another body, or is a "
+        "tool step. Of a tool step: its `key` is that of a step with another name or `input_digest`, or of a request's "
+        "step.",
     },
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},

@@ -123,6 +123,54 @@ def workflow_goodput(*, since: datetime, until: datetime) -> list[Goodput]:
     ]  # fmt: skip
 
 
+_BY_STAGE = """
+WITH ended AS MATERIALIZED (
+    SELECT tenant, workflow, began_at, ended_at, in_time FROM workflow_result
+    WHERE ends_at >= %(since)s AND ends_at < %(until)s AND NOT excluded
+        AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
+)
+SELECT r.tenant, r.stage, count(DISTINCT w.workflow)::bigint, count(*)::bigint,
+    (count(*) FILTER (WHERE r.outcome = 'ok'))::bigint, count(share.s)::bigint,
+    (count(share.s) FILTER (WHERE r.outcome = 'ok' AND r.e2e_s <= share.s))::bigint,
+    coalesce(sum(r.prompt_tokens + r.output_tokens), 0)::bigint,
+    coalesce(sum(r.prompt_tokens + r.output_tokens) FILTER (WHERE w.in_time), 0)::bigint
+FROM ended w
+JOIN request_record r ON r.tenant = w.tenant AND r.workflow = w.workflow AND r.workflow <> ''
+    AND r.arrived_at BETWEEN w.began_at AND w.ended_at
+LEFT JOIN LATERAL (
+    SELECT (step->'figures'->>'step_s')::float8 AS s FROM jsonb_array_elements(r.decisions) AS step
+    WHERE step->>'kind' = 'workflow' AND step->'figures' ? 'step_s' LIMIT 1
+) AS share ON true
+WHERE r.arrived_at >= (SELECT min(began_at) FROM ended) AND r.arrived_at < %(until)s
+GROUP BY r.tenant, r.stage ORDER BY r.tenant, r.stage
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StageGoodput:
+    """A stage of a tenant's workflows that ended. `stage`: "" for requests that named none. `answered`: of `requests`.
+    `shared`: those that got a share of their workflow's time, and `in_share`, answered within it. `tokens`: of their
+    prompts and answers; `goodput_tokens`: those of workflows that were in time as a whole."""
+
+    tenant: str
+    stage: str
+    workflows: int
+    requests: int
+    answered: int
+    shared: int
+    in_share: int
+    tokens: int
+    goodput_tokens: int
+
+
+def stage_goodput(*, since: datetime, until: datetime, tenant: str | None = None) -> list[StageGoodput]:
+    """Of workflows that ended in [since, until) and count, by tenant and stage. One query, which reads the requests of
+    these workflows."""
+    with connection.cursor() as cursor:
+        cursor.execute(_BY_STAGE, {"since": since, "until": until, "tenant": tenant})
+        return [StageGoodput(*row) for row in cursor.fetchall()]
+
+
 def workflow_results(
     *,
     since: datetime,

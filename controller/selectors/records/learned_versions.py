@@ -1,10 +1,16 @@
-"""Which versions of what is learned from records (length forests, pattern graphs) are published."""
+"""Which versions of what is learned from records (length forests, pattern graphs) are published and shown."""
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 from django.db import models
+from django.db.models import F, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from controller.predict.answer_lengths import PublishedVersion
+
+Row = TypeVar("Row", bound=models.Model)
 
 
 def published(model: type[models.Model], owner: str) -> list[PublishedVersion]:
@@ -18,3 +24,14 @@ def content_of(model: type[models.Model], /, **version: str | int) -> bytes | No
     """Of one version; None: it has none any more."""
     row = model._default_manager.filter(**version).values_list("content", flat=True).first()
     return None if row is None else bytes(row)
+
+
+def newest_rows(rows: QuerySet[Row], owner: str, most: int) -> QuerySet[Row]:
+    """The `most` newest versions of each owner and the newest that passed, which stays in use however many were refused
+    after it; without contents, newest first."""
+    newest_first = F("version").desc()
+    place = Window(RowNumber(), partition_by=F(owner), order_by=newest_first)
+    of_result = Window(RowNumber(), partition_by=[F(owner), F("refused")], order_by=newest_first)
+    found = rows.defer("content").annotate(place=place, of_result=of_result)
+    shown = found.filter(Q(place__lte=most) | Q(refused="", of_result=1))
+    return cast("QuerySet[Row]", shown.order_by(owner, "-version"))

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import F, Window
-from django.db.models.functions import RowNumber
-
 from controller.models import LengthVersion, RequestRecord, ServedModel
 from controller.predict.answer_lengths import FEATURES, MOST_AGE_S, PublishedVersion
-from controller.selectors.records.learned_versions import content_of, published
+from controller.selectors.records.learned_versions import content_of, newest_rows, published
 
-SHOWN = 10  # versions of a model
+SHOWN = 10  # versions of a model, beside the newest that passed
 RECENT = 2_000  # requests
 
 
@@ -44,6 +41,11 @@ class ModelVersions:
         return covered / answers if answers else None
 
     @property
+    def by_tokens(self) -> list[LengthVersion]:
+        """The versions that were judged by tokens produced."""
+        return [row for row in self.versions if row.coverage_by_tokens]
+
+    @property
     def too_old(self) -> bool:
         """Whether there would be one in force if it were younger."""
         return self.in_force is None and any(not row.refused for row in self.versions)
@@ -52,10 +54,8 @@ class ModelVersions:
 def model_versions(now: datetime) -> list[ModelVersions]:
     """Of every served model, by name."""
     names = ServedModel.objects.order_by("name").values_list("name", flat=True)
-    rows = LengthVersion.objects.filter(model__in=names).defer("content")
-    place = Window(RowNumber(), partition_by=F("model"), order_by=F("version").desc())
     by_model: dict[str, list[LengthVersion]] = {}
-    for row in rows.annotate(place=place).filter(place__lte=SHOWN).order_by("model", "-version"):
+    for row in newest_rows(LengthVersion.objects.filter(model__in=names), "model", SHOWN):
         by_model.setdefault(row.model, []).append(row)
     hits = _recent_hits()
     return [_of_model(name, by_model.get(name, []), hits, now) for name in names]

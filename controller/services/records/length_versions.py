@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypedDict
 
 from controller.models import LengthVersion
 from controller.predict.length_forest import LengthForest
 from controller.services.records.learned_versions import learned_version_store
+
+
+class CoverageAt(TypedDict):
+    """Share of the answers longer than `tokens` that the bound covered which was asked when so many were out; None
+    without any."""
+
+    tokens: int
+    answers: int
+    coverage: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,7 @@ class JudgedForest:
     cut_answers: int
     judged: int
     coverage: float
+    coverage_by_tokens: Sequence[CoverageAt]
     class_coverage: float
     pinball: float
     class_pinball: float

@@ -16,5 +16,6 @@ def test_each_model_says_what_predicts_its_lengths(visit):
     expect(page.get_by_role("heading", name="Answer lengths", level=1)).to_be_visible()
     model = page.locator("section", has=page.get_by_role("heading", name=re.compile("^demo")))
     expect(model).to_contain_text(re.compile(r"no version in use|version \d+ in use"))
-    expect(model.get_by_role("table").or_(model.get_by_text("No version yet"))).to_be_visible()
+    versions = model.get_by_role("region", name=re.compile("^Versions of demo"))
+    expect(versions.or_(model.get_by_text("No version yet"))).to_be_visible()
     expect(page.get_by_role("link", name="Requests", exact=True).first).to_have_attribute("aria-current", "page")

@@ -91,6 +91,7 @@ def test_the_pause_before_a_call_is_over_when_it_begins() -> None:
     match = one_set(graph_of(workflow())).match(running(workflow(), 1))
     assert match is not None
     assert match.seconds == pytest.approx([3, 5], rel=0.04)
+    assert one_set(graph_of(workflow())).seconds_before(match) == pytest.approx([2, 1], rel=0.04)
 
 
 def test_graphs_with_another_beginning_are_left_out() -> None:

@@ -46,6 +46,8 @@ def test_enough_recorded_answers_give_a_version_that_covers_later_ones(model):
     assert (row.answers, row.judged) == (640, 160)
     assert row.coverage == pytest.approx(TARGET, abs=0.06)
     assert row.pinball < 0.6 * row.class_pinball
+    assert [each["tokens"] for each in row.coverage_by_tokens] == [0, 50, 100, 200, 400]
+    assert row.coverage_by_tokens[0] == {"tokens": 0, "answers": 160, "coverage": row.coverage}
     (published,) = published_versions()
     content = published_content("demo", 1)
     assert hashlib.sha256(content).hexdigest() == published.digest == row.digest
