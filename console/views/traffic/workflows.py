@@ -57,6 +57,15 @@ HOW = {
     "checkpoint_lost": "branch, its checkpoint was lost",
 }
 
+MARKS = {
+    "stored_step": "kept",
+    "shared_call": "shared",
+    "call_shared": "shared",
+    "from_checkpoint": "branch",
+    "sooner_again": "branch",
+    "checkpoint_lost": "branch",
+}  # the same in the chart, in a word
+
 READ: TtlCache[RecentWorkflows] = TtlCache(KEPT_S)
 
 
@@ -179,6 +188,10 @@ def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
     share_s, took_s = share_of(row).get("step_s"), row.e2e_s or 0.0
     words = [outcome_in_words(row), f"took {took_s:.3g} s"]
     words += [f"share {share_s:.3g} s"] if share_s is not None else []
+    if (predicted := predicted_of(row)) is not None:
+        words.append(f"{row.output_tokens} tokens, predicted {predicted[0]} to {predicted[1]}")
+    reasons = [str(step.get("reason")) for step in row.decisions]
+    figures = [step.get("figures") or {} for step in row.decisions if step.get("reason") == "shared_call"]
     return DrawnRequest(
         row.id,
         row.stage,
@@ -188,6 +201,8 @@ def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
         row.outcome != "ok" or (share_s is not None and took_s > share_s),
         parents,
         ", ".join([*words, *_how(row)]),
+        mark=", ".join(dict.fromkeys(MARKS[reason] for reason in reasons if reason in MARKS)),
+        answer_of=next((str(each.get("of_request", "")) for each in figures), ""),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from controller.models import WorkflowResult
 from tests import factories
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
@@ -83,3 +84,47 @@ def test_requests_are_listed_by_type(viewer, traffic, kind, number):
 
 def test_an_unknown_type_is_refused(viewer):
     assert viewer.get("/requests", type="slow").status_code == 400
+
+
+def staged(tenant, workflow, stage, share_s, took_s, **fields):
+    figures = {"left_s": 60.0, "step_s": share_s}
+    step = {"kind": "workflow", "reason": "workflow_inherited", "at": 0.0, "figures": figures}
+    own = {"tenant": tenant, "workflow": workflow, "stage": stage, "e2e_s": took_s}
+    return factories.record(**own, arrived_at=time.time() - 30, decisions=[step], **fields)
+
+
+@pytest.fixture
+def stages(tenant) -> None:
+    cancelled = {"outcome": "cancelled", "attained": False, "goodput_tokens": 0}
+    factories.records_stored(
+        staged(tenant.name, "w1", "plan", 2.0, 1.0, prompt_tokens=100, output_tokens=20),
+        staged(tenant.name, "w1", "write", 2.0, 3.0, prompt_tokens=100, output_tokens=20),
+        staged(tenant.name, "w2", "plan", 2.0, 1.0, prompt_tokens=50, output_tokens=5),
+        staged(tenant.name, "w2", "write", 2.0, 1.0, outcome="cut", attained=False, prompt_tokens=50, output_tokens=5),
+        staged("globex", "w3", "plan", 2.0, 1.0, **cancelled),
+        factories.record(tenant="globex", arrived_at=time.time() - 30),
+    )
+    WorkflowResult.objects.update(due_at=datetime.fromtimestamp(time.time() - 1, UTC))
+
+
+def test_by_stage_a_workflow_counts_as_a_whole_and_a_share_by_itself(viewer, tenant, stages):
+    answer = viewer.get("/goodput/stages")
+    assert answer.status_code == 200, answer.data
+    found = {(row["tenant"], row["stage"]): row for row in answer.data["items"]}
+    plan, write = found[tenant.name, "plan"], found[tenant.name, "write"]
+    assert (plan["workflows"], plan["requests"], plan["answered"], plan["in_share"]) == (2, 2, 2, 2)
+    assert (plan["tokens"], plan["goodput_tokens"]) == (175, 120)
+    assert (write["answered"], write["shared"], write["in_share"], write["goodput_tokens"]) == (1, 2, 0, 120)
+
+
+def test_a_key_sees_the_stages_of_its_own_workflows_alone(tenant, tenant_key, stages):
+    items = tenant_key.get("/goodput/stages").data["items"]
+    assert {row["tenant"] for row in items} == {tenant.name}
+    assert tenant_key.get("/goodput/stages", tenant="globex").data["items"] == []
+
+
+@pytest.mark.parametrize("query", [{"minutes": 0}, {"minutes": 61}, {"tenant": "x" * 65}])
+def test_a_wrong_query_of_stages_names_its_field(viewer, query):
+    answer = viewer.get("/goodput/stages", **query)
+    assert answer.status_code == 400
+    assert next(iter(query)) in str(answer.data)

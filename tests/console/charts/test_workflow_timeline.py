@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -88,3 +89,17 @@ def test_without_requests_there_is_nothing_to_draw() -> None:
     alone = timeline([step("a", 0, 0)], at(0))
     assert alone is not None
     assert alone.bars[0].width == LEAST
+
+
+def test_a_request_that_got_anothers_answer_has_a_line_from_it() -> None:
+    first, second, alone = step("a", 0, 4), step("b", 1, 4), step("c", 1, 9)
+    marked = [replace(second, answer_of="a", mark="shared"), replace(alone, answer_of="elsewhere", mark="shared")]
+    found = timeline([first, *marked], None)
+    assert found is not None
+    a, b, c = found.bars
+    assert b.shared.startswith("M")
+    assert b.shared.endswith(f"V{b.y + found.bar / 2}")
+    assert (a.shared, c.shared) == ("", "")
+    assert found.shared
+    assert b.mark_x > b.x + b.width
+    assert c.mark_x < c.x, "no room behind the longest bar"

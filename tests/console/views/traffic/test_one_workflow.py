@@ -279,6 +279,26 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
     assert page.count("answer kept before") == 3  # read out, on hover, in the table
 
 
+def test_what_shares_a_call_or_is_a_branch_is_marked_in_the_graph_with_predicted_lengths(viewer, acme):
+    def told(reason, **figures):
+        return [{"kind": "share", "reason": reason, "at": 0.0, "figures": figures}]
+
+    pays = call("w", 30, 5.0, id="pays", output_tokens=30, length_bounds=(10, 40))
+    same = call("w", 29, 4.0, id="same")
+    branch = call("w", 20, 1.0, id="branch")
+    factories.records_stored(
+        replace(pays, decisions=told("call_shared", sharing=1)),
+        replace(same, decisions=told("shared_call", of_request="pays")),
+        replace(branch, decisions=told("from_checkpoint")),
+    )
+    page = text_of(viewer.get(reverse("workflow"), {"tenant": "acme", "workflow": "w"}))
+    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    assert re.findall(r'<text class="mark"[^>]*>(\w+)<', drawn) == ["shared", "shared", "branch"]
+    assert drawn.count('class="follows shared"') == 1
+    assert "Dotted lines" in page
+    assert "30 tokens, predicted 10 to 40" in drawn
+
+
 def test_parents_that_the_client_named_are_drawn_and_told_from_inferred_ones(viewer, acme):
     factories.records_stored(
         call("w", 30, 1.0, id="p", stage="plan", step_key="plan"),

@@ -17,6 +17,7 @@ from controller.services.records.goodput import goodput_write
 from controller.services.records.requests import records_connection, records_write
 from controller.slo.request_types import NOT_NAMED, RequestType
 from tests import factories
+from tests.waiting import until
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 START = datetime.fromtimestamp(factories.NOON, UTC)
@@ -165,10 +166,7 @@ def test_writers_of_the_same_workflows_wait_for_each_other_and_never_deadlock():
         with first.transaction(), first.cursor() as cursor:
             goodput_write(cursor, [call("a", day + 1)])
             other = pool.submit(records_write, connection=second, records=[call("a", day + 2), call("b", day)])
-            until = time.monotonic() + 5.0
-            while not blocked(second.info.backend_pid) and time.monotonic() < until:
-                time.sleep(0.02)
-            assert blocked(second.info.backend_pid)
+            until(lambda: blocked(second.info.backend_pid), 5.0)
             goodput_write(cursor, [call("b", 1)])
         assert other.result(timeout=10.0) == 2
     rows = WorkflowResult.objects.order_by("workflow", "began_at").values_list("workflow", "requests", "latest")
