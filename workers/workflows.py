@@ -10,6 +10,7 @@ import orjson
 
 from controller.predict.pattern_graphs import MOST_NODES, Call, kind_of_tool
 from workers.live import Command, Dialogue
+from workers.workflow_script import RUN
 
 WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by the epoch second at which they are due
 # Sorted set of a tenant and a workflow: the numbers of its newest steps by the digest of their names.
@@ -27,188 +28,6 @@ LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
 BY_TENANT, BY_OPERATOR = "tenant", "operator"
 
-# Of the first calls of each, how they began (c) and ended (e) is kept, some 60 bytes: what a graph is matched by.
-# Each workflow is one entry of its tenant's sorted set, which counts them, and one hash, whose key is that of the set,
-# a bar, which no tenant's name has, and the workflow's id. The first deadline that a workflow is given counts, so that
-# clients can send it with every request.
-_RUN = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1e6
-local kept, most, found = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
-
-local function named(key, workflow) return 'slackline:workflows::named:' .. string.sub(key, 21) .. '|' .. workflow end
-
-local function forget(key, before)
-  for _, workflow in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', before, 'LIMIT', 0, 10)) do
-    redis.call('ZREM', key, workflow)
-    redis.call('DEL', key .. '|' .. workflow, named(key, workflow))
-  end
-end
-
-local function begin(key, workflow, deadline, stages)
-  forget(key, now - kept)
-  if redis.call('ZCARD', key) >= most then forget(key, now) end
-  if redis.call('ZCARD', key) >= most then return false end
-  local due, state = string.format('%.6f', now + deadline), key .. '|' .. workflow
-  redis.call('ZADD', key, due, workflow)
-  redis.call('EXPIRE', key, 86400 + kept)
-  redis.call('DEL', state, named(key, workflow))
-  redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', now), 'deadline', deadline, 'stages', stages)
-  redis.call('EXPIRE', state, math.ceil(deadline + kept))
-  return true
-end
-
-local function read(key, workflow, new)
-  local due = redis.call('ZSCORE', key, workflow)
-  return due and {string.format('%.6f', now), due, new, redis.call('HGETALL', key .. '|' .. workflow)}
-end
-
--- Whether a step of this number failed: nothing that it computed counts, and who computes it again takes its name.
-local function failed(state, number)
-  local ended = redis.call('HGET', state, 'e' .. number)
-  return ended and string.sub(ended, 1, 2) == '-1'
-end
-
--- The numbers of the parents, '' without any; false and what is wrong with which of them.
-local function numbers_of(names, state, own, parents)
-  local numbers, before = {}, redis.call('ZSCORE', names, own)
-  if before and failed(state, before) then before = false end
-  for index, parent in ipairs(parents) do
-    local number = redis.call('ZSCORE', names, parent)
-    if not number then return false, 'unknown ' .. index end
-    if before and tonumber(number) >= tonumber(before) then return false, 'cycle ' .. index end
-    numbers[index] = number
-  end
-  return table.concat(numbers, ',')
-end
-
-local function call_of(key, workflow, call, most, own, numbers, at)
-  local state, names = key .. '|' .. workflow, named(key, workflow)
-  local number = redis.call('HINCRBY', state, 'calls', 1)
-  call = call .. ' ' .. string.format('%.3f', at)
-  if number <= tonumber(most) then
-    redis.call('HSET', state, 'c' .. number, call)
-    if numbers then redis.call('HSET', state, 'p' .. number, numbers) end
-  end
-  local before = redis.call('ZSCORE', names, own)
-  if not before or failed(state, before) then
-    redis.call('ZREMRANGEBYRANK', names, 0, -tonumber(ARGV[5])) -- first: beyond 128 it would take thrice the memory
-    redis.call('ZADD', names, number, own)
-    if not before then redis.call('PEXPIRE', names, math.max(1, redis.call('PTTL', state))) end
-  end
-  return number
-end
-
-local function calls_of(state, wanted)
-  return wanted == '' and {} or redis.call('HGETALL', state) -- to ask field by field would read it as often
-end
-
--- The tool steps that were reported since the last call: the record of this one has them.
-local function untold(state, count, told)
-  local fields = {}
-  for number = (tonumber(told) or 0) + 1, tonumber(count) or 0 do fields[#fields + 1] = 't' .. number end
-  if #fields == 0 then return {} end
-  redis.call('HSET', state, 'told', count)
-  return redis.call('HMGET', state, unpack(fields))
-end
-
-local act = {}
-
-function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
-  local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
-  if due then
-    local known = redis.call('HMGET', state, 'by', 'stages', 'tools', 'told')
-    if known[1] then return known[1] end
-    local numbers, wrong = false, nil
-    if told ~= '' then
-      numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
-      if wrong then return wrong end
-    end
-    local number = call_of(key, workflow, call, most, own, numbers, now)
-    local tools = known[3] ~= known[4] and untold(state, known[3], known[4]) or {}
-    return {string.format('%.6f', due - now), 0, known[2] or '', number, calls_of(state, wanted), tools}
-  end
-  if deadline == '' then return false end
-  if ... then return 'unknown 1' end
-  if not begin(key, workflow, deadline, '') then return 'full' end
-  local number = call_of(key, workflow, call, most, own, told ~= '' and '', now)
-  return {deadline, 1, '', number, calls_of(key .. '|' .. workflow, wanted), {}}
-end
-
-function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, ...)
-  local state = key .. '|' .. workflow
-  if not redis.call('ZSCORE', key, workflow) then return false end
-  local by = redis.call('HGET', state, 'by')
-  if by then return by end
-  local before = redis.call('ZSCORE', named(key, workflow), own)
-  if before then return tonumber(before) end
-  local numbers, wrong = false, nil
-  if told ~= '' then
-    numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
-    if wrong then return wrong end
-  end
-  local ended = now - ago
-  local began = ended - took
-  local number = call_of(key, workflow, call, most, own, numbers, began)
-  if number <= tonumber(most) then redis.call('HSET', state, 'e' .. number, '0 ' .. string.format('%.3f', ended)) end
-  local count = tonumber(redis.call('HGET', state, 'tools') or 0)
-  if count < tonumber(most_tools) then
-    what = string.format('%.3f %.3f ', began, ended) .. what
-    redis.call('HSET', state, 'tools', count + 1, 't' .. (count + 1), what)
-  end
-  return number
-end
-
-function act.open(key, workflow, deadline, stages)
-  if redis.call('ZSCORE', key, workflow) then
-    local known = redis.call('HMGET', key .. '|' .. workflow, 'deadline', 'stages', 'by')
-    if known[1] ~= deadline or known[2] ~= stages or known[3] then return 'other' end
-    return read(key, workflow, 0)
-  end
-  return begin(key, workflow, deadline, stages) and read(key, workflow, 1) or 'full'
-end
-
-function act.read(key, workflow)
-  return read(key, workflow, 0)
-end
-
-function act.cancel(key, workflow, by, tenant)
-  local due, state, new = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow, 0
-  if due and redis.call('HSETNX', state, 'by', by) == 1 then
-    new = 1
-    redis.call('HSET', state, 'cancelled', string.format('%.6f', now))
-    if tonumber(due) > now then redis.call('ZADD', key, string.format('%.6f', now), workflow) end
-    redis.call('XADD', ARGV[3], 'MAXLEN', '~', ARGV[4], '*', 'tenant', tenant, 'workflow', workflow, 'by', by)
-  end
-  return read(key, workflow, new)
-end
-
-function act.count(key, workflow, seen, answered, failed, tokens, ago, ends)
-  local state = key .. '|' .. workflow
-  if redis.call('ZSCORE', key, workflow) then
-    redis.call('HINCRBY', state, 'seen', seen)
-    redis.call('HINCRBY', state, 'answered', answered)
-    redis.call('HINCRBY', state, 'failed', failed)
-    redis.call('HINCRBY', state, 'tokens', tokens)
-    if ago ~= '' then redis.call('HSET', state, 'ended', string.format('%.6f', now - ago)) end
-    for number, output, before in string.gmatch(ends, '(%d+) (%-?%d+) ([%d.]+)') do
-      if redis.call('HEXISTS', state, 'c' .. number) == 1 then
-        redis.call('HSET', state, 'e' .. number, output .. ' ' .. string.format('%.3f', now - before))
-      end
-    end
-  end
-  return false
-end
-
-local at = 6
-for index, key in ipairs(KEYS) do
-  local count = tonumber(ARGV[at + 1])
-  found[index] = act[ARGV[at]](key, unpack(ARGV, at + 2, at + 1 + count))
-  at = at + 2 + count
-end
-return found
-"""
-
 
 class TooManyWorkflows(Exception):
     """The tenant has `MOST_OPEN` workflows that are not due yet."""
@@ -225,6 +44,10 @@ class WrongParent(Exception):
 
 class OtherWorkflow(Exception):
     """The tenant has a workflow of this id, with another deadline or other stages, or a cancelled one."""
+
+
+class StepExists(Exception):
+    """A request of the workflow has the key of this tool step, or a tool step that of this request."""
 
 
 class WorkflowCancelled(Exception):
@@ -305,14 +128,16 @@ class StepOfWorkflow(NamedTuple):
         if isinstance(raw, bytes):
             raise _refusal(raw, self.parents)
         return JoinedWorkflow(
-            float(raw[0]), bool(raw[1]), _stages(raw[2]), raw[3], _calls(raw[4]), tuple(map(tool_of, raw[5]))
-        )
+            float(raw[0]), bool(raw[1]), _stages(raw[2]), raw[3], _calls(raw[4]), tuple(map(tool_of, raw[5])),
+            float(raw[6]) if raw[6] else None, raw[7],
+        )  # fmt: skip
 
 
 class JoinedWorkflow(NamedTuple):
     """`left_s`: until it is due, negative if it is late. `began`: with this request. `number`: of this request among
     its calls, from 1. `calls`: the first MOST_NODES of them, if asked for, without those that failed; epoch seconds.
-    `tools`: reported since the request before."""
+    `tools`: reported since the request before. `deadline_s`: from its beginning to when it is due; None: an older
+    release began it. `before`: earlier requests, without those known to have failed or to have got a kept answer."""
 
     left_s: float
     began: bool
@@ -320,6 +145,8 @@ class JoinedWorkflow(NamedTuple):
     number: int = 0
     calls: tuple[Call, ...] = ()
     tools: tuple[ToolStep, ...] = ()
+    deadline_s: float | None = None
+    before: int = 0
 
 
 class WorkflowState(NamedTuple):
@@ -419,7 +246,8 @@ class EndedCall(NamedTuple):
 
 
 class CountRequests(NamedTuple):
-    """Requests that a gateway has let in, and that ended there. `ago_s`: since the last answer, None without one."""
+    """Requests that a gateway has let in, and that ended there. `ago_s`: since the last answer, None without one.
+    `aside`: of the calls, those that were not let in, failed, or got a kept answer."""
 
     tenant: str
     workflow: str
@@ -429,9 +257,10 @@ class CountRequests(NamedTuple):
     output_tokens: int
     ago_s: float | None
     ends: tuple[EndedCall, ...] = ()
+    aside: int = 0
 
     def arguments(self) -> list[str]:
-        counts = map(str, (self.seen, self.answered, self.failed, self.output_tokens))
+        counts = map(str, (self.seen, self.answered, self.failed, self.output_tokens, self.aside))
         ends = ",".join(f"{each.number} {each.output_tokens} {max(0.0, each.ago_s):.3f}" for each in self.ends)
         return ["count", self.workflow, *counts, "" if self.ago_s is None else f"{self.ago_s:.6f}", ends]
 
@@ -449,7 +278,7 @@ def run_orders(orders: Sequence[Order]) -> Dialogue[list[Any]]:
         act, *arguments = order.arguments()
         told += [act, str(len(arguments)), *arguments]
     keys = [WORKFLOWS_KEY.format(tenant=order.tenant) for order in orders]
-    command: Command = ("EVAL", _RUN, len(keys), *keys, *told)
+    command: Command = ("EVAL", RUN, len(keys), *keys, *told)
     return list((yield command))
 
 
@@ -516,6 +345,8 @@ def _refusal(raw: bytes, parents: tuple[str, ...] | None) -> Exception:
     word, _, index = raw.decode().partition(" ")
     if index:
         return WrongParent((parents or ())[int(index) - 1], cycle=word == "cycle")
+    if word == "exists":
+        return StepExists()
     return TooManyWorkflows() if word == "full" else WorkflowCancelled(word)
 
 

@@ -7,6 +7,8 @@ from requests that end well.
 from __future__ import annotations
 
 import hmac
+import json
+import logging
 import math
 import random
 import secrets
@@ -45,20 +47,26 @@ from api.openai.tokenizers import Tokenizers
 from api.openai.workflows import Workflows
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.errors import ConfigError
+from controller.core.messages import LearnedMessage
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request, RequestRecord
 from controller.dispatch import build_scheduler
+from controller.dispatch.policy_sets import checked_ordering
 from controller.predict.answer_lengths import AnswerLengths, Foretold
 from controller.predict.lengths import PromptEstimates
 from controller.predict.thinking_times import ThinkingTimes
 from controller.scale.traffic import ModelRates
 from controller.slo.classes import Applied, ClassBook, NotEntitled, SloError, check_fields, check_model
+from controller.slo.stage_deadlines import LIVE_RULE
 from controller.slo.workflow import WorkflowTime, within
 from workers.backends.base import Limits
 from workers.backends.http import delivers_token
 from workers.forks import KvCheckpoint
 from workers.shared_clock import SharedClock
 from workers.steps import LARGEST_BYTES
+
+log = logging.getLogger(__name__)
 
 JOINED = {"began": "workflow_began", "inherited": "workflow_inherited", "alone": "workflow_alone"}
 CLOCK_NEWS_S = 0.05  # engines order requests by deadlines: less than a step or two of theirs is no news
@@ -125,7 +133,6 @@ class Gateway:
             heard=self.fleet.heard,
         )
         self.runtime.goes_on, self.runtime.requeued = self.shared_calls.goes_on, self.shared_calls.requeued
-        self.runtime.waits_on = self.shared_calls.waits_on
         self.fleet.bind(self.runtime)
         self.arrivals = ModelRates()
         self.snapshot: GatewaySnapshot | None = None
@@ -142,7 +149,9 @@ class Gateway:
         self._salts: dict[str, bytes] = {}
         self.closing = False
         self._told_offset_s: float | None = None
+        self._ordering = ev.OrderingChosen("")  # as it was chosen last
         self.unpublished: Counter[str] = Counter()  # by part, times that a defect kept it from being published
+        self.learned_versions: Callable[[], list[LearnedMessage]] = list  # what is learned from records, as it is used
         self.redis = "none"  # "ok" or "away" once a publisher has tried it
         self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 
@@ -159,11 +168,26 @@ class Gateway:
         self.tokenizers.configure(snapshot.models)
         self.steps.configure(snapshot.tenants)
         self.book = self.book.renewed(snapshot.classes, snapshot.mappings)
+        self._order_by(snapshot)
         self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
         self.fleet.apply(snapshot)
         for instance_id, seat in self.fleet.seats.items():
             if not seat.up:  # one that has just started is found now and not a telemetry period later
                 self.monitor.probe(instance_id)
+
+    def _order_by(self, snapshot: GatewaySnapshot) -> None:
+        """Exchange the ordering of waiting requests if another one was chosen."""
+        chosen = ev.OrderingChosen(snapshot.ordering, json.dumps(snapshot.ordering_options, sort_keys=True))
+        if chosen == self._ordering:
+            return
+        self._ordering = chosen
+        try:
+            if chosen.name:
+                checked_ordering(chosen.name, snapshot.ordering_options)
+        except ConfigError as error:  # of a newer release: the one in use stays
+            log.warning("the chosen ordering is not used: %s", error)
+            return
+        self.runtime.push(chosen)
 
     @property
     def config_stale(self) -> bool:
@@ -202,6 +226,9 @@ class Gateway:
             check_model(parsed.model.name, tenant.entitled)
         except NotEntitled as error:
             raise ApiError("permission_denied", f"{error}.", param=error.field) from None
+        if parsed.step is not None and not tenant.retention_s:
+            told = "metadata.step_key: this tenant's retention_s is 0, so no answer of it is kept."
+            raise ApiError("permission_denied", told, param="metadata.step_key")
 
     def submit(
         self,
@@ -224,7 +251,7 @@ class Gateway:
         """
         tenant = caller.tenant
         if workflow is not None:
-            workflow = workflow.entitled(tenant.entitled)
+            workflow = workflow.of_tenant(tenant)
         request, applied, foretold = self._request(parsed, tenant, arrival, workflow, name)
         # Records need epoch seconds; the body may have been parsed for a while since `arrival` was taken.
         arrived_wall = time.time() - (self.clock() - arrival)
@@ -450,6 +477,8 @@ def _joined(request: Request, workflow: WorkflowTime) -> Decision:
     if not workflow.late:
         figures["step_s"] = round(workflow.step_s, 3)
         figures["shared_by"] = workflow.rule
+        if workflow.division != LIVE_RULE:
+            figures["stage_deadlines"] = workflow.division
         if workflow.graph_version is not None:
             figures |= {"graph_version": workflow.graph_version, "similarity": round(workflow.similarity, 3)}
     return Decision("workflow", reason, request.workflow, request.arrival, figures)

@@ -106,7 +106,8 @@ def _measured(times: list[float], in_flight: InFlightRequest) -> _Measured:
     answer_s = times[reasoning] if len(times) > reasoning and (thinks or reasoning) else None
     first_s, paced = ttft_s, float(tokens)
     if thinks:  # engines may put several tokens into an event, and say only how many there were in all
-        first_s, paced = answer_s, tokens * (1.0 - reasoning / max(1, len(times)))
+        ending = 1 if reasoning and tokens > len(times) else 0  # vLLM counts the token that ends the reasoning, unsent
+        first_s, paced = answer_s, (tokens - ending) * (1.0 - reasoning / max(1, len(times)))
     tpot_s = (times[-1] - first_s) / (paced - 1.0) if first_s is not None and paced > 1.0 else None
     return _Measured(ttft_s, answer_s, first_s, tpot_s)
 

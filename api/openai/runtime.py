@@ -43,6 +43,7 @@ FINAL = ("infeasible_alone", "ended_engines", "quarantined")  # reasons for whic
 PROGRESS_S = 0.05  # how long token counts may wait for another event to go with
 
 Handle = Callable[[Sequence[ev.Event], float], ev.Reply]
+GoesOn = Callable[[InFlightRequest, float, Callable[[Request], Decision]], Request | None]  # `SharedCalls.goes_on`
 
 
 class Outcomes(Protocol):
@@ -86,10 +87,8 @@ class Runtime:
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
         self.to_refine: list[InFlightRequest] = []  # whose bound is to be predicted again, since it was last emptied
-        # An engine ended a call that waited too long: asked for the request as which it goes on. None: it ends.
-        self.goes_on: Callable[[InFlightRequest, str], Request | None] = lambda in_flight, instance_id: None
-        # The scheduler dropped one that waited too long: the same question.
-        self.waits_on: Callable[[InFlightRequest, Decision], Request | None] = lambda in_flight, dropped: None
+        # A call was ended since it waited too long: asked for the request as which it goes on. None: it ends.
+        self.goes_on: GoesOn = lambda in_flight, until, decided: None
         self.requeued: Callable[[InFlightRequest], None] = lambda in_flight: None
         self.clock = clock
         self.rates = StageRates()
@@ -243,16 +242,22 @@ class Runtime:
 
     def _waited_out(self, in_flight: InFlightRequest, instance_id: str) -> None:
         """An engine that is sent everything ended it, as the scheduler ends what has waited too long in its queue."""
-        again = self.goes_on(in_flight, instance_id)
+        now = self.clock()
+        if self._went_on(in_flight, in_flight.waits_until, lambda each: waited_out(each, instance_id, now)):
+            return
+        decision = waited_out(in_flight.request, instance_id, now)
+        self.note(in_flight, decision)
+        self.push(ev.Cancelled(in_flight.request.id))
+        self._refuse(in_flight, Cause.EXPIRED, refusal(decision))
+
+    def _went_on(self, in_flight: InFlightRequest, until: float, decided: Callable[[Request], Decision]) -> bool:
+        """Whether it goes on for requests that share it and may wait beyond `until`."""
+        again = self.goes_on(in_flight, until, decided)
         if again is not None:
             self._stop_stages(in_flight)
             in_flight.restart()
             self.arrive_again(in_flight, again)
-            return
-        decision = waited_out(in_flight.request, instance_id, self.clock())
-        self.note(in_flight, decision)
-        self.push(ev.Cancelled(in_flight.request.id))
-        self._refuse(in_flight, Cause.EXPIRED, refusal(decision))
+        return again is not None
 
     # ---- passes ---------------------------------------------------------------------------------------------------
 
@@ -344,15 +349,10 @@ class Runtime:
 
     def _dropped(self, action: ev.Drop) -> None:
         if in_flight := self.requests.get(action.request.id):
-            self.note(in_flight, action.decision)
-            cause = cause_of(action)
-            again = self.waits_on(in_flight, action.decision) if cause is Cause.EXPIRED else None
-            if again is not None:
-                self._stop_stages(in_flight)
-                in_flight.restart()
-                self.arrive_again(in_flight, again)
-                return
-            self._refuse(in_flight, cause, refusal(action.decision) if cause is Cause.EXPIRED else "")
+            self.note(in_flight, dropped := action.decision)
+            expired = (cause := cause_of(action)) is Cause.EXPIRED
+            if not (expired and self._went_on(in_flight, self.clock(), lambda each: dropped._replace(subject=each.id))):
+                self._refuse(in_flight, cause, refusal(dropped) if expired else "")
 
     def _pruned(self, action: ev.Prune) -> None:
         if in_flight := self.requests.get(action.request.id):

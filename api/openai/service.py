@@ -21,6 +21,7 @@ from api.openai.state.length_refinements import LengthRefinements
 from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
+from controller.core.messages import GRAPHS, LENGTHS
 from controller.core.types import RequestRecord
 from controller.predict.answer_lengths import Hits
 from workers.http.outbound import connector
@@ -67,6 +68,7 @@ class GatewayService:
         gateway.config_age_s = self._config.age_s
         self._forests = LengthForests(self._store, gateway.answer_lengths.take)
         self._graphs = GraphSets(self._store, gateway.workflows.take)
+        gateway.learned_versions = lambda: [*self._forests.report(LENGTHS), *self._graphs.report(GRAPHS)]
         self._refinements = LengthRefinements(gateway.answer_lengths, gateway.runtime)
         learned = LearnedFile(self._data_dir / f"{self._options.name}.learned.json")
         self._learned = LearnedState(learned, gateway)

@@ -19,7 +19,7 @@ import copy
 import math
 from array import array
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import replace
 from itertools import islice
 
@@ -28,7 +28,7 @@ from api.openai.in_flight import InFlightRequest, end_with_error
 from api.openai.protocol.errors import ApiError, key_revoked, workflow_cancelled
 from api.openai.protocol.response_streams import CheckedResponse, as_response
 from api.openai.protocol.step_answers import Captured
-from api.openai.runtime import Outcomes, Runtime, waited_out, workflow_end
+from api.openai.runtime import Outcomes, Runtime, workflow_end
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome, Request
 from controller.dispatch.dispatcher import RETRY_SAME_S
@@ -211,34 +211,20 @@ class SharedCalls:
         backend = self.runtime.backends.get(call.instance)
         return backend is None or not backend.spec.selects or waits_until(in_flight) >= call.waits_until
 
-    def goes_on(self, call: InFlightRequest, instance_id: str) -> Request | None:
-        """Of the runtime: an engine ended a call that had waited for too long. Ends the requests that have, and returns
-        the call for those that have not; None if there are none of these."""
+    def goes_on(self, call: InFlightRequest, until: float, decided: Callable[[Request], Decision]) -> Request | None:
+        """Of the runtime: an engine, or the scheduler, ended a call that had waited too long. Ends those whose own
+        waiting time is over at `until`, as `decided`, and returns the call for the others; None without others."""
         found = self._calls.get(call)
         if found is None:
             return None
-        over = [sharer for sharer in found.sharers if sharer.waits_until <= call.waits_until]
+        over = [sharer for sharer in found.sharers if sharer.waits_until <= until]
         if len(over) == len(found.sharers):
             return None
         for sharer in over:
-            decision = waited_out(sharer.in_flight.request, instance_id, self.runtime.clock())
+            decision = decided(sharer.in_flight.request)
             self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
         call.waits_until = min(sharer.waits_until for sharer in found.sharers)
         requests = [sharer.in_flight.request for sharer in found.sharers]
-        return call_for(requests, call.request, requests[-1].id)
-
-    def waits_on(self, call: InFlightRequest, dropped: Decision) -> Request | None:
-        """Of the runtime: the scheduler dropped a call, by the waiting time that it had when it was sent or arrived.
-        Ends the requests whose own time is over, and returns the call for the others; None if there are none."""
-        found, now = self._calls.get(call), self.runtime.clock()
-        left = [] if found is None else [sharer for sharer in found.sharers if sharer.waits_until > now]
-        if found is None or not left:
-            return None
-        for sharer in [each for each in found.sharers if each not in left]:
-            decision = dropped._replace(subject=sharer.in_flight.request.id)
-            self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
-        call.waits_until = min(sharer.waits_until for sharer in left)
-        requests = [sharer.in_flight.request for sharer in left]
         return call_for(requests, call.request, requests[-1].id)
 
     def _begin(self, in_flight: InFlightRequest, key: bytes) -> SharedCall:

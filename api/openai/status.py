@@ -33,6 +33,7 @@ def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
         "status": "ok" if ready else "unavailable",
         "gateway": gateway.options.name,
         "policy": gateway.scheduler.name,
+        "ordering": gateway.scheduler.dispatcher.ordering,
         "config_version": gateway.snapshot.version if gateway.snapshot else None,
         "config_age_s": round(age_s, 1) if age_s is not None and math.isfinite(age_s) else None,
         "config_stale": gateway.config_stale,
@@ -107,6 +108,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         policy=gateway.scheduler.name,
         links=links(gateway, now),
         decisions=decisions(gateway),
+        learned=gateway.learned_versions(),
         capacity=capacity(gateway.named_models, known, gateway.fleet.coming, gateway.fleet.on_demand),
     )
 

@@ -83,9 +83,6 @@ class Steps:
         step = parsed.step
         if step is None:
             return None
-        if not tenant.retention_s:
-            told = "metadata.step_key: this tenant's retention_s is 0, so no answer of it is kept."
-            raise ApiError("permission_denied", told, param="metadata.step_key")
         raw = await self._read(tenant.name, step)
         if raw is None:
             return None

@@ -218,7 +218,7 @@ class StoredResponses:
         tenant, begun = in_flight.request.tenant, answer.response.begun()
         name = (tenant, begun["id"])
         stored = StoredResponse(True, begun, answer.kept.items)
-        self.open[name], self._held[name] = in_flight, answer.held
+        self._held[name] = answer.held
         try:
             retention_s = self._steps.retentions.get(tenant, 0)
             raw = self._raw(stored)
@@ -231,10 +231,12 @@ class StoredResponses:
             if came != "kept":
                 told = "background: what this tenant keeps leaves no room for another response."
                 raise ApiError("rate_limit_exceeded", told, param="background", retry_after_s=5.0)
+            self.open[name] = in_flight  # not before it is stored, or `watch` would take it for one that was deleted
             await self._run(tenant, renew_response(*name, retention_s))
         except BaseException:
             answer.begun.cancel()
-            self._stop(*name, "response_unstored")
+            self._close(*name)
+            self._hang_up(in_flight, "response_unstored")
             raise
         answer.begun.set_result(stored)
         return begun

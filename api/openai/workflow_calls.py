@@ -16,7 +16,6 @@ from api.openai.protocol.workflow_bodies import parse_fork, parse_workflow, work
 from api.openai.tenants import Held
 from api.openai.tool_steps import tool_step
 from controller.slo.classes import NotEntitled, check_fields
-from controller.slo.workflow import least_share_s
 from workers.steps import LARGEST_BYTES
 from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
 
@@ -136,5 +135,5 @@ async def _body(
 
 
 async def _answer(send: Send, caller: Caller, name: str, found: WorkflowState, status: int) -> None:
-    shown = workflow_object(name, found, least_share_s(caller.tenant.entitled))
+    shown = workflow_object(name, found, caller.tenant)
     await respond(send, status, orjson.dumps(shown))

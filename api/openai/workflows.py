@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from api.openai.protocol.errors import ApiError, workflow_cancelled
 from api.openai.protocol.schemas import Parsed, wrong
+from api.openai.protocol.tool_bodies import of_a_request, of_a_tool
 from controller.predict.pattern_graphs import MOST_NODES, GraphsInForce, kind_of
-from controller.slo.workflow import GRAPH, LAST, WorkflowTime, rule_of, shares_from
+from controller.slo.workflow import GRAPH, LAST, WorkflowTime, past_from, rule_of, shares_from
 from workers.live import LiveUnavailable, Talks
 from workers.workflows import (
     AT_ONCE,
@@ -29,6 +30,7 @@ from workers.workflows import (
     OtherWorkflow,
     ReadWorkflow,
     ReportTool,
+    StepExists,
     StepOfWorkflow,
     TooManyWorkflows,
     WorkflowCancelled,
@@ -57,10 +59,11 @@ MOST_CANCELLED = 10_000  # of which a gateway knows by itself that they are
 
 
 class _Counts:
-    __slots__ = ("answered", "ended_at", "ends", "failed", "seen", "tokens")
+    __slots__ = ("answered", "aside", "ended_at", "ends", "failed", "seen", "tokens")
 
     def __init__(self) -> None:
         self.seen = self.answered = self.failed = self.tokens = 0
+        self.aside = 0  # calls that are no step of the workflow: not let in, failed, or answered with what was kept
         self.ended_at: float | None = None  # monotonic: of the last answer
         self.ends: list[tuple[int, int, float]] = []  # number of the call, its output tokens, monotonic
 
@@ -104,6 +107,8 @@ class Workflows:
             joined = await self._ask(step)
         except WrongParent as error:
             raise wrong_parent(error, "metadata.") from None
+        except StepExists:
+            raise of_a_tool(name) from None
         except TooManyWorkflows:
             raise too_many("workflow_deadline") from None
         except WorkflowCancelled as cancelled:
@@ -118,7 +123,10 @@ class Workflows:
             source, rule = "began" if joined.began else "inherited", rule_of(*told)
             tools = tuple(each._asdict() for each in joined.tools)
             shares = shares_from(*told)
-            left = WorkflowTime(joined.left_s, shares, source, rule=rule, number=joined.number, tool_steps=tools)
+            left = WorkflowTime(
+                joined.left_s, shares, source, rule=rule, number=joined.number, tool_steps=tools,
+                past=past_from(*told, joined.before), whole_s=joined.deadline_s,
+            )  # fmt: skip
             return left if graphs is None or rule != LAST else self._matched(left, graphs, joined)
         if deadline_s is None:
             return None
@@ -137,7 +145,11 @@ class Workflows:
             return left
         self.matched += 1
         return left._replace(
-            shares=match.seconds, rule=GRAPH, graph_version=graphs.version, similarity=match.similarity
+            shares=match.seconds,
+            past=graphs.graphs.seconds_before(match),
+            rule=GRAPH,
+            graph_version=graphs.version,
+            similarity=match.similarity,
         )
 
     def check(self, tenant: str, workflow: str) -> None:
@@ -153,8 +165,10 @@ class Workflows:
 
     def refused(self, tenant: str, workflow: str, number: int) -> None:
         """A request that has asked for its workflow was not let in: it is none of the calls that are matched."""
-        if 0 < number <= MOST_NODES and (counts := self._count(tenant, workflow)) is not None:
-            counts.ends.append((number, -1, time.monotonic()))
+        if number > 0 and (counts := self._count(tenant, workflow)) is not None:
+            counts.aside += 1
+            if number <= MOST_NODES:
+                counts.ends.append((number, -1, time.monotonic()))
 
     def ended(
         self, tenant: str, workflow: str, *, answered: bool, output_tokens: int, number: int = 0, computed: bool = True
@@ -163,6 +177,8 @@ class Workflows:
         which was kept. `number`: of `WorkflowTime`."""
         if (counts := self._count(tenant, workflow)) is None:
             return
+        if number and not (answered and computed):
+            counts.aside += 1
         if number and number <= MOST_NODES:
             counts.ends.append((number, output_tokens if answered and computed else -1, time.monotonic()))
         if answered:
@@ -214,6 +230,8 @@ class Workflows:
             number = await self._answer(order)
         except WrongParent as error:
             raise wrong_parent(error, "") from None
+        except StepExists:
+            raise of_a_request(order.key) from None
         except WorkflowCancelled as cancelled:
             raise workflow_cancelled(order.workflow, cancelled.by) from None
         if number is None:
@@ -309,6 +327,7 @@ class Workflows:
             later.answered += counts.answered
             later.failed += counts.failed
             later.tokens += counts.tokens
+            later.aside += counts.aside
             later.ended_at = later.ended_at or counts.ended_at
             later.ends += counts.ends
         if self._counts and self._telling is None:
@@ -328,12 +347,13 @@ class Workflows:
         return asks
 
 
-def _told(counts: dict[Name, _Counts]) -> Iterator[Order]:
+def _told(told: dict[Name, _Counts]) -> Iterator[Order]:
     now = time.monotonic()
-    for (tenant, workflow), each in counts.items():
+    for (tenant, workflow), each in told.items():
         ago_s = None if each.ended_at is None else now - each.ended_at
         ends = tuple(EndedCall(number, output, now - at) for number, output, at in each.ends)
-        yield CountRequests(tenant, workflow, each.seen, each.answered, each.failed, each.tokens, ago_s, ends)
+        counts = (each.seen, each.answered, each.failed, each.tokens)
+        yield CountRequests(tenant, workflow, *counts, ago_s, ends, each.aside)
 
 
 def _known(found: WorkflowState | None) -> WorkflowState:

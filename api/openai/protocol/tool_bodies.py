@@ -81,3 +81,13 @@ def _seconds(body: Mapping[str, Any], field: str) -> float | None:
 def other_input(key: str) -> ApiError:
     told = f"key: step {key!r} of this workflow is kept with another name or input."
     return ApiError("step_exists", told, param="key", final=True)
+
+
+def of_a_request(key: str) -> ApiError:
+    told = f"key: step {key!r} of this workflow is a request's. Give the tool step a key of its own."
+    return ApiError("step_exists", told, param="key", final=True)
+
+
+def of_a_tool(key: str) -> ApiError:
+    told = f"metadata.step_key: step {key!r} of this workflow is a tool step. Give the request a key of its own."
+    return ApiError("step_exists", told, param="metadata.step_key", final=True)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.schemas import LONGEST_NAME, Body, integer, load, wrong
+from controller.core.snapshot import TenantConfig
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
-from controller.slo.workflow import WorkflowTime, shares_from
+from controller.slo.workflow import WorkflowTime, past_from, shares_from
 from workers.workflows import Stage, WorkflowState
 
 FIELDS = ("id", "deadline", "stages")
@@ -94,8 +95,8 @@ def parse_fork(raw: Body) -> tuple[str, int]:
     return step, branches
 
 
-def workflow_object(name: str, found: WorkflowState, least_s: float = 0.0) -> dict[str, Any]:
-    """`least_s`: the shortest share that the tenant is entitled to."""
+def workflow_object(name: str, found: WorkflowState, tenant: TenantConfig) -> dict[str, Any]:
+    """With what each stage would get now, by the tenant's rule."""
     return {
         "id": name,
         "object": "workflow",
@@ -112,11 +113,14 @@ def workflow_object(name: str, found: WorkflowState, least_s: float = 0.0) -> di
         "output_tokens": found.output_tokens,
         "goodput_tokens": found.output_tokens if found.in_time else 0,
         "in_time": found.in_time,
-        "stages": [_stage_object(stage, found, least_s) for stage in found.stages],
+        "stages": [_stage_object(stage, found, tenant) for stage in found.stages],
     }
 
 
-def _stage_object(stage: Stage, found: WorkflowState, least_s: float) -> dict[str, Any]:
-    time = WorkflowTime(found.left_s, shares_from(found.stages, stage.name, None), "inherited", least_s)
+def _stage_object(stage: Stage, found: WorkflowState, tenant: TenantConfig) -> dict[str, Any]:
+    told = (found.stages, stage.name, None)
+    time = WorkflowTime(
+        found.left_s, shares_from(*told), "inherited", past=past_from(*told), whole_s=found.deadline_s
+    ).of_tenant(tenant)
     runs = found.state == "open"
     return {"name": stage.name, "share": stage.share, "deadline": round(time.step_s, 3) if runs else None}

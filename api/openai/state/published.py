@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from api.openai.state.offloop import OffLoop
 from controller.core.errors import ConfigError
+from controller.core.messages import MOST_LEARNED, LearnedMessage
 from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,20 @@ T = TypeVar("T")
 Key = tuple[str, int]  # subject and version
 
 
+class Used(NamedTuple):
+    """A version in force. `digest`: of the content that was read; `taken_at`: epoch seconds."""
+
+    version: int
+    digest: str
+    taken_at: float
+
+
 class PublishedFiles(Generic[T]):
     """`what` is published, for messages. `listed`, `content`: blocking reads of the store. `opened`: what content says,
     off the loop; raises ConfigError. `take` is called on the loop with all versions in force, by subject, when they
     change. `clock`: epoch seconds.
 
-    `refused`: by subject, why its newest version is not in force."""
+    `refused`: by subject, why its newest version is not in force. `used`: by subject, the one in force."""
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class PublishedFiles(Generic[T]):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.refused: dict[str, str] = {}
+        self.used: dict[str, Used] = {}
         self._what = what
         self._listed = listed
         self._content = content
@@ -119,6 +129,31 @@ class PublishedFiles(Generic[T]):
         }:
             self._in_force = in_force
             self._take(in_force)
+            self._note()
+
+    def _note(self) -> None:
+        """Since when each version is in force; one that stays keeps its time."""
+        now = self._clock()
+        digests = {(each.subject, each.version): each.digest for each in self._published}
+        used = {}
+        for subject, (version, _) in self._in_force.items():
+            before = self.used.get(subject)
+            same = before is not None and before.version == version
+            used[subject] = before if same and before else Used(version, digests.get((subject, version), ""), now)
+        self.used = used
+
+    def report(self, what: str) -> list[LearnedMessage]:
+        """What is in force and what is not used, those that changed last first, MOST_LEARNED at most."""
+        used = sorted(self.used.items(), key=lambda item: -item[1].taken_at)
+        refused = [(subject, why) for subject, why in self.refused.items() if subject not in self.used]
+        told = [
+            LearnedMessage(what=what, subject=subject, version=None, digest="", taken_at=None, problem=why)
+            for subject, why in refused
+        ] + [
+            LearnedMessage(what=what, subject=subject, version=version, digest=digest, taken_at=at, problem="")
+            for subject, (version, digest, at) in used
+        ]
+        return told[:MOST_LEARNED]
 
     def close(self) -> None:
         self._thread.close()

@@ -66,6 +66,23 @@ def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "answered"),
+    [(12, 5), (13, 5), (25, 10), (40, 65 / 4)],
+    ids=["all sent", "end of reasoning", "two", "some"],
+)
+def test_the_token_that_ends_the_reasoning_is_none_of_the_answers(told: int, answered: float) -> None:
+    """Seven events of reasoning and five of the answer, a second apart. An engine may count the token between them,
+    and several in an event; it says only how many there were."""
+    ledger, sink = _ledger()
+    in_flight = _flight(thinking_s=60.0)
+    for at in range(12):
+        in_flight.delivered(1, 101.0 + at, min(at + 1, 7))
+    in_flight.output_tokens = told
+    ledger.note(in_flight, Outcome.OK, 113.0)
+    assert sink.records[0].tpot_s == pytest.approx(4.0 / (answered - 1))
+
+
+@pytest.mark.parametrize(
     ("kind", "reason", "figures", "code", "cause"),
     [
         ("refuse", "queue_full", {}, "rate_limit_exceeded", "queue_full"),

@@ -10,8 +10,8 @@ from django.conf import settings
 
 from tests.api.openai.gateways import TestBed
 from tests.api.openai.protocol.responses import told
+from tests.api.openai.response_gateways import PATH, call, ended, gateway, shown
 from tests.api.openai.test_shared_calls import HANGS, SLOW, calls
-from tests.api.openai.test_stored_responses import PATH, call, ended, gateway, shown
 from tests.waiting import until_on_loop
 from workers import live
 from workers.backends.fake import FakeBackend, Script

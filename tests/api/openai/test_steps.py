@@ -16,6 +16,7 @@ from tests.api.openai.workflow_gateways import OTHER
 from tests.waiting import until_on_loop
 from workers import live, steps
 from workers.backends.fake import Script
+from workers.workflows import read_workflow
 
 pytestmark = pytest.mark.db
 AWAY = "redis://127.0.0.1:1/0"
@@ -205,8 +206,9 @@ async def test_what_did_not_end_well_is_computed_again():
 
 async def test_nothing_is_kept_without_a_retention():
     async with gateway(retention_s=0) as bed:
-        answer = await bed.ask(step())
+        answer = await bed.ask(step(workflow_deadline=20))
         assert (answer.status, answer.error["param"]) == (403, "metadata.step_key")
+        assert live.run(read_workflow("acme", "w1")) is None, "what is refused begins no workflow"
         assert (await bed.ask(completion(metadata={"workflow_id": "w1"}))).status == 200
         assert names() == []
 

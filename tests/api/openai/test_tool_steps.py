@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from django.conf import settings
 
-from controller.predict.pattern_graphs import kind_of_tool, levels_of
+from controller.predict.pattern_graphs import MOST_NODES, kind_of_tool, levels_of
 from tests.api.openai.gateways import completion
 from tests.api.openai.test_parents import calls
 from tests.api.openai.test_steps import gateway, kept
@@ -88,6 +90,72 @@ async def test_equal_tool_steps_of_a_tenant_that_opted_in_share_a_result_until_i
         assert (await report(two, "w2", **asked))[1]["stored"] is False
         assert (await report(two, "w2", key="k2", took=1, result="second", **asked))[0] == 201
         assert (await report(one, **asked))[1]["result"] == "second"
+
+
+async def test_a_tool_step_does_not_take_the_key_of_a_request():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await one.ask(call(workflow_deadline=60))
+        for key in ("k1", "k2"):
+            await one.ask(completion(metadata={"workflow_id": "w1", "step_key": key}))
+        status, error = await report(two, key="k1", took=1, result="kept")
+        assert (status, error["code"], error["param"]) == (409, "step_exists", "key")
+        assert "a request" in error["message"]
+        assert (await report(two, key="k1"))[1]["stored"] is False, "nothing was kept of it"
+        assert live.run(read_workflow("acme", "w1")).tools == ()
+        for _ in range(MOST_NODES):  # of later ones only the names are known
+            await one.ask(call())
+        await one.ask(completion(metadata={"workflow_id": "w1", "step_key": "late"}))
+        assert (await report(two, key="late", took=1))[0] == 409
+        for _ in range(2):
+            assert (await report(two, key="tool", took=1, parents=["late"]))[0] == 201, "its own key again"
+        await one.ask(call(["tool", "k2"]))
+        assert [each["key"] for each in one.sink.records[-1].tool_steps] == ["tool"]
+
+
+async def test_a_request_does_not_take_the_key_of_a_tool_step():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await one.ask(call(workflow_deadline=60))
+        assert (await report(two, key="k", took=1))[0] == 201
+        refused = await one.ask(completion(metadata={"workflow_id": "w1", "step_key": "k"}))
+        assert (refused.status, refused.error["code"]) == (409, "step_exists")
+        assert refused.error["param"] == "metadata.step_key"
+        assert "a tool step" in refused.error["message"]
+        await one.ask(call(["k"]))
+        assert [(each.number, each.parents) for each in calls() if each.parents] == [(3, (2,))], "it left no trace"
+        named = completion(metadata={"workflow_id": "w2", "step_key": "k"}, workflow_deadline=60)
+        assert (await one.ask(named)).status == 200, "keys are a workflow's own"
+
+
+async def test_a_tool_step_takes_the_key_of_a_request_that_failed():
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=60))
+        await bed.ask(completion(metadata={"workflow_id": "w1", "step_key": "k"}))
+        bed.gateway.workflows.ended("acme", "w1", answered=False, output_tokens=0, number=2)
+        await asyncio.sleep(0.4)
+        for _ in range(2):
+            assert (await report(bed, key="k", took=1))[0] == 201
+        await bed.ask(call(["k"]))
+        assert [each.parents for each in calls() if each.parents] == [(3,)]
+
+
+@pytest.mark.parametrize("rule", ["accumulated", "own_share"])
+async def test_what_computed_no_step_does_not_count_as_one_before(rule):
+    async with gateway() as bed:
+        (acme, other) = bed.gateway.snapshot.tenants
+        bed.gateway.configure(replace(bed.gateway.snapshot, tenants=(replace(acme, stage_deadlines=rule), other)))
+        plan = completion(metadata={"workflow_id": "w1", "step_key": "plan"})
+        await bed.ask({**plan, "workflow_deadline": 600})
+        await kept(bed)
+        for _ in range(MOST_NODES):  # an agent that was started again
+            assert (await bed.ask(plan)).headers["x-slackline-stored"]
+        for _ in range(2):
+            assert (await report(bed, took=0.1))[0] == 201
+        await bed.ask(call())  # its retry is the second step
+        bed.gateway.workflows.ended("acme", "w1", answered=False, output_tokens=0, number=MOST_NODES + 4)
+        assert (await bed.ask(call())).status == 200
+        assert (await bed.ask(call(workflow_steps_left=2))).status == 200
+        due = {"accumulated": 450.0, "own_share": 150.0}[rule]  # the third of four
+        assert bed.sink.records[-1].target_deadline_s == pytest.approx(due, abs=30)
 
 
 async def test_nothing_is_kept_without_a_retention():

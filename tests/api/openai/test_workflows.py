@@ -50,6 +50,23 @@ async def test_a_later_request_inherits_what_is_left_at_another_gateway():
         assert two.sink.records[-1].workflow == "w1"
 
 
+@pytest.mark.parametrize(("rule", "second"), [("share_of_rest", 27.5 / 3), ("accumulated", 7.5), ("own_share", 10.0)])
+async def test_the_tenants_rule_divides_what_a_late_first_stage_leaves(rule, second):
+    stages = (workflows.Stage("plan", 1.0), workflows.Stage("write", 1.0), workflows.Stage("check", 2.0))
+    async with gateway() as bed:
+        snapshot = bed.gateway.snapshot
+        tenants = tuple(replace(each, stage_deadlines=rule) for each in snapshot.tenants)
+        bed.gateway.configure(replace(snapshot, tenants=tenants))
+        await bed.gateway.workflows.open(workflows.OpenWorkflow("acme", "w1", 40.0, stages))
+        client = live._client(settings.REDIS_URL)
+        name = WORKFLOWS_KEY.format(tenant="acme")
+        client.zincrby(name, -12.5, "w1")  # it began so much earlier
+        await bed.ask(completion(metadata={"workflow_id": "w1", "stage": "write"}))
+        step, deadline_s = joined(bed)
+        assert deadline_s == pytest.approx(second, abs=0.3)
+        assert step["figures"].get("stage_deadlines", "share_of_rest") == rule
+
+
 async def test_steps_that_follow_leave_a_request_its_share():
     async with gateway() as bed:
         await bed.ask(call(workflow_deadline=12, workflow_steps_left=4))

@@ -121,3 +121,24 @@ async def test_while_the_database_is_away_the_last_one_stays(store, trained, cap
     await taken.forests.poll()
     assert taken.in_force == [{"demo": 1}]
     assert caplog.text.count("the last ones stay") == 1
+
+
+async def test_it_reports_which_digest_it_uses_since_when_and_why_it_does_not(store, trained):
+    taken = Taken(store)
+    content = trained.to_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    store.publish(1, content)
+    await taken.forests.poll()
+    taken.now += 60
+    await taken.forests.poll()
+    (first,) = taken.forests.report("lengths")
+    assert (first["subject"], first["version"], first["digest"], first["taken_at"]) == ("demo", 1, digest, NOW)
+    store.publish(2, content, trained_at=NOW + 60)
+    await taken.forests.poll()
+    (second,) = taken.forests.report("lengths")
+    assert (second["version"], second["taken_at"]) == (2, NOW + 60)
+    store.publish(3, content[:-1] + b"x", digest=digest)
+    await taken.forests.poll()
+    (third,) = taken.forests.report("lengths")
+    assert (third["version"], third["digest"], third["taken_at"]) == (None, "", None)
+    assert "damaged" in third["problem"]
