@@ -23,6 +23,11 @@ VALUES: dict[str, dict[str, str]] = {
         "shortest_first": "shortest first",
         "fair_sharing": "fair sharing",
     },
+    "stage_deadlines": {
+        "share_of_rest": "shares of the time left",
+        "accumulated": "fixed due times",
+        "own_share": "fixed lengths",
+    },
     "ended": {"all": "sent for all", "stopped": "stopped by the operator", "redis_away": "Redis became unavailable"},
     "kind": SOURCE,
     "source": SOURCE,
