@@ -11,11 +11,13 @@ Value = float | int | str | None
 
 
 PRINTED, PRINTED_STRONGER, SET, SET_STRONGER = "printed", "printed, stronger", "set", "set, stronger"
+CHANGED = "changed"
 VERDICTS: Mapping[str, str] = {  # what a claim is a verdict on; each is counted apart, so that none hides another
     PRINTED: "policy as printed, the paper's baselines",
     PRINTED_STRONGER: "policy as printed, stronger baselines",
     SET: "combined set, the paper's baselines",
     SET_STRONGER: "combined set, stronger baselines",
+    CHANGED: "policy with a change of ours, the paper's baselines",
 }
 ANALYSERS = ("", "trained", "noise", "oracle")  # trained: on other seeds; noise: the truth with an error
 

@@ -28,13 +28,14 @@ latency profiles and virtual time. Kairos runs the same engine schedulers in an 
 setting whole, with `decode_by: longest`. MFS runs the flow schedulers of the transfer daemons over a simulated network
 (`controller/simulator/flows`).
 
-Each figure of a paper makes one or more claims. Verdicts of four kinds are counted apart:
+Each figure of a paper makes one or more claims. Verdicts of five kinds are counted apart:
 
 - **policy as printed, the paper's baselines**: what the paper claims, by its own algorithm;
 - **policy as printed, stronger baselines**: baselines that the paper does not have, or has in a weaker form, such as
   SCORPIO with one queue for all instances and the best of its settings, or the priorities of today's engines;
 - **combined set, the paper's baselines**: our default policy set `slackline` by the paper's values;
-- **combined set, stronger baselines**.
+- **combined set, stronger baselines**;
+- **policy with a change of ours, the paper's baselines**: by the paper's values; the page names the change.
 
 The paper's values say nothing about a stronger baseline, so those claims have a bar of ours, fixed before the run: at
 least as good as the baseline.

@@ -22,7 +22,7 @@ from controller.simulator.report.results import ProgramRecord
 from controller.simulator.workloads.analyser import Exchanged, Trained, TrainedAnalyser
 from controller.simulator.workloads.arrivals import renewal_times
 from controller.simulator.workloads.concord_mix import ConcordMix
-from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
+from controller.simulator.workloads.foresight import Blind, BlindToStages, Noisy, Oracle
 from controller.simulator.workloads.programs import Foresight, Programs, Speeds
 from controller.simulator.workloads.stage_pace import StagePace
 from controller.slo.attainment import quantile
@@ -48,8 +48,9 @@ PER_REQUEST = 1e-3  # requests per token: scales CALM's starvation constant if g
 class System:
     """One of the compared systems.
 
-    `policy`: the dispatcher's set. `foresight`: predictions of lengths and graphs: "trained", "noisy", "oracle" or
-    "blind". `exchanged`: what trained predictions are exchanged for the truth. `rule`: divides a deadline among stages.
+    `policy`: the dispatcher's set. `foresight`: predictions of lengths and graphs: "trained", "noisy", "oracle",
+    "blind" or "blind_to_stages". `exchanged`: what trained predictions are exchanged for the truth. `rule`: divides a
+    deadline among stages.
     `history`: how many times longer stages took in the past, under load, than their tokens take in a full batch (None:
     learned during the run).
     """
@@ -85,6 +86,9 @@ WHOLE_SLOTS = System("Concord, whole slots", "calm", 96, settings={"cutoffs": (0
 TRAINED = CONCORD.variant(foresight="trained", rule="share_of_rest")
 ORACLE = CONCORD.variant(name="Concord, oracle", foresight="oracle")
 BLIND = CONCORD.variant(name="Concord without analyser", foresight="blind")
+BLIND_TO_STAGES = CONCORD.variant(
+    name="Concord without analyser, nor told the number of stages", foresight="blind_to_stages"
+)
 LTR = System("LTR", "learned_rank", 128)
 AUTELLIX = System("Autellix", "least_attained_service", 128)
 SARATHI = System("Sarathi-Serve", "chunked_prefill", 256)
@@ -170,6 +174,8 @@ def foresight(system: System, case: Case) -> Foresight:
         return Oracle()
     if system.foresight == "blind":
         return Blind(MEAN_OUTPUT, MEAN_TOKENS)
+    if system.foresight == "blind_to_stages":
+        return BlindToStages(MEAN_OUTPUT, MEAN_TOKENS)
     return Noisy(length_error=case.length_error, seed=case.seed)
 
 

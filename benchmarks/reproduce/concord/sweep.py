@@ -71,14 +71,14 @@ def choices() -> dict[str, list[System]]:
     }
 
 
-def stored_best(file: Path = STORED) -> System:
-    """CALM with the settings that earned most in the stored sweep. Raises RuntimeError if there is none."""
+def stored_best(name: str = CONCORD.name, file: Path = STORED) -> System:
+    """A system with the settings that earned most in the stored sweep. Raises RuntimeError if there is none."""
     tables = json.loads(file.read_text())["tables"] if file.exists() else ()
     rows: list[list[Any]] = next((table["rows"] for table in tables if table["title"] == TITLE), [])
-    earned = {row[1]: statistics.fmean(row[2:]) for row in rows if row[0] == CONCORD.name}
-    known = [system for system in choices()[CONCORD.name] if system.text in earned]
+    earned = {row[1]: statistics.fmean(row[2:]) for row in rows if row[0] == name}
+    known = [system for system in choices()[name] if system.text in earned]
     if not known:
-        raise RuntimeError(f"no sweep of {CONCORD.name} is stored: run --paper concord first")
+        raise RuntimeError(f"no sweep of {name} is stored: run --paper concord first")
     return max(known, key=lambda system: earned[system.text])
 
 

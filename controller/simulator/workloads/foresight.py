@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.core.estimates import LengthBound
 from controller.core.noise import standard_normal
@@ -104,7 +104,7 @@ class Noisy(Fixed):
 @dataclass(frozen=True, slots=True)
 class Blind(Fixed):
     """No predictor: every call has the mean answer length, all stages take equally long, and all programs are worth the
-    same.
+    same. It knows how many stages a program has, which no gateway is told: see `BlindToStages`.
     """
 
     mean_output: int
@@ -128,3 +128,20 @@ class Blind(Fixed):
     @property
     def optimism(self) -> float:
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlindToStages(Blind):
+    """Nor does it know how many stages follow: the one that runs has all of the time that is left."""
+
+    _begun: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def begins(self, program: Program, stage: int, at: float) -> None:
+        self._begun[program.id] = stage + 1
+
+    def closed(self, program: Program) -> None:
+        self._begun.pop(program.id, None)
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        before = self._begun.get(program.id, 1) - 1
+        return [0.0] * before + [self.mean_output * speeds.token_s]

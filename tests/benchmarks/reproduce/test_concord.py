@@ -169,11 +169,11 @@ def test_the_oracle_has_settings_of_its_own():
 
 def test_calms_settings_are_those_of_the_stored_sweep(tmp_path):
     with pytest.raises(RuntimeError, match="run --paper concord first"):
-        stored_best(tmp_path / "none.json")
+        stored_best(file=tmp_path / "none.json")
     packed = choices()[CONCORD.name]
     rows = [[each.name, each.text, 100.0, 500.0 if each is packed[2] else 10.0] for each in packed]
     (tmp_path / "concord.json").write_text(json.dumps({"tables": [{"title": TITLE, "rows": rows}]}))
-    assert stored_best(tmp_path / "concord.json") == packed[2]
+    assert stored_best(file=tmp_path / "concord.json") == packed[2]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.reproduce.__main__ import main
 from benchmarks.reproduce.concord import agents, section
 from benchmarks.reproduce.concord import training as lessons
+from benchmarks.reproduce.concord.chance import CHANCE
 from benchmarks.reproduce.concord.lab import ORACLE, TRAINED, Case, analyser_of
 from benchmarks.reproduce.concord.trained import exchanged
 from controller.predict.pattern_graphs import Call
@@ -82,11 +83,15 @@ def test_a_session_is_learned_from_once(folder: Path) -> None:
 def test_the_gap_of_agents_has_our_bar(folder: Path) -> None:
     grid = {TRAINED.name: {1.5: earned(80.0)[0]}, ORACLE.name: {1.5: earned(100.0)[0]}}
     grid |= {system.name: {1.5: earned(90.0)[0]} for system in exchanged(TRAINED).values()}
-    grid |= {name: {1.5: earned(85.0)[0]} for name in (agents.BLIND.name, agents.LTR.name, agents.SARATHI.name)}
-    gap, blind, *_ = agents.claims(grid)
+    grid |= {name: {1.5: earned(85.0)[0]} for name in (each.name for each in agents.OTHERS)}
+    grid[CHANCE.name] = {1.5: earned(95.0)[0]}
+    gap, blind, untold, *_, changed = agents.claims(grid)
     assert (gap.ours, gap.reached, gap.theirs, gap.analyser) == (20.0, False, None, "trained")
     assert gap.reason.startswith("10.0 % with the oracle's upper bound")
     assert blind.reached is False
+    assert blind.reason.startswith("this ablation is told how many calls")
+    assert untold.reason.startswith("below the oracle 10.0 %")
+    assert (changed.ours, changed.reached, changed.verdict) == (1.118, True, "changed")
 
 
 def test_agents_need_their_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

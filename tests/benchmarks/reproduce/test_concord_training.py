@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.reproduce.__main__ import STORE
-from benchmarks.reproduce.concord import oracle, section, sensitivity, sweep, trained, training
-from benchmarks.reproduce.concord.lab import CONCORD, MIX, ORACLE, RECORDED, TRAINED, Case, analyser_of, full_batch
+from benchmarks.reproduce.concord import chance, oracle, section, sensitivity, sweep, trained, trained_systems, training
+from benchmarks.reproduce.concord.lab import (
+    CONCORD,
+    MIX,
+    ORACLE,
+    RECORDED,
+    TRAINED,
+    Case,
+    LabFigures,
+    analyser_of,
+    full_batch,
+)
 from benchmarks.reproduce.concord.trained import claims, exchanged
 from controller.predict.pattern_graphs import Call, graph_of, kind_of, set_of
 from tests.benchmarks.reproduce.test_concord import earned
@@ -118,3 +129,71 @@ def test_the_oracle_runs_at_the_settings_of_its_own_sweep() -> None:
         table["part"] == oracle.PART and table["title"].endswith(f"the comparison uses {ORACLE.text}")
         for table in tables
     )
+
+
+def test_what_chance_was_chosen_with_is_not_what_it_is_judged_by() -> None:
+    tuned = {sweep.SEED, 78, 81, 82, 83, *training.TRAINING_SEEDS, training.RECORDING_SEED}
+    assert not tuned & set(chance.SEEDS)
+    assert dict(chance.CHANCE.settings) == {**TRAINED.settings, "by_chance": True}
+    assert chance.CHANCE.variant(name=TRAINED.name, settings=TRAINED.settings) == TRAINED
+
+
+def kept(tokens_per_s: float) -> LabFigures:
+    return replace(earned(tokens_per_s)[0], by_kind={"latency": 0.9, "deadline": 0.8})
+
+
+def test_chance_is_judged_beside_the_printed_rule_and_the_oracle() -> None:
+    grid = {name: {4.0: [kept(value) for value in values]} for name, values in (
+        (TRAINED.name, (60.0, 80.0)), (chance.CHANCE.name, (90.0, 94.0)), (ORACLE.name, (100.0, 100.0)))}  # fmt: skip
+    (claim,) = chance.claims(grid, (81, 82), 400)
+    assert (claim.ours, claim.theirs, claim.reached, claim.verdict) == (8.0, 9.0, True, "changed")
+    assert claim.reason == "CALM as printed stays 30.0 % below it on the same programs"
+    rows = chance.table(grid, (81, 82)).rows
+    assert [row[:5] for row in rows] == [
+        [TRAINED.name, 4.0, 60, 80, 30.0], [chance.CHANCE.name, 4.0, 90, 94, 8.0], [ORACLE.name, 4.0, 100, 100, 0.0],
+    ]  # fmt: skip
+    assert rows[0][5:] == [0.9, 0.8, 0.0]
+
+
+def test_the_oracle_must_not_lose_to_chance_unnoticed() -> None:
+    grid = {name: {4.0: earned(value)} for name, value in (
+        (TRAINED.name, 60.0), (chance.CHANCE.name, 120.0), (ORACLE.name, 100.0))}  # fmt: skip
+    (claim,) = chance.claims(grid, (81,), 400)
+    assert claim.reached is None, "an oracle that earns less is no upper bound"
+
+
+def figures(tokens_per_s: float, throughput: float, ttft_s: float) -> LabFigures:
+    never = dict.fromkeys(("ttft", "tbt", "deadline_e2e", "compound_e2e"), 0.0)
+    pair = (ttft_s, ttft_s)
+    return replace(kept(tokens_per_s), throughput=throughput, ttft=pair, tbt=pair, deadline_e2e=pair,
+                   compound_e2e=pair, never=never)  # fmt: skip
+
+
+def test_the_baselines_are_judged_with_the_trained_analyser() -> None:
+    fast, slow = figures(140.0, 95.0, 1.0), figures(100.0, 100.0, 2.0)
+    grid = {name: {2.0: [slow], 4.0: [slow, slow]} for name in trained_systems.BASELINES}
+    grid[TRAINED.name] = {2.0: [replace(slow, tokens_per_s=99.5)], 4.0: [fast, replace(fast, tokens_per_s=116.0)]}
+    grid[chance.CHANCE.name] = {2.0: [replace(slow, tokens_per_s=90.0)], 4.0: [fast, fast]}
+    made = {claim.claim: claim for claim in trained_systems.claims(grid, (1, 2), 500)}
+    ltr = made["trained analyser: token goodput over LTR (factor)"]
+    assert (ltr.theirs, ltr.ours, ltr.reached, ltr.verdict) == (1.3, 1.28, False, "printed")
+    assert ltr.reason.startswith("the printed rule counts goodput as sure")
+    changed = made["trained analyser, goodput weighed by chance: token goodput over LTR (factor)"]
+    assert (changed.ours, changed.reached, changed.verdict) == (1.4, True, "changed")
+    assert made["trained analyser: token goodput over Autellix (factor)"].reached is None
+    assert made["trained analyser: token goodput over EDF (factor)"].bar == 1.0
+    share = "share of the rates at which goodput is the highest of those built from their papers or code (%)"
+    assert made[f"trained analyser: {share}"].ours == 100.0
+    assert made[f"trained analyser, goodput weighed by chance: {share}"].ours == 50.0
+    share = made["trained analyser: throughput against Sarathi-Serve's, lowest of the seeds (%; the paper: 96)"]
+    assert (share.ours, share.reached) == (95.0, False)
+    waited = made["trained analyser: TTFT of latency-sensitive requests, median: LTR's over Concord's (factor)"]
+    assert (waited.ours, waited.reached) == (2.0, True)
+    assert all(claim.analyser == "trained" and claim.part == trained_systems.PART for claim in made.values())
+
+
+def test_baselines_run_at_the_best_of_the_stored_sweep() -> None:
+    found = {system.name: system for system in trained_systems.systems()}
+    assert found["LTR"].text == sweep.stored_best("LTR").text
+    assert found["LTR"].settings["promote_steps"] > 10_000
+    assert all(found[calm.name].foresight == "trained" for calm in trained_systems.CALMS)

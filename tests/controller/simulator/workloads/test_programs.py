@@ -12,7 +12,7 @@ from controller.dispatch import build_dispatcher
 from controller.simulator import Simulation, SimulationSettings
 from controller.simulator.report.summary import report
 from controller.simulator.workloads.concord_mix import KINDS, ConcordMix
-from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
+from controller.simulator.workloads.foresight import Blind, BlindToStages, Noisy, Oracle
 from controller.simulator.workloads.mixes import PATIENT_S
 from controller.simulator.workloads.programs import Program, ProgramCall, Programs, ProgramStage, Speeds
 from controller.simulator.workloads.stage_pace import StagePace
@@ -196,6 +196,20 @@ def test_the_oracle_is_exact_and_the_noise_model_errs_as_stated():
     assert exact.length("a", 400, program()).upper(120) == Oracle().length("a", 400, program()).upper(120) == 400
     assert exact.seconds(program(), Speeds()) == Oracle().seconds(program(), Speeds())
     assert Blind(300, 4000.0).length("a", 5, program()).upper(0) == 300
+
+
+def test_without_foresight_the_number_of_stages_is_known_only_if_it_is_told():
+    told, untold = Blind(300, 4000.0), BlindToStages(300, 4000.0)
+    three = program(stages=tuple(ProgramStage((ProgramCall(10, 5),)) for _ in range(3)))
+    assert told.seconds(three, Speeds(0.01)) == [3.0, 3.0, 3.0]
+    for stage, seconds in enumerate(([3.0], [0.0, 3.0], [0.0, 0.0, 3.0])):
+        untold.begins(three, stage, 0.0)
+        assert untold.seconds(three, Speeds(0.01)) == seconds
+    assert untold.least(three, Speeds(0.01)) == [0.0, 0.0, 3.0]
+    untold.closed(three)
+    assert not untold._begun
+    (call,) = Programs([three], BlindToStages(300, 4000.0), stage_deadlines="share_of_rest").first()
+    assert call.estimate.due == call.estimate.likely_latest == call.estimate.latest == three.targets.deadline_s
 
 
 def test_goodput_may_count_requests():
