@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 
-from benchmarks.reproduce.claims import Claim, Progress, Section, Table, Value
+from benchmarks.reproduce.claims import Claim, Progress, Section, Table
 from benchmarks.reproduce.combined.kairos import exchanged, kairos
-from benchmarks.reproduce.combined.pairs import compare, short
-from benchmarks.reproduce.combined.stored import calm_at_its_best, from_the_report
+from benchmarks.reproduce.combined.pairs import compare
+from benchmarks.reproduce.combined.stored import by_sequences, calm_at_its_best, figure_3, from_the_report
 from benchmarks.reproduce.concord import lab as concord_lab
 from benchmarks.reproduce.concord import sweep as concord_sweep
 from benchmarks.reproduce.flowprefill import setting as flowprefill_setting
@@ -40,11 +39,13 @@ Each row is a load of the paper's home workload in the setting of its own sectio
 best that the paper has for that load: HyperFlexis' and FlowPrefill's policies as printed; for Kairos
 the better of *as read* and *as printed*; for Concord the better of packed and whole slots, each at the
 best of the section's sweep. Both run the same arrivals, seed by seed. "At least as good" means that the
-mean of the differences is not below zero by more than its standard error. Rows of Figures 5 to 7 are
-that section's own figures, without the spread over seeds, so there is no tolerance for noise.
-Disaggregated HyperFlexis (Fig. 4) is measured again here, since its section uses vLLM's batching in all
-engines and the set does not. With 64 and 256 sequences per engine the set is compared with the best, at
-each load, of HyperFlexis as printed, SCORPIO, the engines' own priority by class and round robin.
+mean of the differences is not below zero by more than its standard error. Rows of Figures 3 and 5 to 7
+are the figures of [HyperFlexis' section](hyperflexis.md), which runs the set too: means of the seeds, not
+pairs, so there is no tolerance for noise. That page says when they were run; the lines `hyperflexis`,
+`sequences` and `reported` below, when they were taken from it. Disaggregated HyperFlexis (Fig. 4) is
+measured again here, since its section uses vLLM's batching in all engines and the set does not. With 64 and
+256 sequences per engine (two seeds) the set is compared with the best, at each load, of HyperFlexis as
+printed, SCORPIO, the engines' own priority by class and round robin.
 
 Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
 needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
@@ -54,19 +55,19 @@ STAGES = (
     "the set's prefill engines choose among all requests themselves, so that the gateway sends them everything and "
     "plans nothing, which costs attainment where prompts are short (decision 164)"
 )
-SEQUENCES_MODEL = "Qwen32B"
 RIVALS = (OURS[1], SCORPIO, BEHIND, BY_CLASS, "round robin")
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, as in FlowPrefill's section
 
 
-PARTS = ("hyperflexis", "sequences", "stages", "reported", "flowprefill", "kairos", "concord")
-Rows = Callable[[Progress, bool], Iterable[Claim | Table]]
+PARTS = ("hyperflexis", "exchanged", "sequences", "stages", "reported", "flowprefill", "kairos", "concord")
+Rows = Callable[[Progress, bool], Iterable[Claim]]
 
 
 def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
     """All home workloads in turn, or `parts` of them."""
     homes: Mapping[str, tuple[Rows, Callable[[bool], Table] | None]] = {
-        "hyperflexis": (_hyperflexis, _parts_of_the_order),
+        "hyperflexis": (_hyperflexis, None),
+        "exchanged": (_nothing, _parts_of_the_order),
         "sequences": (_by_sequences, None),
         "stages": (_apart, None),
         "reported": (_reported, None),
@@ -78,71 +79,13 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> 
     tables: list[Table] = []
     for name, (rows, table) in homes.items():
         if name in parts:
-            found = [replace(each, part=name) for each in rows(progress, quick)]
-            claims += [each for each in found if isinstance(each, Claim)]
-            tables += [each for each in found if isinstance(each, Table)]
+            claims += [replace(each, part=name) for each in rows(progress, quick)]
             tables += [replace(table(quick), part=name)] if table is not None else []
             progress(f"{name} done")
     return Section("Combined", TEXT, claims, tables)
 
 
 # ---- HyperFlexis -----------------------------------------------------------------------------------------------------
-
-ORDER = (
-    "the set serves by deadline whatever can be in time and defers the rest, by worth; HyperFlexis serves the tightest "
-    "TPOT first, first come, first served, and paces by maturity. Which of them makes the difference while a fleet "
-    "scales out is in the table of parts exchanged"
-)
-
-
-MAPPED = (
-    "at the knee, where the order is the cause if requests have targets of their own (above); parts were "
-    "not exchanged again here"
-)
-
-
-def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
-    """Fig. 3, on two workers, and on two that scale out to four."""
-    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
-    for name in ("Qwen32B",) if quick else MODELS:
-        for mix in ("4-task",) if quick else ("4-task", "2-task"):
-            at = lab.round_robin_knee(name, mix, per_task, seeds)
-            for times in (1.5,) if quick else (1.0, 1.5, 2.0, 3.0, 4.5):
-                requests = lab.of_mix(MIXES[mix], at * times, per_task)
-                load = f"{times:g} x round robin's 90 % point ({at * times:.1f}/s)"
-                growing = lab.fleet(MODELS[name], elastic=lab.growing(MODELS[name]))
-                for workers, settings in (("2 workers", lab.fleet(MODELS[name])), ("2 to 4 workers", growing)):
-                    ours, theirs = (
-                        [lab.attainment(lab.run(settings, CONTENDERS[each], requests(seed))) for seed in seeds]
-                        for each in OURS
-                    )
-                    setting = f"{name}, {mix} mix, {workers}, {load}"
-                    yield compare("HyperFlexis", "attainment", setting, theirs, ours, seeds, ORDER)
-            progress(f"HyperFlexis {name} {mix} done")
-
-
-def _by_sequences(progress: Progress, quick: bool) -> Iterable[Claim | Table]:
-    """Fig. 3 on a fixed fleet with 64 and 256 sequences per engine: the set against the best rival at each load."""
-    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
-    rows: list[list[Value]] = []
-    for slots in (64,) if quick else (64, 256):
-        for mix in ("4-task",) if quick else ("4-task", "2-task"):
-            fixed = lab.fleet(MODELS[SEQUENCES_MODEL], slots=slots)
-            at = lab.knee(fixed, CONTENDERS["round robin"], MIXES[mix], per_task, seeds[:1])
-            for times in (2.0,) if quick else (1.0, 1.5, 2.0, 3.0, 4.5):
-                requests = lab.of_mix(MIXES[mix], at * times, per_task)
-                met = {
-                    label: [lab.attainment(lab.run(fixed, CONTENDERS[label], requests(seed))) for seed in seeds]
-                    for label in (OURS[0], *RIVALS)
-                }
-                best = max(RIVALS, key=lambda label: sum(met[label]))
-                rows.append([slots, mix, times, *(short(fmean(values)) for values in met.values()), best])
-                setting = f"{SEQUENCES_MODEL}, {mix} mix, 2 workers, {times:g} x round robin's 90 % point; {best}"
-                home = f"HyperFlexis, {slots} sequences"
-                yield compare(home, "attainment over the best of all", setting, met[best], met[OURS[0]], seeds)
-            progress(f"HyperFlexis {slots} sequences {mix} done")
-    columns = ["sequences", "mix", "load, x", OURS[0], *RIVALS, "best rival"]
-    yield Table(f"Attainment by sequences per engine, {SEQUENCES_MODEL}, 2 workers", columns, rows)
 
 
 def _apart(progress: Progress, quick: bool) -> Iterable[Claim]:
@@ -170,9 +113,24 @@ def by_stage(settings: SimulationSettings) -> SimulationSettings:
     return replace(settings, instances=tuple(engines))
 
 
+def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Fig. 3 on two workers and on two that scale out to four, from HyperFlexis' section, which runs the set there."""
+    return () if quick else figure_3(progress)
+
+
+def _by_sequences(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Fig. 3 with 64 and 256 sequences per engine: the set against the best rival at each load, from that section."""
+    return () if quick else by_sequences(progress, RIVALS)
+
+
 def _reported(progress: Progress, quick: bool) -> Iterable[Claim]:
     """Fig. 5, 6 and 7 from HyperFlexis' section, whose collocated engines are those of the set."""
-    return () if quick else from_the_report(progress, MAPPED)
+    return () if quick else from_the_report(progress)
+
+
+def _nothing(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Of a part that is a table alone."""
+    return ()
 
 
 def _parts_of_the_order(quick: bool) -> Table:

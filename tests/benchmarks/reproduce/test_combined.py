@@ -114,17 +114,63 @@ def test_figures_of_the_report_are_taken_as_they_are(tmp_path):
         for name, share in ((SLACKLINE, 0.6), (HYPERFLEXIS, 0.7))
     ]
     keep(tmp_path, "hyperflexis", sixth, tables)
-    found = list(combined_stored.from_the_report(lambda line: None, "the order", tmp_path))
+    found = list(combined_stored.from_the_report(lambda line: None, tmp_path))
     assert [(claim.theirs, claim.ours, claim.reached) for claim in found] == [
         (0.8, 0.9, True), (0.6, 0.5, False), (39.0, 48.0, True), (0.7, 0.6, False),
     ]  # fmt: skip
-    assert found[1].reason == "the order"
+    assert found[1].reason == combined_stored.SINGLE
     assert "P0 0.990 and 1.000; of all requests 0.850 and 0.800" in found[3].reason
+
+
+def test_figure_3_of_the_report_is_taken_load_by_load(tmp_path):
+    rows = [
+        ["round robin", "0.1 ± 0.0, 2.0 s, 99", "0.1 ± 0.0, 2.0 s, 99"],
+        [HYPERFLEXIS, "0.990 ± 0.001, 2.8 s, 758", "0.600 ± 0.030, 4.0 s, 803"],
+        [SLACKLINE, "0.980 ± 0.002, 2.8 s, 758", "0.700 ± 0.016, 4.0 s, 803"],
+        [f"{SLACKLINE} on 2 to 4", "1.000 ± 0.000, 1.0 s, 900", "0.880 ± 0.040, 2.0 s, 900"],
+        [f"{HYPERFLEXIS} on 2 to 4", "1.000 ± 0.000, 1.0 s, 900", "0.890 ± 0.030, 2.0 s, 900"],
+    ]
+    titles = ("Fig. 3, M7, 2-task; 1 x = 3.0 requests/s", "Scaler's thresholds")
+    keep(tmp_path, "hyperflexis", tables=[Table(title, ["", "1 x", "4.5 x"], rows) for title in titles])
+    found = list(combined_stored.figure_3(lambda line: None, tmp_path))
+    assert [(claim.theirs, claim.ours, claim.reached) for claim in found] == [
+        (0.99, 0.98, False), (0.6, 0.7, True), (1.0, 1.0, True), (0.89, 0.88, False),
+    ]  # fmt: skip
+    assert found[0].setting == "M7, 2-task mix, 2 workers, 1 x round robin's 90 % point"
+    assert found[3].setting == "M7, 2-task mix, 2 to 4 workers, 4.5 x round robin's 90 % point"
+    assert found[0].reason == combined_stored.BEYOND.format(0.01, 5**0.5 / 1000 / 3**0.5)
+    assert found[3].reason == combined_stored.UNPAIRED.format(0.01, 0.05 / 3**0.5)
+    assert found[1].reason == found[2].reason == ""
+
+
+def test_more_sequences_are_compared_with_the_best_rival_of_each_load(tmp_path):
+    columns = ["sequences", "mix", "load, x", "scheduler", "attainment", "± std"]
+    rows = [
+        [slots, "4-task", load, name, met - (0.5 if slots == 8 else 0.0), 0.01]
+        for slots in (8, 64)
+        for load, name, met in (
+            (1.0, "a", 0.9), (1.0, "b", 0.8), (1.0, "no rival", 1.0), (1.0, SLACKLINE, 0.95),
+            (2.0, "a", 0.5), (2.0, "b", 0.8), (2.0, "no rival", 1.0), (2.0, SLACKLINE, 0.7),
+        )
+    ]  # fmt: skip
+    keep(tmp_path, "hyperflexis", tables=[Table(f"{combined_stored.BY_NUMBER}M", columns, rows)])
+    found = list(combined_stored.by_sequences(lambda line: None, ("a", "b"), tmp_path))
+    assert [(claim.theirs, claim.ours, claim.reached) for claim in found] == [(0.9, 0.95, True), (0.8, 0.7, False)]
+    assert {claim.figure for claim in found} == {"HyperFlexis, 64 sequences"}
+    assert [claim.setting.rpartition("; ")[2] for claim in found] == ["a", "b"]
+
+
+def test_the_report_has_what_is_taken_from_it():
+    """The stored section's titles and columns are those that are read: 60 loads of Fig. 3, and twelve with more."""
+    said = []
+    assert len(list(combined_stored.figure_3(said.append))) == 60
+    assert len(list(combined_stored.by_sequences(said.append, combined.RIVALS))) == 12
+    assert said == []
 
 
 def test_a_report_that_was_not_run_is_left_out(tmp_path):
     said = []
-    assert list(combined_stored.from_the_report(said.append, "", tmp_path)) == []
+    assert list(combined_stored.from_the_report(said.append, tmp_path)) == []
     assert "left out" in said[0]
 
 
@@ -141,11 +187,9 @@ def test_calm_stands_at_the_best_of_its_sweep(tmp_path):
 @pytest.mark.slow
 def test_the_section_is_made():
     section = combined.reproduce(lambda line: None, True)
-    assert {claim.figure for claim in section.claims} == {
-        *("HyperFlexis", "HyperFlexis, 64 sequences", "FlowPrefill", "Kairos", "Concord")
-    }
+    assert {claim.figure for claim in section.claims} == {"HyperFlexis", "FlowPrefill", "Kairos", "Concord"}
     assert all(claim.reason or claim.reached for claim in section.claims if claim.figure != "FlowPrefill")
-    assert len(section.tables) == 4
+    assert len(section.tables) == 3
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce.claims import VERDICTS, Section, Table
+from benchmarks.reproduce.claims import CHANGED, VERDICTS, Section, Table
 from benchmarks.reproduce.hyperflexis import multitask as hyperflexis_multitask
 from benchmarks.reproduce.hyperflexis import section as hyperflexis
 from benchmarks.reproduce.hyperflexis import slots
@@ -104,7 +104,7 @@ def test_every_headline_of_figure_3_becomes_a_claim_for_each_of_ours():
     name = "slackline, 2-task: attainment less that of engine priority by class, lowest of all loads "
     today = factors[name + "(points; not in the paper)"]
     assert (today.theirs, today.bar, today.ours, today.reached) == (None, -0.5, 0.0, True)
-    assert {claim.verdict for claim in made} == set(VERDICTS)
+    assert {claim.verdict for claim in made} == set(VERDICTS) - {CHANGED}
     assert not any(claim.theirs for claim in made if "at its best" in claim.claim or "published" in claim.claim)
 
 

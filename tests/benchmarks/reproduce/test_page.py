@@ -29,23 +29,24 @@ SECTION = Section(
 def test_summary_counts_claims_by_figure(tmp_path):
     write([SECTION], tmp_path)
     summary = (tmp_path / "README.md").read_text()
-    assert "| [Paper](paper.md) | Fig. 1 | 1 of 1 | - | - | - | 0 | rate over FCFS | 4.7 | - | 5.123 |" in summary
+    assert "| [Paper](paper.md) | Fig. 1 | 1 of 1 | - | - | - | - | 0 | rate over FCFS | 4.7 | - | 5.123 |" in summary
     assert "over a \\| rival" in summary
-    assert "| Fig. 3 | - | - | - | - | 1 | over one only described | 2 | - | - |" in summary
+    assert "| Fig. 3 | - | - | - | - | - | 1 | over one only described | 2 | - | - |" in summary
 
 
 def test_verdicts_of_each_kind_are_counted_apart(tmp_path):
     others = [
         Claim("Paper", "Fig. 1", "over a better one", None, 0.9, False, "", (1,), verdict="printed, stronger", bar=1.0),
         Claim("Paper", "Fig. 1", "of the set", 2.0, 3.0, True, "", (1,), verdict="set"),
+        Claim("Paper", "Fig. 1", "with a change", 2.0, 3.0, True, "", (1,), verdict="changed"),
     ]
     write([replace(SECTION, claims=[*SECTION.claims, *others])], tmp_path)
     summary = (tmp_path / "README.md").read_text()
-    assert "| [Paper](paper.md) | 1 of 2 | 0 of 1 | 1 of 1 | - |\n" in summary
+    assert "| [Paper](paper.md) | 1 of 2 | 0 of 1 | 1 of 1 | - | 1 of 1 |\n" in summary
     (row,) = [line for line in summary.splitlines() if line.startswith("| [Paper](paper.md) | Fig. 1 |")]
-    assert row.startswith("| [Paper](paper.md) | Fig. 1 | 1 of 1 | 0 of 1 | 1 of 1 | - | 0 | rate over FCFS |")
+    assert row.startswith("| [Paper](paper.md) | Fig. 1 | 1 of 1 | 0 of 1 | 1 of 1 | - | 1 of 1 | 0 | rate over FCFS |")
     page = (tmp_path / "paper.md").read_text()
-    assert [f"| Fig. 1 | {VERDICTS[kind]} |" in page for kind in VERDICTS] == [True, True, True, False]
+    assert [f"| Fig. 1 | {VERDICTS[kind]} |" in page for kind in VERDICTS] == [True, True, True, False, True]
 
 
 def test_variants_of_a_figure_share_its_row_in_the_summary(tmp_path):
