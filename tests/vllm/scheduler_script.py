@@ -1,7 +1,8 @@
 """Runs vLLM's own scheduler with the plug-in, without a model: `python tests/vllm/scheduler_script.py CASE`.
 
 In vLLM's environment, with this repository on PYTHONPATH. Tokens are made up, and everything else (queue, KV blocks,
-preemption, asynchronous steps) is vLLM's. Prints one JSON object. Used by test_plugin_scheduler.py.
+preemption, asynchronous steps) is vLLM's. `layouts` is about the KV connector. Prints one JSON object. Used by
+test_plugin_scheduler.py.
 """
 
 from __future__ import annotations
@@ -188,7 +189,32 @@ def full() -> dict[str, Any]:
     return {"ended": sorted(driver.ended), "kept": len(of._seqs)}
 
 
+def layouts() -> dict[str, Any]:
+    """Digests of equally long KV, by its numbers and by what packed it."""
+    from workers.vllm_connector import connector
+
+    packed = connector._get_attn_isa
+
+    def digest(numbers: torch.dtype, packing: str) -> str:
+        connector._get_attn_isa = lambda *_: packing
+        model = ModelConfig(model=str(MODEL), dtype=numbers, max_model_len=2048, enforce_eager=True)
+        caches = {"layer": torch.zeros(4, 2, dtype=numbers)}
+        about = connector._about(model, BLOCK, caches)
+        arrays = {name: connector._as_bytes(name, cache) for name, cache in caches.items()}
+        return str(connector.CacheBlocks(arrays, 4, BLOCK, about).layout["digest"])
+
+    made = {
+        "bfloat16": digest(torch.bfloat16, "vec"),
+        "again": digest(torch.bfloat16, "vec"),
+        "float16": digest(torch.float16, "vec"),
+        "amx": digest(torch.bfloat16, "amx"),
+    }
+    connector._get_attn_isa = packed
+    return {**made, "here": packed(torch.bfloat16, BLOCK, 64)}
+
+
 CASES = {
+    "layouts": layouts,
     "full": full,
     "s_edf": lambda: by_deadline("s_edf"),
     "edf": lambda: by_deadline("edf"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.vllm
 SCRIPT = ROOT / "tests" / "vllm" / "scheduler_script.py"
 CASES = (
     "s_edf", "heap", "edf", "fcfs", "calm", "forged", "aborted", "preempted_edf", "preempted_calm", "preempted_slack",
-    "paused", "full",
+    "paused", "full", "layouts",
 )  # fmt: skip
 
 
@@ -63,3 +63,11 @@ def test_slack_lets_a_long_answer_sit_out_steps_and_not_for_ever(found: dict[str
 
 def test_a_plan_that_pauses_all_for_one_without_blocks_does_not_stop_the_server(found: dict[str, Any]) -> None:
     assert found["full"] == {"ended": ["a", "b", "tight"], "kept": 0}
+
+
+def test_kv_of_other_numbers_or_packed_in_another_way_is_told_apart(found: dict[str, Any]) -> None:
+    """Two bytes a number, or the same numbers in another order: the same size, and another meaning."""
+    made = found["layouts"]
+    assert made["bfloat16"] == made["again"]
+    assert len({made["bfloat16"], made["float16"], made["amx"]}) == 3
+    assert made["here"], "vLLM still says how it packs"

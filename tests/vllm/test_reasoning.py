@@ -68,4 +68,7 @@ async def test_what_it_streams_as_reasoning_is_judged_as_such(folder: Path) -> N
                 thought = sum("reasoning" in delta for delta in deltas)
                 assert 0 < record.reasoning_tokens == thought <= BUDGET
                 assert record.ttft_s < record.first_answer_s < record.e2e_s
+                answered = sum(bool(delta) and "reasoning" not in delta and "role" not in delta for delta in deltas)
+                paced_s = (answered - 1) * record.tpot_s
+                assert paced_s == pytest.approx(record.token_times[-1] - record.first_answer_s, abs=1e-4)
                 assert (record.ttft_met, record.tpot_met, record.attained) == (due == 60, True, due == 60)

@@ -1,5 +1,5 @@
-"""Versions of vLLM whose scheduler the plug-in was tested with. vLLM calls that interface not public: it may change in
-any minor release."""
+"""Versions of vLLM with which the plug-in and the connector were tested. vLLM calls the interface of its scheduler not
+public and that of connectors experimental: either may change in any minor release."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ SUPPORTED = ("0.32",)
 
 
 class UnsupportedVllm(RuntimeError):
-    """This vLLM's scheduler was not tested with the plug-in."""
+    """Slackline's part was not tested with this vLLM."""
 
 
-def check_version(version: str) -> None:
-    """Raises UnsupportedVllm."""
+def check_version(version: str, part: str = "scheduler", option: str = "--scheduler-cls") -> None:
+    """`option`: the one without which the server starts without this part. Raises UnsupportedVllm."""
     found = re.match(r"\d+\.\d+(?=\.|\+|$)", version)
     if found is None or found[0] not in SUPPORTED:
         known = ", ".join(f"{release}.x" for release in SUPPORTED)
         raise UnsupportedVllm(
-            f"Slackline's scheduler supports vLLM {known}, and this is vLLM {version}. Start it without"
-            " --scheduler-cls, or install a supported version."
+            f"Slackline's {part} supports vLLM {known}, and this is vLLM {version}. Start it without"
+            f" {option}, or install a supported version."
         )
