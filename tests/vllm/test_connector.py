@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import requests
 
@@ -28,7 +29,7 @@ from benchmarks.servers.stack import Stack, StackFleet
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, ids
 from tests.waiting import until_on_loop
-from tests.workers.flowd.running import connected, sending, serving
+from tests.workers.flowd.running import MB, connected, sending, serving
 from workers.backends.vllm import REMOTE_DECODE
 from workers.supervisor.ports import free_port
 
@@ -112,12 +113,16 @@ def test_a_secret_gives_its_kv_once_and_another_prompt_none(pair: list[RunningEn
     assert figures(decode)["received"] == before["received"] + 1, "it was freed when it had arrived"
 
 
-def test_a_gateway_sends_requests_through_both(folder: Path, pair: list[RunningEngine]) -> None:
-    urls, before = [server.url for server in pair], figures(pair[1])
-    fleet = StackFleet(
+def fleet_of(pair: list[RunningEngine]) -> StackFleet:
+    urls = [server.url for server in pair]
+    return StackFleet(
         MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS, roles=("prefill", "decode")
-    )
-    with Stack(folder / "connector", fleet) as stack, stack.gateway() as gateway:
+    )  # fmt: skip
+
+
+def test_a_gateway_sends_requests_through_both(folder: Path, pair: list[RunningEngine]) -> None:
+    before = figures(pair[1])
+    with Stack(folder / "connector", fleet_of(pair)) as stack, stack.gateway() as gateway:
         client, prompt = Client(gateway.url, {"Authorization": f"Bearer {stack.api_key}"}), ids(300)
         answer = client.post(COMPLETIONS, prompt=prompt, max_tokens=9, ignore_eos=True, temperature=0)
         assert answer.status_code == 200, answer.text
@@ -161,6 +166,54 @@ async def test_a_load_that_is_held_stops_no_other_request(pair: list[RunningEngi
         assert tokens_of(await load) == alone
         assert await stream < HELD_S / 2, "steps went on beside the load"
         assert await asyncio.to_thread(lambda: figures(prefill)["held_seconds"]) > before["held_seconds"] + HELD_S / 2
+
+
+RECORDED = """SELECT ttft_met, ttft_s, step->'figures' FROM request_record, jsonb_array_elements(decisions) AS step
+    WHERE step->>'kind' = 'transfer' AND id = %s"""
+TARGET_S = 25.0  # of which the transfer is held for some 11 s: it passes the other one when 12.8 s are left
+
+
+def recorded(stack: Stack, request_id: str) -> list[tuple[bool, float, dict[str, Any]]]:
+    """Of each transfer of a request: whether its first token was in time, after how long it came, and its figures."""
+    with psycopg.connect(stack.environment["DATABASE_URL"]) as connection:
+        return connection.execute(RECORDED, [request_id]).fetchall()
+
+
+async def test_the_record_says_that_a_transfer_was_held_and_promoted_in_time(
+    folder: Path, pair: list[RunningEngine], socket: str
+) -> None:
+    """The link is full of another transfer of level 2, which has more time. The request's one begins below it."""
+
+    def asked(stack: Stack, url: str, **more: Any) -> tuple[bool, float, dict[str, Any]]:
+        """Of a request that was answered, what its record says."""
+        client = Client(url, {"Authorization": f"Bearer {stack.api_key}"})
+        answer = client.post(COMPLETIONS, max_tokens=4, ignore_eos=True, **more)
+        assert (answer.status_code, b"slackline" in answer.content) == (200, False), answer.text
+        name, by = answer.headers["x-slackline-request-id"], time.monotonic() + WAIT_S
+        while not (found := recorded(stack, name)) and time.monotonic() < by:
+            time.sleep(0.2)
+        (one,) = found
+        return one
+
+    with Stack(folder / "promoted", fleet_of(pair)) as stack, stack.gateway() as gateway:
+        async with serving(socket, "mfs") as daemon, connected(socket) as other:
+            await asyncio.sleep(FOUND_S)
+            given = stack, gateway.url
+            _, _, whole = await asyncio.to_thread(asked, *given, prompt=ids(100), target_ttft=60.0)
+            async with sending(other, due_in_s=4000.0, size=20_000 * MB) as flow:
+                await until_on_loop(lambda: daemon.status()["flows"][0]["rate"] > 100 * MB, WAIT_S)
+                prompt = [5 + at % 900 for at in range(110)]
+                in_time, ttft_s, held = await asyncio.to_thread(
+                    asked, *given, prompt=prompt, target_ttft=TARGET_S, stream=True
+                )
+                assert flow.level == 2
+    assert (whole["measured_by"], whole["flow"], whole["tokens"]) == ("engine", "scheduled", 100)
+    assert whole["held_s"] < 1.0, "nothing else was on the link"
+    assert (held["measured_by"], held["flow"], held["tokens"]) == ("engine", "scheduled", 110)
+    assert held["promotions"] >= 1
+    assert held["flow_level"] == 2
+    assert 1.0 < held["held_s"] <= held["seconds"] <= ttft_s < TARGET_S
+    assert in_time
 
 
 async def test_kv_whose_sender_dies_is_computed(pair: list[RunningEngine], socket: str) -> None:

@@ -33,6 +33,10 @@ class CacheBlocks:
         self._digest = hashlib.sha256(repr((about, shapes)).encode()).hexdigest()
 
     @property
+    def block_tokens(self) -> int:
+        return self._block_tokens
+
+    @property
     def layers(self) -> int:
         return len(self._caches)
 

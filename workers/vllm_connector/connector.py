@@ -23,6 +23,7 @@ from workers.vllm_connector.plan import KvOrders, KvPrompt, TransferPlan
 from workers.vllm_connector.settings import settings_from
 from workers.vllm_connector.stats import SlacklineMetrics, SlacklineStats
 from workers.vllm_connector.transfers import Transfers
+from workers.vllm_plugin.answers import MOVED
 from workers.vllm_plugin.hints import read_hints
 from workers.vllm_plugin.versions import check_version
 
@@ -104,7 +105,11 @@ class SlacklineConnector(ExampleConnector):
         return found
 
     def get_kv_connector_stats(self) -> SlacklineStats | None:
-        found = self._transfers.figures() if self._transfers is not None else {}
+        if self._transfers is None:
+            return None
+        found: dict[str, Any] = {**self._transfers.figures()}
+        if moved := self._transfers.moved():
+            found[MOVED] = moved
         return SlacklineStats(data=found) if found else None
 
     @classmethod

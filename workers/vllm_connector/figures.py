@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from controller.flow.gate import OFF
 from workers.flowd.client import SCHEDULED, Flow
@@ -51,5 +52,6 @@ def since(last: KvFigures, now: KvFigures) -> dict[str, float]:
     return {name: value - before[name] for name, value in asdict(now).items() if value != before[name]}
 
 
-def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of HELP; others are left out."""
+    return {name: one.get(name, 0) + other.get(name, 0) for name in HELP if name in one or name in other}

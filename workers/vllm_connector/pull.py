@@ -7,10 +7,12 @@ that fails leaves blocks half written; vLLM is told of them and computes them.
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from controller.core.kv_links import KvMoved
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
     CLASSES,
@@ -30,22 +32,15 @@ from workers.vllm_connector.plan import KvLoad, PromptOffer
 
 CONNECT_S = 3.0
 STALL_S = 10.0  # without data for this long a transfer is given up
-
-
-class PulledKv(NamedTuple):
-    """What came. `held_s`, `promotions`: as the sender says; 0 without flow scheduling."""
-
-    size: int
-    held_s: float
-    promotions: int
+LONGEST_REASON = 32  # characters, for why a transfer was not scheduled
 
 
 async def pull(
     load: KvLoad, blocks: CacheBlocks, token: str, due_in_s: float | None, held: Callable[[], None], *, pressed: bool
-) -> PulledKv:
-    """Load it. `due_in_s`: until it is needed. `held`: called whenever the sender says that it is. Raises
-    KvTransferError."""
-    offer = load.offer
+) -> KvMoved:
+    """Load it. `due_in_s`: until it is needed. `held`: called whenever the sender says that it is. Its figures are
+    without what the engine computes meanwhile. Raises KvTransferError."""
+    offer, began = load.offer, time.monotonic()
     try:
         reader, writer = await _connect(offer, token)
         try:
@@ -53,7 +48,8 @@ async def pull(
             if due_in_s is not None:
                 asked["due_in_s"] = due_in_s
             write_frame(writer, {**asked, "pressed": pressed})
-            return await _Pulling(load, blocks, reader, writer, held).run()
+            moved = await _Pulling(load, blocks, reader, writer, held).run()
+            return moved._replace(seconds=time.monotonic() - began)
         finally:
             writer.close()
     except KvTransferError:
@@ -102,7 +98,7 @@ class _Pulling:
         self._load, self._cache, self._held = load, blocks, held
         self._reader, self._writer = reader, writer
 
-    async def run(self) -> PulledKv:
+    async def run(self) -> KvMoved:
         await self._agreed()
         for layer in range(self._cache.layers):
             await self._layer(layer)
@@ -110,8 +106,23 @@ class _Pulling:
         if told.get("done") is not True:
             raise KvTransferError("the sender did not say that it is done", "corrupt")
         write(self._writer, GOT_IT)
-        size = len(self._load.blocks) * self._cache.block_bytes
-        return PulledKv(size, _number(told.get("held_s")), int(_number(told.get("promotions"))))
+        return self._moved(told)
+
+    def _moved(self, told: dict[str, Any]) -> KvMoved:
+        """`told`: what the sender measured; without flow scheduling nothing."""
+        cached = self._load.start * self._cache.block_tokens
+        reason = told.get("flow")
+        return KvMoved(
+            bytes=len(self._load.blocks) * self._cache.block_bytes,
+            layers=self._cache.layers,
+            tokens=self._load.offer.tokens - cached,
+            cached=cached,
+            reserved=True,
+            held_s=_number(told.get("held_s")),
+            promotions=int(_number(told.get("promotions"))),
+            level=int(_number(told.get("level"))),
+            flow=reason[:LONGEST_REASON] if isinstance(reason, str) else "",
+        )
 
     async def _agreed(self) -> None:
         """The sender has it, in the same layout and number. Raises KvTransferError."""

@@ -9,12 +9,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from workers.vllm_connector.figures import HELP, added
+from workers.vllm_plugin.answers import MOVED, TOLD
 
 PREFIX = "slackline:kv_"
 
 
 class SlacklineStats(KVConnectorStats):
-    """`data`: what `figures.KvFigures` has grown by."""
+    """`data`: what `figures.KvFigures` has grown by, and MOVED."""
 
     data: dict[str, Any]
 
@@ -22,7 +23,8 @@ class SlacklineStats(KVConnectorStats):
         self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        self.data = added(self.data, other.data)
+        moved = {**self.data.get(MOVED, {}), **other.data.get(MOVED, {})}
+        self.data = added(self.data, other.data) | ({MOVED: moved} if moved else {})
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -33,7 +35,7 @@ class SlacklineStats(KVConnectorStats):
 
 
 class SlacklineMetrics(KVConnectorPromMetrics):
-    """One counter for each figure."""
+    """One counter for each figure. In the process that serves HTTP, so that answers hear of loads here."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
@@ -49,3 +51,4 @@ class SlacklineMetrics(KVConnectorPromMetrics):
         for name, value in transfer_stats_data.items():
             if name in self._counters:
                 self._counters[name][engine_idx].inc(value)
+        TOLD.add(transfer_stats_data.get(MOVED, {}))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workers.engine.kv.wire import KvTransferError
 from workers.flowd.client import FlowClient
@@ -38,6 +38,32 @@ class TransfersEnded(NamedTuple):
     lost: set[int]
 
 
+class StepClock:
+    """How long vLLM's steps have computed so far, for those who wait beside them. Any thread may ask."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy_s = 0.0
+        self._began: float | None = None  # the step that computes now
+
+    def begun(self) -> None:
+        with self._lock:
+            self._began = self._clock()
+
+    def ended(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._busy_s, self._began = self._so_far(), None
+
+    def busy_s(self) -> float:
+        with self._lock:
+            return self._so_far()
+
+    def _so_far(self) -> float:
+        return self._busy_s + (0.0 if self._began is None else self._clock() - self._began)
+
+
 class Transfers:
     """`wall`: the clock of deadlines, seconds. Raises OSError if its address cannot be listened at."""
 
@@ -46,6 +72,8 @@ class Transfers:
         self._figures, self._told = KvFigures(), KvFigures()
         self._lock = threading.Lock()
         self._ended = TransfersEnded(set(), set(), set())
+        self._moved: dict[str, dict[str, Any]] = {}
+        self._steps = StepClock()
         self._pulls: dict[str, asyncio.Task[str]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
         self._kv_usage = 0.0
@@ -69,7 +97,8 @@ class Transfers:
     # ---- for the worker, on any thread ------------------------------------------------------------------------------
 
     def order(self, orders: KvOrders) -> None:
-        """Begin what is ordered. Returns at once."""
+        """Begin what is ordered with a step, which computes from now until `ended`. Returns at once."""
+        self._steps.begun()
         self._loop.call_soon_threadsafe(self._begin, orders)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -79,8 +108,17 @@ class Transfers:
             self._loop.call_soon_threadsafe(self._cancel, names)
 
     def ended(self) -> TransfersEnded:
+        """Asked at the end of a step."""
+        self._steps.ended()
         with self._lock:
             found, self._ended = self._ended, TransfersEnded(set(), set(), set())
+        return found
+
+    def moved(self) -> dict[str, dict[str, Any]]:
+        """Figures (KvMoved) of the loads that arrived since the last question, by the secrets of their offers. Those of
+        a load come no later than the word that it has ended."""
+        with self._lock:
+            found, self._moved = self._moved, {}
         return found
 
     def figures(self) -> dict[str, float]:
@@ -143,7 +181,9 @@ class Transfers:
                     raise KvTransferError("its blocks are none of this cache", "corrupt")
                 due_in_s = None if load.due is None else load.due - self._wall()
                 pressed = self._kv_usage >= FULL
+                computed_s = self._steps.busy_s()
                 found = await pull(load, self._blocks, self._settings.token, due_in_s, leave, pressed=pressed)
+                found = found._replace(busy_s=self._steps.busy_s() - computed_s)
         except KvTransferError as error:
             log.warning("the KV of %s is computed here: %s (%s)", load.request_id, error, error.reason)
             return error.reason
@@ -151,8 +191,10 @@ class Transfers:
             log.exception("the KV of %s is computed here", load.request_id)
             return "defect"
         self._figures.received += 1
-        self._figures.received_bytes += found.size
+        self._figures.received_bytes += found.bytes
         self._figures.receiving_seconds += time.monotonic() - began
+        with self._lock:
+            self._moved[load.offer.secret] = found._asdict()
         return ""
 
     def _pulled(self, load: KvLoad, task: asyncio.Task[str]) -> None:

@@ -14,11 +14,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.waiting import until_on_loop
-from tests.workers.flowd.running import connected, sending, serving
+from tests.workers.flowd.running import MB, connected, sending, serving
 from tests.workers.vllm_connector.servers import (
     BLOCKS,
     HOST,
     LAYERS,
+    SECRET,
     SENT,
     TOKEN,
     WAIT_S,
@@ -34,7 +35,7 @@ from workers.supervisor.ports import free_port
 from workers.vllm_connector import places, pull, source
 from workers.vllm_connector.blocks import FORMAT
 from workers.vllm_connector.plan import Kept, KvLoad, KvOrders
-from workers.vllm_connector.transfers import Transfers
+from workers.vllm_connector.transfers import StepClock, Transfers
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -57,6 +58,11 @@ def test_all_blocks_arrive_and_both_sides_hear_of_it() -> None:
         got = made.target.figures()
         assert (got["received"], got["received_bytes"]) == (1, size)
         assert made.target.figures() == {}, "figures are those since the last question"
+        found = made.target.moved()[SECRET]
+        assert (found["bytes"], found["layers"], found["tokens"], found["cached"]) == (size, LAYERS, 60, 0)
+        assert found["seconds"] > 0.0
+        assert (found["reason"], found["flow"], found["held_s"], found["level"]) == ("", "", 0.0, 0)
+        assert (made.target.moved(), made.source.moved()) == ({}, {})
 
 
 def test_only_the_blocks_that_are_not_cached_yet_are_sent() -> None:
@@ -65,6 +71,8 @@ def test_only_the_blocks_that_are_not_cached_yet_are_sent() -> None:
         made.keep()
         made.target.order(KvOrders(loads=[KvLoad("d", made.offer, 3, WANTED[3:])]))
         made.until(lambda now: now.sent and now.loaded)
+        found = made.target.moved()[SECRET]
+        assert (found["tokens"], found["cached"]) == (12, 48)
         for name, there in made.there.items():
             assert (there[WANTED[3]] == made.here[name][4]).all()
             assert (there[WANTED[0]] == before[name][WANTED[0]]).all()
@@ -99,6 +107,7 @@ def test_what_must_not_be_sent_is_computed(
         assert ended.lost == set(WANTED)
         assert says in caplog.text
         assert made.target.figures() == {"failed": 1}
+        assert made.target.moved() == {}
 
 
 def test_kv_is_given_for_its_own_secret_only(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +155,8 @@ def test_without_its_daemon_a_transfer_goes_unscheduled(path: str) -> None:
         made.until(lambda now: now.sent and now.loaded)
         assert made.equal()
         assert made.source.figures()["unscheduled"] == 1
+        found = made.target.moved()[SECRET]
+        assert (found["flow"], found["held_s"], found["level"]) == ("unavailable", 0.0, 0)
 
 
 async def test_a_daemon_that_never_answers_stops_no_transfer(path: str) -> None:
@@ -186,7 +197,28 @@ async def test_a_transfer_that_has_time_waits_for_one_that_has_none(path: str) -
             found = made.source.figures()
             assert found["held_seconds"] >= 1.0
             assert "unscheduled" not in found
+            moved = made.target.moved()[SECRET]
+            assert moved["held_s"] == pytest.approx(found["held_seconds"])
+            assert moved["held_s"] <= moved["seconds"]
+            assert (moved["flow"], 1 <= moved["level"] <= 8) == ("scheduled", True)
             await until_on_loop(lambda: not daemon.status()["flows"], WAIT_S)
+
+
+async def test_a_transfer_is_promoted_in_time_and_says_so(path: str) -> None:
+    """The other one is of level 2 and has more time than this one, which begins below it."""
+    async with serving(path, "mfs") as daemon, connected(path) as other:
+        with pair({"flow_socket": path}, width=5 * 4096) as made:
+            await connects(made)
+            async with sending(other, due_in_s=4000.0, size=20_000 * MB) as flow:
+                await until_on_loop(lambda: daemon.status()["flows"][0]["rate"] > 100 * MB, WAIT_S)
+                made.keep()
+                made.load(due_in_s=6.0)
+                await until_on_loop(lambda: made.look().loaded, WAIT_S)
+                assert flow.level == 2
+            moved = made.target.moved()[SECRET]
+            assert (moved["flow"], moved["level"]) == ("scheduled", 2)
+            assert moved["promotions"] >= 1
+            assert 0.5 < moved["held_s"] < moved["seconds"] < 6.0
 
 
 async def test_a_transfer_that_is_held_when_its_daemon_goes_away_is_sent(path: str) -> None:
@@ -438,3 +470,16 @@ async def test_a_load_whose_request_has_ended_is_given_up(monkeypatch: pytest.Mo
 def test_an_address_that_is_taken_ends_the_start() -> None:
     with pair() as made, pytest.raises(OSError, match="address already in use"):
         Transfers(made.source._settings, blocks_of(cache(1)))
+
+
+def test_steps_that_have_ended_and_the_one_that_runs_count_as_computing() -> None:
+    now = 0.0
+    clock = StepClock(lambda: now)
+    for at, tell, busy_s in (
+        (1.0, clock.begun, 0.0), (3.0, clock.ended, 2.0), (4.0, clock.ended, 2.0), (6.0, clock.begun, 2.0),
+    ):  # fmt: skip
+        now = at
+        tell()
+        assert clock.busy_s() == busy_s
+    now = 7.5
+    assert clock.busy_s() == 3.5

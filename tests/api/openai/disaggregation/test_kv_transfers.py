@@ -54,6 +54,17 @@ async def test_one_that_its_engine_measured() -> None:
         assert await freed(bed, "p") == [], "the engine that pulled has said that it has it all"
 
 
+async def test_one_of_a_whole_answer_that_its_engine_measured_and_told_only_with_the_answer() -> None:
+    """As vLLM with Slackline's connector does: its headers come when all is computed."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(moved=MOVED._replace(flow="scheduled", held_s=0.2, level=2, promotions=1)))
+        answer = await bed.ask(completion())
+        assert answer.status == 200
+        (one,) = transfers(bed)
+        assert (one["outcome"], one["state"], one["measured_by"], one["bytes"]) == ("done", "released", "engine", 4096)
+        assert (one["flow"], one["held_s"], one["flow_level"], one["promotions"]) == ("scheduled", 0.2, 2, 1)
+
+
 async def test_one_that_no_one_measured_is_timed_here_and_its_kv_freed() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(first_delay_s=0.02, token_delay_s=0.04))

@@ -284,3 +284,17 @@ def test_reasoning_without_an_answer_is_said(viewer, db):
 
 def test_other_requests_show_no_thinking_deadline(viewer, records):
     assert "thinking deadline" not in viewer.get("/requests/req-slow/").content.decode()
+
+
+def test_the_page_of_a_request_shows_how_its_transfer_was_held(viewer, db):
+    figures = {
+        "instance": "d", "source": "p", "attempt": 1, "outcome": "done", "state": "released", "after_s": 8.0,
+        "seconds": 7.5, "measured_by": "engine", "bytes": 2_000_000, "flow": "scheduled", "held_s": 6.5,
+        "flow_level": 2, "promotions": 1,
+    }  # fmt: skip
+    step = {"kind": "transfer", "reason": "kv_landed", "subject": "req-held", "at": 9.0, "figures": figures}
+    stored([factories.record(id="req-held", prefill_instance="p", instance="d", decisions=[step])])
+    html = viewer.get("/requests/req-held/").content.decode()
+    for shown in ("held for more urgent transfers", "level on the shared link", "promotions on the shared link"):
+        assert shown in html
+    assert "held for 6.500 s for more urgent transfers" in html, "on the timeline"
