@@ -10,7 +10,8 @@ first seed, outward from the usual one until neither neighbour of the best is be
 seeds.
 
 QUICK=1: one seed, two loads, six contenders, no sweep, no repeats (`largest_gap_s` shows a disturbed run), the knee
-from the last full run (or from the latency profile), within 15 minutes. It does not change the results of full runs.
+from the last full run if the profile of that run still holds (else from today's), within 15 minutes. It does not change
+the results of full runs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from benchmarks.vllm.profiled import estimated_knee
 # Under version control, one folder per machine: a full measurement takes hours and may be done in several sessions.
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm" / machine_name()
 KNEES = RESULTS / "knees.json"
-PROFILE, QUICK_PROFILE = RESULTS / "profile.json", RESULTS / "quick-profile.json"
+PROFILE = RESULTS / "profile.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
 QUICK_BUDGET_S = 14.5 * 60
@@ -174,14 +175,14 @@ def known_knees() -> dict[str, float]:
 
 
 def knees(
-    bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float], resume: bool = False
+    bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float], stored: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """By mix: the rate, and where it comes from."""
+    """By mix: the rate, and where it comes from. `stored`: whether those on file hold for this run."""
     found: dict[str, dict[str, Any]] = {}
     for mix in mixes:
         if mix in given:
             found[mix] = {"rate": given[mix], "from": "--knee"}
-        elif (quick or resume) and mix in known_knees():
+        elif stored and mix in known_knees():
             found[mix] = {"rate": known_knees()[mix], "from": "the last full run on this machine"}
         elif quick:
             found[mix] = {"rate": estimated_knee(bench.stack.fleet, MIXES[mix]), "from": "the latency profile"}
@@ -279,9 +280,13 @@ def _contenders(parser: argparse.ArgumentParser, text: str) -> Sequence[VllmCont
     return [contender for contender in CONTENDERS if not names or contender.name in names]
 
 
-def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: float) -> dict[str, Any]:
+def measure(
+    bench: Bench, arguments: argparse.Namespace, quick: bool, started: float, as_stored: bool
+) -> dict[str, Any]:
+    """`as_stored`: as in `Profiled`."""
     loads = list(QUICK_LOADS) if quick else arguments.loads
-    found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee, arguments.resume)
+    stored = arguments.resume or (quick and as_stored)
+    found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee, stored)
     rates = {mix: knee["rate"] for mix, knee in found.items()}
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
@@ -318,9 +323,9 @@ def main() -> int:
     prefer(os.getpid(), above=CLIENT_ABOVE)
     tasks = [task for mix in MIXES.values() for task in mix]
     try:
-        profile = QUICK_PROFILE if quick and not PROFILE.exists() else PROFILE
-        with vllm_pair(tasks, profile, quick or arguments.resume, waiting_time_s=None) as (stack, _):
-            report = measure(Bench(stack, tries=1 if quick else TRIES, own_targets=True), arguments, quick, started)
+        with vllm_pair(tasks, PROFILE, quick, None, arguments.resume) as (stack, profiled):
+            bench = Bench(stack, tries=1 if quick else TRIES, own_targets=True)
+            report = measure(bench, arguments, quick, started, profiled.as_stored)
     except RuntimeError as error:  # servers or a gateway that do not start, or no knee; finished loads are stored
         print(f"bench-vllm: {error}", file=sys.stderr)
         return 1

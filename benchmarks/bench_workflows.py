@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_vllm import PROFILE as VLLM_PROFILE
 from benchmarks.load.generator import MAX_GAP_S
 from benchmarks.load.knee import LEVEL, find_knee
 from benchmarks.load.trials import note, wait_idle
@@ -350,9 +349,7 @@ def prepared(arguments: argparse.Namespace, quick: bool) -> Iterator[WorkflowBen
         folder.chmod(0o755)  # PostgreSQL runs as another user
         order = arguments.plugin_order if any(each.plugin for each in arguments.contenders) else None
         with servers(folder / "logs", order) as engines:
-            own = RESULTS / "profile.json"
-            kept = VLLM_PROFILE if quick and not own.exists() and VLLM_PROFILE.exists() else own
-            profiled = profile_vllm(engines.own, kept, quick)
+            profiled = profile_vllm(engines.own, RESULTS / "profile.json", quick)
             fleet = StackFleet(
                 MODEL_NAME, engines.own, "vllm", MAX_NUM_SEQS, CLASSES, profiled.coefficients, CONTEXT_TOKENS,
                 profiled.kv_capacity_tokens, retention_s=RETENTION_S,

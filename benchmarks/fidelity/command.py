@@ -271,7 +271,8 @@ def live(arguments: argparse.Namespace) -> dict[str, Any]:
     """The measurement on two servers started for it. Raises EngineFailed."""
     started = time.monotonic()
     prefer(os.getpid(), above=CLIENT_ABOVE)
-    with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume, PATIENT_S) as (stack, profiled):
+    kept = arguments.output.with_name("profile.json")
+    with vllm_pair(TASKS, kept, False, PATIENT_S, arguments.resume) as (stack, profiled):
         report = measure(Bench(stack), profiled, arguments)
     return report | {"seconds": round(time.monotonic() - started)}
 

@@ -18,17 +18,17 @@ CLIENT_ABOVE = 8
 
 @contextlib.contextmanager
 def vllm_pair(
-    tasks: Sequence[Task], kept_profile: Path, quick: bool, waiting_time_s: float | None
+    tasks: Sequence[Task], kept_profile: Path, quick: bool, waiting_time_s: float | None, resume: bool = False
 ) -> Iterator[tuple[Stack, Profiled]]:
-    """One class per task, with this waiting time (None: Slackline's default). `quick`: use the stored profile if there
-    is one. Raises EngineFailed.
+    """One class per task, with this waiting time (None: Slackline's default). `quick`, `resume`: as in `profile_vllm`.
+    Raises EngineFailed.
     """
     with tempfile.TemporaryDirectory(prefix="slackline-vllm-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL runs as another user
         with vllm_servers(2, folder / "logs") as servers:
             urls = [server.url for server in servers]
-            profiled = profile_vllm(urls, kept_profile, quick)
+            profiled = profile_vllm(urls, kept_profile, quick, resume)
             classes = [ClassSpec(t.name, t.targets.ttft_s, t.targets.tpot_s, waiting_time_s) for t in tasks]
             fleet = StackFleet(
                 MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profiled.coefficients, CONTEXT_TOKENS,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +24,48 @@ FULL_BUDGET_S, QUICK_BUDGET_S = 100.0, 25.0
 KNEE_SHARE = 0.8
 
 
+ALIKE = 1.25  # a step time further off than this is another machine's, or a disturbed one's
+TYPICAL_BATCH, TYPICAL_CONTEXT, TYPICAL_PROMPT = 16, 400, 512
+
+
 @dataclass(frozen=True, slots=True)
 class Profiled:
+    """`as_stored`: what was stored for a machine of this name holds now, so that stored knees do too."""
+
     coefficients: Mapping[str, float]
     kv_capacity_tokens: int | None
+    as_stored: bool = True
+
+    def alike(self, other: Profiled) -> bool:
+        """Whether typical steps take about as long by both."""
+        return all(1 / ALIKE <= a / b <= ALIKE for a, b in zip(self._steps(), other._steps(), strict=True))
+
+    def _steps(self) -> tuple[float, float]:
+        model = LatencyModel(LatencyCoefficients(**self.coefficients))
+        return model.decode(TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_CONTEXT), model.prefill([TYPICAL_PROMPT])
 
 
-def profile_vllm(urls: Sequence[str], kept: Path, quick: bool) -> Profiled:
-    """Profile all servers at the same time, as they will serve. QUICK uses the stored profile if there is one."""
-    if not (quick and kept.exists()):
-        note("profiling the servers")
-        limits = ProfilingLimits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)
-        profile = asyncio.run(profile_engines(urls, MODEL_NAME, limits))
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(profile.as_json(MODEL_NAME, urls), indent=1) + "\n")
-    return read_profile(kept)
+def profile_vllm(urls: Sequence[str], kept: Path, quick: bool, resume: bool = False) -> Profiled:
+    """Profile all servers at the same time, as they will serve, and store it at `kept`; `resume` reads it from there.
+
+    QUICK measures for QUICK_BUDGET_S, stores that beside it, and compares: machines of one name differ (a processor
+    without bfloat16 takes several times as long for a step).
+    """
+    if resume and kept.exists():
+        return read_profile(kept)
+    note("profiling the servers")
+    limits = ProfilingLimits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)
+    profile = asyncio.run(profile_engines(urls, MODEL_NAME, limits))
+    path = kept.with_name(f"quick-{kept.name}") if quick else kept
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(profile.as_json(MODEL_NAME, urls), indent=1) + "\n")
+    found = read_profile(path)
+    if not quick:
+        return found
+    as_stored = kept.exists() and found.alike(read_profile(kept))
+    if not as_stored:
+        note("no stored profile holds on this machine: nothing else that was stored is used")
+    return replace(found, as_stored=as_stored)
 
 
 def read_profile(kept: Path) -> Profiled:

@@ -176,7 +176,7 @@ def test_quick_leaves_what_a_full_run_has_stored(monkeypatch, tmp_path):
     bench.stack = SimpleNamespace(fleet=StackFleet("mid", ["a", "b"], "vllm", 32, coefficients=coefficients))
     bench.dropped = 0
     arguments = SimpleNamespace(loads=[], knee={}, resume=False, seeds=3, no_sweep=False, output=None)
-    report = bench_vllm.measure(bench, arguments, True, time.monotonic())
+    report = bench_vllm.measure(bench, arguments, True, time.monotonic(), as_stored=True)
     assert (tmp_path / "report.json").read_text() == "full"
     assert json.loads((tmp_path / "quick.json").read_text()) == json.loads(json.dumps(report))
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "quick.json"}
