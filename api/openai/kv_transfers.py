@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RELEASE_S = 0.05  # how long releases wait for others for the same engine
 NO_ROOM = 503  # the decode engine has no free blocks now; it may have some soon
+COMPUTED = "the decode instance computed the prompt itself"
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
@@ -86,11 +87,14 @@ class KvTransfers:
         return in_flight.request.id in self._open
 
     def landed(self, in_flight: InFlightRequest, moved: KvMoved | None, now: float) -> bool:
-        """The KV is at the decode engine. One that measured the transfer (`moved`) has told the prefill engine so.
-        False if no transfer was under way any more."""
+        """The KV is at the decode engine. One that measured the transfer (`moved`) has told the prefill engine so, or,
+        if the transfer failed, has computed the KV. False if no transfer was under way any more."""
         opened = self._close(in_flight)
         if opened is None:
             return False
+        if moved is not None and moved.reason:
+            self._note(in_flight, opened, moved.reason, now, moved, _reached(opened, moved), "failed", error=COMPUTED)
+            return True
         self.moved += 1
         name, state = in_flight.request.id, State.COMMITTED if moved is None else State.RELEASED
         self._ended[name] = self._note(in_flight, opened, "kv_landed", now, moved, state, "done")
@@ -275,8 +279,9 @@ class DecodeLeg:
     def _landed(self, in_flight: InFlightRequest) -> None:
         if not self._transfers.landed(in_flight, in_flight.moved, self.clock()):
             return  # reported before
-        released = in_flight.moved is not None  # an engine that measured it has told the prefill engine
-        self._runtime.push(ev.TransferDone(in_flight.request.id, self._target, in_flight.moved, released=released))
+        moved = in_flight.moved
+        released = moved is not None and not moved.reason  # an engine that measured it has told the prefill engine
+        self._runtime.push(ev.TransferDone(in_flight.request.id, self._target, moved, released=released))
 
     def progressed(self, in_flight: InFlightRequest, now: float) -> None:
         self._runtime.progressed(in_flight, now)

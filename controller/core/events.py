@@ -165,9 +165,10 @@ class TransferMoves(NamedTuple):
 class TransferDone(NamedTuple):
     """All KV is at the decode instance, where the sequence decodes now.
 
-    `moved`: the transfer as the decode engine measured it. `assumed`: the end of the transfer cannot be observed (an
-    answer in one piece), so it says nothing about the link. `released`: the decode engine has told the prefill engine,
-    which has freed its copy.
+    `moved`: the transfer as the decode engine measured it; with a `reason` it failed, and that engine has computed the
+    KV itself. `assumed`: the end of the transfer cannot be observed (an answer in one piece), so it says nothing about
+    the link; the engine may measure it still. `released`: the decode engine has told the prefill engine, which has
+    freed its copy.
     """
 
     request_id: str

@@ -26,10 +26,12 @@ from benchmarks.servers.engines import (
     vllm_servers,
 )
 from benchmarks.servers.stack import Stack, StackFleet
+from controller.core.kv_links import KvMoved
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, ids
 from tests.waiting import until_on_loop
 from tests.workers.flowd.running import MB, connected, sending, serving
+from workers.backends.http import kv_moved
 from workers.backends.vllm import REMOTE_DECODE
 from workers.supervisor.ports import free_port
 
@@ -59,15 +61,26 @@ def pair(folder: Path, socket: str) -> Iterator[list[RunningEngine]]:
         yield started
 
 
-def ask(engine: RunningEngine, prompt: list[int], tokens: int = 9, **more: Any) -> dict[str, Any]:
+def posted(engine: RunningEngine, prompt: list[int], tokens: int = 9, **more: Any) -> requests.Response:
     body = {
         "model": MODEL_NAME, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
         "return_token_ids": True, **more,
     }  # fmt: skip
     answer = requests.post(f"{engine.url}{COMPLETIONS}", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    return answer
+
+
+def ask(engine: RunningEngine, prompt: list[int], tokens: int = 9, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = posted(engine, prompt, tokens, **more).json()
     return found
+
+
+def how_it_came(answer: requests.Response) -> KvMoved:
+    """As the server says with its answer."""
+    moved = kv_moved(answer.headers.get("x-slackline-kv"))
+    assert moved is not None
+    return moved
 
 
 def offer_of(engine: RunningEngine, prompt: list[int]) -> dict[str, Any]:
@@ -103,7 +116,10 @@ def test_a_secret_gives_its_kv_once_and_another_prompt_none(pair: list[RunningEn
     offer, before = offer_of(prefill, prompt), figures(decode)
     for params in (offer, {**offer, "slackline_kv": "0" * 32}, {**offer, "remote_host": "192.0.2.1"}):
         asked = other if params is offer else prompt
-        assert tokens_of(ask(decode, asked, kv_transfer_params=params)) == tokens_of(ask(prefill, asked))
+        answer = posted(decode, asked, kv_transfer_params=params)
+        assert tokens_of(answer.json()) == tokens_of(ask(prefill, asked))
+        if params["slackline_kv"] == "0" * 32:
+            assert how_it_came(answer).reason == "kv_lost"
     after = figures(decode)
     assert after["received"] == before["received"]
     assert after["failed"] == before["failed"] + 1, "the one that named a secret that is not there"
@@ -225,10 +241,12 @@ async def test_kv_whose_sender_dies_is_computed(pair: list[RunningEngine], socke
         await until_on_loop(lambda: len(daemon.status()["flows"]) == 1, WAIT_S)
         await asyncio.sleep(FOUND_S)
         offer = await asyncio.to_thread(offer_of, prefill, prompt)
-        load = asyncio.create_task(asyncio.to_thread(ask, decode, prompt, kv_transfer_params=offer))
+        load = asyncio.create_task(asyncio.to_thread(posted, decode, prompt, kv_transfer_params=offer))
         await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
         assert not load.done()
         await asyncio.to_thread(prefill.kill)
-        assert tokens_of(await load) == alone
+        answer = await load
+        assert tokens_of(answer.json()) == alone
+        assert how_it_came(answer).reason in ("cut", "unreachable")
     after = figures(decode)
     assert (after["failed"], after["received"]) == (before["failed"] + 1, before["received"])

@@ -7,7 +7,6 @@ that fails leaves blocks half written; vLLM is told of them and computes them.
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -38,9 +37,9 @@ LONGEST_REASON = 32  # characters, for why a transfer was not scheduled
 async def pull(
     load: KvLoad, blocks: CacheBlocks, token: str, due_in_s: float | None, held: Callable[[], None], *, pressed: bool
 ) -> KvMoved:
-    """Load it. `due_in_s`: until it is needed. `held`: called whenever the sender says that it is. Its figures are
-    without what the engine computes meanwhile. Raises KvTransferError."""
-    offer, began = load.offer, time.monotonic()
+    """Load it. `due_in_s`: until it is needed. `held`: called whenever the sender says that it is. Its figures, but for
+    its duration and what the engine computes meanwhile. Raises KvTransferError."""
+    offer = load.offer
     try:
         reader, writer = await _connect(offer, token)
         try:
@@ -48,8 +47,7 @@ async def pull(
             if due_in_s is not None:
                 asked["due_in_s"] = due_in_s
             write_frame(writer, {**asked, "pressed": pressed})
-            moved = await _Pulling(load, blocks, reader, writer, held).run()
-            return moved._replace(seconds=time.monotonic() - began)
+            return await _Pulling(load, blocks, reader, writer, held).run()
         finally:
             writer.close()
     except KvTransferError:

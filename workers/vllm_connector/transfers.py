@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from controller.core.kv_links import KvMoved
 from workers.engine.kv.wire import KvTransferError
 from workers.flowd.client import FlowClient
 from workers.vllm_connector.blocks import CacheBlocks
@@ -27,6 +28,7 @@ from workers.vllm_connector.settings import ConnectorSettings
 from workers.vllm_connector.source import FULL, KvSource
 
 START_S = 10.0
+DEFECT = "transfer_failed"  # for the record, of a load that failed for no reason of its own
 log = logging.getLogger(__name__)
 
 
@@ -115,8 +117,8 @@ class Transfers:
         return found
 
     def moved(self) -> dict[str, dict[str, Any]]:
-        """Figures (KvMoved) of the loads that arrived since the last question, by the secrets of their offers. Those of
-        a load come no later than the word that it has ended."""
+        """Figures (KvMoved) of the loads that arrived or failed since the last question, by the secrets of their
+        offers. Those of a load come no later than the word that it has ended."""
         with self._lock:
             found, self._moved = self._moved, {}
         return found
@@ -174,27 +176,35 @@ class Transfers:
 
     async def _pull(self, load: KvLoad) -> str:
         """Why it did not arrive (`KvTransferError.reason`); empty if it did."""
-        began = time.monotonic()
+        ordered = began = time.monotonic()
+        computed_s = self._steps.busy_s()
+
+        def note(moved: KvMoved) -> None:
+            """`began`: of the transfer itself, once it has its place."""
+            took_s, busy_s = time.monotonic() - began, self._steps.busy_s() - computed_s
+            with self._lock:
+                self._moved[load.offer.secret] = moved._replace(seconds=took_s, busy_s=busy_s)._asdict()
+
         try:
             async with self._places[load.offer.host, load.offer.port].place(load.due) as leave:
+                began, computed_s = time.monotonic(), self._steps.busy_s()
                 if not self._blocks.holds(load.blocks):
                     raise KvTransferError("its blocks are none of this cache", "corrupt")
                 due_in_s = None if load.due is None else load.due - self._wall()
                 pressed = self._kv_usage >= FULL
-                computed_s = self._steps.busy_s()
                 found = await pull(load, self._blocks, self._settings.token, due_in_s, leave, pressed=pressed)
-                found = found._replace(busy_s=self._steps.busy_s() - computed_s)
         except KvTransferError as error:
             log.warning("the KV of %s is computed here: %s (%s)", load.request_id, error, error.reason)
+            note(error.moved)
             return error.reason
         except Exception:  # a defect, which must cost nobody's answer
             log.exception("the KV of %s is computed here", load.request_id)
-            return "defect"
+            note(KvMoved(reason=DEFECT))
+            return DEFECT
         self._figures.received += 1
         self._figures.received_bytes += found.bytes
-        self._figures.receiving_seconds += time.monotonic() - began
-        with self._lock:
-            self._moved[load.offer.secret] = found._asdict()
+        self._figures.receiving_seconds += time.monotonic() - ordered
+        note(found)
         return ""
 
     def _pulled(self, load: KvLoad, task: asyncio.Task[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from workers.small_json import dumps
 
-MOVED = "moved"  # in the connector's figures: KvMoved of each load that arrived, by secret
+MOVED = "moved"  # in the connector's figures: KvMoved of each load that arrived or failed, by secret
 MOST_TOLD = 1024  # that no answer has taken yet: without the middleware none does
 HEADER, COMMENT = b"x-slackline-kv", b": kv "  # as gateways read them
 # As the connector's `PromptOffer` has it. Within a JSON string its quotes would be escaped, so no prompt has one.
@@ -40,7 +40,7 @@ class KvTold:
             del self._moved[next(iter(self._moved))]
 
     def take(self, secret: str) -> bytes:
-        """As JSON, once; empty for a load that did not arrive, or that nobody reported."""
+        """As JSON, once; empty for a load that nobody reported."""
         moved = self._moved.pop(secret, None)
         return b"" if moved is None else dumps(moved)
 

@@ -197,12 +197,18 @@ class Migrator:
 
     def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
-        if transfer is None or not self._queue.advance(transfer, On.DONE, now):
+        if transfer is None:
+            return
+        measured_late = transfer.landed and transfer.assumed and event.moved is not None  # with its whole answer
+        if not measured_late and not self._queue.advance(transfer, On.DONE, now):
             return
         transfer.assumed = event.assumed
-        if not event.assumed:
+        if event.moved is not None and event.moved.reason:
+            self.rollback.remember(transfer, event.moved.reason, now)
+        elif not event.assumed:
             self._arrived(transfer, event.moved, now)
-            self.first_bytes.came(transfer, now)
+            if not measured_late:
+                self.first_bytes.came(transfer, now)
         if event.released:
             self._queue.advance(transfer, On.RELEASED, now)
         elif not event.assumed:  # else it may still be pulled: freed when the answer has ended

@@ -139,14 +139,11 @@ class Rollback:
     def failed(self, transfer: DecodeTransfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         """It failed at its target. Another is looked for, later if there is none."""
         transfer.excluded.add(transfer.target)
-        if reason == OTHER_MODEL:  # no failure of the request: remembered of the two instances
-            if {transfer.source, transfer.target} <= self._roster.instances.keys():  # else it was of an earlier run
-                self._incompatible.met(transfer.source, transfer.target, now)
+        self.remember(transfer, reason, now)
+        if reason == OTHER_MODEL:  # no failure of the request
             self.withdraw(transfer, now)
             return
         transfer.failures += 1
-        if reason != "refused":  # else the engine answered, so the link is good
-            self._links.failed((transfer.source, transfer.target), transfer, now)
         if all(instance.id in transfer.excluded for instance in self._reach.decoders(transfer, now)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # no other is left: let one recover
         self.withdraw(transfer, now)
@@ -154,6 +151,14 @@ class Rollback:
             self.give_up(transfer, reason, now, actions)
         elif transfer.paired and not transfer.early:  # the KV of a pair is not kept once it was taken
             self.prefill_again(transfer, "kv_lost", now, actions)
+
+    def remember(self, transfer: DecodeTransfer, reason: str, now: float) -> None:
+        """What this failure says of its two instances or of their link."""
+        if reason == OTHER_MODEL:
+            if {transfer.source, transfer.target} <= self._roster.instances.keys():  # else it was of an earlier run
+                self._incompatible.met(transfer.source, transfer.target, now)
+        elif reason not in ("refused", "kv_lost"):  # else the engine answered, so the link is good
+            self._links.failed((transfer.source, transfer.target), transfer, now)
 
     def withdraw(self, transfer: DecodeTransfer, now: float) -> None:
         """Back to waiting. A one-shot choice of instance stays, unless that instance failed it."""

@@ -90,15 +90,20 @@ def test_a_load_may_be_ordered_a_little_before_its_offer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sender", "receiver", "about", "says"),
+    ("sender", "receiver", "about", "says", "reason"),
     [
-        ({"token": "of-another-fleet"}, {}, "model", "does not know the fleet's token"),
-        ({"peers": frozenset({"192.0.2.1:7"})}, {}, "model", "none of the peers of this server"),
-        ({}, {}, "other", "the KV here is"),
+        ({"token": "of-another-fleet"}, {}, "model", "does not know the fleet's token", "refused"),
+        ({"peers": frozenset({"192.0.2.1:7"})}, {}, "model", "none of the peers of this server", "cut"),
+        ({}, {}, "other", "the KV here is", "other_model"),
     ],
 )
 def test_what_must_not_be_sent_is_computed(
-    sender: dict[str, object], receiver: dict[str, object], about: str, says: str, caplog: pytest.LogCaptureFixture
+    sender: dict[str, object],
+    receiver: dict[str, object],
+    about: str,
+    says: str,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pair(sender, receiver, about) as made, caplog.at_level(logging.WARNING):
         made.keep()
@@ -107,7 +112,9 @@ def test_what_must_not_be_sent_is_computed(
         assert ended.lost == set(WANTED)
         assert says in caplog.text
         assert made.target.figures() == {"failed": 1}
-        assert made.target.moved() == {}
+        found = made.target.moved()[SECRET]
+        assert (found["reason"], found["bytes"], found["tokens"]) == (reason, 0, 0)
+        assert found["seconds"] > 0.0
 
 
 def test_kv_is_given_for_its_own_secret_only(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,21 @@ async def test_one_of_a_whole_answer_that_its_engine_measured_and_told_only_with
         assert (one["flow"], one["held_s"], one["flow_level"], one["promotions"]) == ("scheduled", 0.2, 2, 1)
 
 
+@pytest.mark.parametrize("body", [STREAMED, completion()])
+async def test_one_whose_kv_was_computed_by_the_decode_engine_did_not_arrive(body: Any) -> None:
+    """As vLLM with Slackline's connector does when a load fails: the answer goes on."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(moved=KvMoved(seconds=0.25, reason="cut")))
+        answer = await bed.ask(body)
+        assert answer.status == 200
+        (one,) = transfers(bed)
+        assert (one["reason"], one["outcome"], one["state"]) == ("cut", "failed", "placed")
+        assert (one["measured_by"], one["seconds"], one["bytes"]) == ("engine", 0.25, 0)
+        assert one["error"] == "the decode instance computed the prompt itself"
+        assert bed.gateway.runtime.transfers.moved == 0
+        assert await freed(bed, "p") == [bed.sink.records[0].id]
+
+
 async def test_one_that_no_one_measured_is_timed_here_and_its_kv_freed() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(first_delay_s=0.02, token_delay_s=0.04))

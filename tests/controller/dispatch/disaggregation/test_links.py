@@ -145,6 +145,39 @@ def test_a_link_that_is_down_is_avoided_and_used_again_when_it_is_back():
     assert places(back) == [("c", "d0")]
 
 
+@pytest.mark.parametrize(
+    ("reason", "usable", "incompatible"),
+    [
+        ("cut", False, False),
+        ("timeout", False, False),
+        ("other_model", True, True),
+        ("refused", True, False),
+        ("kv_lost", True, False),
+    ],
+)
+def test_kv_that_its_decode_instance_computed_is_a_failure_of_the_link_or_of_the_pair(reason, usable, incompatible):
+    """The answer goes on, so its load stays counted there, and the copy at the prefill instance is freed."""
+    made = fleet(decoders=1, migrator={"link_failures": 1})
+    assert places(made.handle([done("a")], 0.0)) == [("a", "d0")]
+    lost = KvMoved(seconds=0.1, reason=reason)
+    reply = made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", lost)], 0.1)
+    assert of(reply, ev.FreeKv) == [ev.FreeKv("a", "p")]
+    assert (made.state_of("a"), made.fleet(0.1)[0].running) == (State.COMMITTED, 1)
+    assert (made.links.usable(("p", "d0"), 0.1), bool(made._incompatible)) == (usable, incompatible)
+
+
+@pytest.mark.parametrize(("reason", "usable", "move_s"), [("", True, pytest.approx(0.01)), ("cut", False, None)])
+def test_a_transfer_that_is_measured_only_with_its_whole_answer_tells_of_its_link(reason, usable, move_s):
+    made, pair = fleet(decoders=1, migrator={"link_failures": 1}), ("p", "d0")
+    made.handle([done("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", assumed=True)], 0.1)
+    moved = KvMoved(seconds=0.01, reason=reason) if reason else MOVED
+    told = made.handle([ev.TransferDone("a", "d0", moved, released=not reason)], 0.5)
+    assert of(told, ev.FreeKv) == ([ev.FreeKv("a", "p")] if reason else [])
+    assert of(made.handle([ev.Finished("a", 10)], 0.5), ev.FreeKv) == []
+    assert (made.links.usable(pair, 0.5), made.links.move_s(pair, 100)) == (usable, move_s)
+
+
 def test_a_degraded_link_is_no_reason_to_go_elsewhere():
     made = fleet()
     assert places(made.handle([seen("p", "d0", LinkState.DEGRADED), done("a")], 0.0)) == [("a", "d0")]
