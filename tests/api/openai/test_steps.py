@@ -346,3 +346,18 @@ async def test_no_name_reaches_another_tenants_or_workflows_answers():
         for workflow in ("w1:w1", "|w1", "bytes", "w|1"):
             assert "x-slackline-stored" in (await bed.ask(step(workflow=workflow))).headers
         assert calls(bed) == 5
+
+
+class Slowly:
+    """A Redis that forgets one answer of whoever asks, after a moment."""
+
+    async def run(self, dialogue):
+        await asyncio.sleep(0.01)
+        return 1
+
+
+async def test_what_is_forgotten_of_several_tenants_at_once_is_all_counted():
+    async with gateway(retention_s=60, other=60) as bed:
+        bed.gateway.steps.board = Slowly()
+        keeps(bed, 0)
+        await until_on_loop(lambda: bed.gateway.steps.counts["forgotten"] == 2, 5)
