@@ -60,16 +60,30 @@ local function has_room(size, own, most, most_bytes, at_once)
   return not over()
 end
 
-local function place(name, answer, seconds)
-  local ms, member, workflow = math.ceil(seconds * 1000), #answer .. ':' .. name, key .. '||' .. string.sub(name, 34)
-  redis.call('SET', key .. '|' .. name, answer, 'PX', ms)
+-- An answer that was written, by `more` bytes, ends after `seconds`.
+local function counted(name, more, seconds)
+  local ms, workflow = math.ceil(seconds * 1000), key .. '||' .. string.sub(name, 34)
+  local member = redis.call('STRLEN', key .. '|' .. name) .. ':' .. name
+  redis.call('PEXPIRE', key .. '|' .. name, ms)
   redis.call('ZADD', key, string.format('%.3f', now + seconds), member)
-  redis.call('INCRBY', bytes, #answer)
+  if more > 0 then redis.call('INCRBY', bytes, more) end
   redis.call('SADD', workflow, member)
   lasts(workflow, ms)
   lasts(key, ms + 60000)
   lasts(bytes, ms + 60000)
   return 'kept'
+end
+
+local function place(name, answer, seconds)
+  redis.call('SET', key .. '|' .. name, answer)
+  return counted(name, #answer, seconds)
+end
+
+-- The events that a response told while it was open are kept beside it, and end with it.
+local function events_of(name) return 'events' .. string.rep('-', 26) .. string.sub(name, 33) end
+
+local function last(name, seconds)
+  if redis.call('EXISTS', key .. '|' .. name) == 1 then counted(name, 0, seconds) end
 end
 
 function act.keep(name, answer, seconds, ...)
@@ -79,29 +93,56 @@ function act.keep(name, answer, seconds, ...)
 end
 
 local function is_open(name, mark)
-  local found = redis.call('GET', key .. '|' .. name)
-  return found and string.sub(found, 1, #mark) == mark, found
+  local found = key .. '|' .. name
+  return redis.call('GETRANGE', found, 0, #mark - 1) == mark, redis.call('STRLEN', found)
 end
 
 function act.replace(mark, name, answer, seconds, ...)
-  local open, found = is_open(name, mark)
-  if not open then return found and 'known' or 'gone' end
-  local own = #found .. ':' .. name
+  local open, size = is_open(name, mark)
+  if not open then return size > 0 and 'known' or 'gone' end
+  local own = size .. ':' .. name
   if not has_room(#answer, own, ...) then return 'full' end
   drop(own)
+  last(events_of(name), seconds)
   return place(name, answer, seconds)
 end
 
 function act.renew(mark, name, lease, ms, seconds)
-  local open, found = is_open(name, mark)
-  if not open then return 0 end
+  if not is_open(name, mark) then return 0 end
   redis.call('SET', lease, 1, 'PX', ms)
-  local kept_ms = math.ceil(seconds * 1000)
-  redis.call('PEXPIRE', key .. '|' .. name, kept_ms)
-  redis.call('ZADD', key, 'XX', string.format('%.3f', now + seconds), #found .. ':' .. name)
-  lasts(key .. '||' .. string.sub(name, 34), kept_ms)
-  lasts(key, kept_ms + 60000)
-  lasts(bytes, kept_ms + 60000)
+  last(name, seconds)
+  last(events_of(name), seconds)
+  return 1
+end
+
+-- `piece` goes to the events of an open response, of which `at` bytes are there already, and never more than `largest`.
+function act.extend(mark, name, at, piece, largest, seconds, ...)
+  if not is_open(name, mark) then return 'gone' end
+  local events = events_of(name)
+  local size, grown = redis.call('STRLEN', key .. '|' .. events), at + #piece
+  if size == grown then return 'kept' end -- before: its gateway did not hear of it
+  if size ~= tonumber(at) then return 'gone' end
+  if grown > tonumber(largest) then return 'too_large' end
+  local own = size > 0 and size .. ':' .. events or nil
+  if not has_room(grown, own, ...) then return 'full' end
+  redis.call('APPEND', key .. '|' .. events, piece)
+  if own then
+    redis.call('ZREM', key, own)
+    redis.call('SREM', key .. '||' .. string.sub(events, 34), own)
+  end
+  return counted(events, #piece, seconds)
+end
+
+function act.look(mark, name, lease, at)
+  local open, size = is_open(name, mark)
+  local events, state = key .. '|' .. events_of(name), size > 0 and 'ended' or 'gone'
+  if open then state = redis.call('EXISTS', lease) == 1 and 'leased' or 'open' end
+  return {state, redis.call('STRLEN', events), redis.call('GETRANGE', events, at, -1)}
+end
+
+function act.drop_events(name)
+  local events = events_of(name)
+  drop(redis.call('STRLEN', key .. '|' .. events) .. ':' .. events)
   return 1
 end
 

@@ -1,19 +1,23 @@
 """Responses of /v1/responses that are kept, in Redis among the answers of steps, whose retention and bounds they share.
 
 One that is computed in the background is open until it has ended. Its gateway holds a lease on it meanwhile: an open
-one without a lease was left behind by a gateway that died.
+one without a lease was left behind by a gateway that died. If it is streamed, its events are kept beside it, as one
+value that grows while it is open.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from workers import steps
 from workers.live import Dialogue
-from workers.steps import STEPS_KEY, forget_steps, run_script
+from workers.steps import LARGEST_BYTES, STEPS_KEY, forget_steps, run_script
 
 OPEN = b'{"open":true'  # how what is kept of an open response begins
 LEASE_S = 10.0
 MOST_LISTED, LISTED = 100, 20  # items of input in one answer
 ORDERS = ("asc", "desc")
+EVENTS_BYTES = 2 * LARGEST_BYTES  # of the events of one response, as they are kept
 _NO_STEP = "response" + "-" * 24  # in place of a step's hash: no client can name it
 
 
@@ -31,6 +35,15 @@ def _key(tenant: str, response_id: str) -> str:
 
 def _lease(tenant: str, response_id: str) -> str:
     return f"{_key(tenant, response_id)}|lease"
+
+
+class KeptEvents(NamedTuple):
+    """`state` of their response: `leased` or `open` (without a lease), then `ended`; or `gone`. `size`: bytes of all
+    that is kept. `more`: those from where they were asked for."""
+
+    state: str
+    size: int
+    more: bytes
 
 
 def read_response(tenant: str, response_id: str) -> Dialogue[tuple[bytes | None, bool]]:
@@ -66,6 +79,25 @@ def renew_response(tenant: str, response_id: str, retention_s: float) -> Dialogu
 
 
 def forget_response(tenant: str, response_id: str) -> Dialogue[int]:
-    """How many were forgotten: none or one."""
+    """With its events. How many answers were forgotten."""
     gone = yield from forget_steps(tenant, _group(response_id))
     return gone
+
+
+def extend_events(tenant: str, response_id: str, at: int, more: bytes, retention_s: float) -> Dialogue[str]:
+    """Keep `more` bytes of the events of an open response, of which `at` are kept already: `kept`, also if that was
+    done before; `full`, `too_large`; or `gone`: the response is not open any more, or its events made room."""
+    told = (_name(response_id), at, more, EVENTS_BYTES, retention_s, steps.MOST_STEPS, steps.MOST_BYTES, steps.AT_ONCE)
+    found: bytes = yield from run_script(tenant, "extend", OPEN, *told)
+    return found.decode()
+
+
+def read_events(tenant: str, response_id: str, at: int) -> Dialogue[KeptEvents]:
+    """`at`: how many bytes of them are known already."""
+    told = (_name(response_id), _lease(tenant, response_id), at)
+    state, size, more = yield from run_script(tenant, "look", OPEN, *told)
+    return KeptEvents(state.decode(), size, more)
+
+
+def drop_events(tenant: str, response_id: str) -> Dialogue[None]:
+    yield from run_script(tenant, "drop_events", _name(response_id))

@@ -26,7 +26,7 @@ from api.openai.asgi import (
     respond_error,
 )
 from api.openai.gateway import Caller, Gateway
-from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
+from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES, InFlightRequest
 from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_requests import load_response_request, parse_response_request
 from api.openai.protocol.schemas import Body, Item, Parsed, parse_request
@@ -190,7 +190,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
             in_flight = gateway.submit(parsed, caller, answer, arrival, chat=chat, **known)
             begun = await gateway.responses.begin(in_flight, answer)
             held = Held(gateway.quotas, caller.tenant, arrival)  # the answer gives its own back
-            await respond(send, 200, orjson.dumps(begun), in_flight.headers())
+            await _tell_begun(gateway, caller, begun, receive, send, in_flight)
             return
         in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, **known)
         del parsed
@@ -199,6 +199,17 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         gateway.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
     finally:
         held.give_back()
+
+
+async def _tell_begun(
+    gateway: Gateway, caller: Caller, begun: Item, receive: Receive, send: Send, in_flight: InFlightRequest
+) -> None:
+    """A background response has begun: what its client gets, which may go now."""
+    headers = in_flight.headers()
+    if in_flight.streamed:
+        await gateway.readers.tell_begun(caller.tenant.name, begun["id"], caller.key_id, receive, send, headers)
+    else:
+        await respond(send, 200, orjson.dumps(begun), headers)
 
 
 async def _parse_response(raw: Body, gateway: Gateway, caller: Caller, arrival: float, *, heavy: bool) -> Parsed:

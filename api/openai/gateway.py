@@ -33,6 +33,7 @@ from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import NamedPlace, Parsed
 from api.openai.protocol.step_answers import Captured
 from api.openai.protocol.translation import Translation
+from api.openai.response_readers import ResponseReaders
 from api.openai.runtime import Runtime, report_defect
 from api.openai.shared_calls import SharedCalls
 from api.openai.state.fleet import GatewayFleet
@@ -144,6 +145,7 @@ class Gateway:
         self.workflows = Workflows(count=self.prompt_tokens)
         self.steps = Steps(self.shared.now, self.runtime.spawn)
         self.responses = StoredResponses(self.steps, self.shared.now, self.hang_up)
+        self.readers = ResponseReaders(self.responses, lambda: self.closing)
         self.forks = Forks(self.fleet.backends, self.scheduler, self.runtime.spawn)
         self.used_keys: set[int] = set()  # since they were last written to the database
         self._salts: dict[str, bytes] = {}
@@ -162,6 +164,7 @@ class Gateway:
         if revoked := before.revoked(self.keys, self._now()):
             self.runtime.end_revoked(revoked)
             self.shared_calls.end_revoked(revoked)
+            self.readers.end_revoked(revoked)
         self.named_models = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
         self.models = aliases | self.named_models
@@ -299,7 +302,9 @@ class Gateway:
         translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
         if parsed.kept is not None and not isinstance(send, BackgroundAnswer):
             send = KeepingAnswer(self.responses, request.tenant, parsed.kept, send)
-        if isinstance(send, BackgroundAnswer | KeepingAnswer):
+        if isinstance(send, BackgroundAnswer):
+            send.translation = translation
+        elif isinstance(send, KeepingAnswer):
             send.response = translation.response
         return translation, send
 

@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}`: read, delete or cancel a stored response, and list its input; with the tenant's key.
+"""`/v1/responses/{id}`: read, stream, delete or cancel a stored response, and list its input; with the tenant's key.
 
 Another tenant's response does not exist.
 """
@@ -21,10 +21,14 @@ from workers.stored_responses import LISTED, MOST_LISTED, ORDERS
 CANCEL = "/cancel"
 INPUT = "/input_items"
 BODY_BYTES = 16 << 10
+STARTING_AFTER = "starting_after"
+ON, OFF = "true", "false"
+NOTHING = (("stream", OFF), ("include_obfuscation", OFF))  # what any of the calls may ask for
 
 
 async def stored_response(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET reads it or its `/input_items`, DELETE forgets it, POST to its `/cancel` ends it in the background."""
+    """GET reads it, streamed or not, or its `/input_items`, DELETE forgets it, POST to its `/cancel` ends it in the
+    background."""
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
     tenant, method = caller.tenant.name, scope["method"]
@@ -37,7 +41,10 @@ async def stored_response(gateway: Gateway, scope: Scope, receive: Receive, send
         found = await responses.find(tenant, name.removesuffix(INPUT))
         shown = _page(found.input, asked)
     elif method == "GET":
-        _asked(scope, ())
+        number = _starting_after(_asked(scope, ("stream", STARTING_AFTER)))
+        if number is not None:
+            await gateway.readers.tell_after(tenant, name, number, caller.key_id, receive, send)
+            return
         shown = (await responses.find(tenant, name)).response
     elif method == "DELETE":
         await responses.delete(tenant, name)
@@ -56,14 +63,27 @@ async def stored_response(gateway: Gateway, scope: Scope, receive: Receive, send
     await respond(send, 200, orjson.dumps(shown))
 
 
+def _starting_after(asked: dict[str, str]) -> int | None:
+    """The number of the last event that the client has, -1 for none; None: it wants no stream. Raises ApiError."""
+    stream, after = asked.get("stream", OFF), asked.get(STARTING_AFTER)
+    if stream not in (ON, OFF):
+        raise wrong("stream", f"must be {ON} or {OFF}")
+    if after is not None and stream == OFF:
+        raise wrong(STARTING_AFTER, "needs stream true")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+        raise wrong(STARTING_AFTER, "must be a sequence number: a whole number of at least 0")
+    return None if stream == OFF else int(after or -1)
+
+
 def _asked(scope: Scope, known: tuple[str, ...]) -> dict[str, str]:
     """The fields of the query. Raises ApiError for one that is not served."""
     try:
-        fields = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=16))
+        query = scope.get("query_string", b"").decode("latin-1")
+        fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16))
     except ValueError:
         raise wrong("query", "has too many fields") from None
     for field, value in fields.items():
-        if field not in known and not (field == "stream" and value == "false"):
+        if field not in known and (field, value) not in NOTHING:
             raise wrong(field, "is not supported here")
     return fields
 

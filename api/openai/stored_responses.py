@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,16 +19,22 @@ import orjson
 from api.openai.asgi import Message, Send
 from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.response_objects import ResponseObject
+from api.openai.protocol.response_objects import ResponseObject, WholeResponse
+from api.openai.protocol.response_streams import StreamedResponse
 from api.openai.protocol.schemas import Item, KeptInput
+from api.openai.response_events import EventLog
 from api.openai.steps import MOST_WAITING, READ_S, Steps
 from api.openai.tenants import Held
 from workers.live import Dialogue, LiveUnavailable
 from workers.steps import LARGEST_BYTES
 from workers.stored_responses import (
+    KeptEvents,
+    drop_events,
     end_response,
+    extend_events,
     forget_response,
     keep_response,
+    read_events,
     read_response,
     renew_response,
 )
@@ -44,14 +51,16 @@ TOO_LARGE = {"code": "server_error", "message": f"The response is too large to b
 
 
 class StoredResponse(NamedTuple):
-    """`input`: the conversation that `response` answers. `open`: it is computed in the background."""
+    """`input`: the conversation that `response` answers. `open`: it is computed in the background. `events`: how many
+    it told before its end, once it has ended well; None: it is not streamed in the background."""
 
     open: bool
     response: dict[str, Any]
     input: list[Item]
+    events: int | None = None
 
     def ended(self, status: str, error: Mapping[str, Any] | None = None) -> StoredResponse:
-        return StoredResponse(False, {**self.response, "status": status, "error": error}, self.input)
+        return self._replace(open=False, response={**self.response, "status": status, "error": error})
 
     def items(self) -> list[Item]:
         """The conversation with the answer."""
@@ -64,6 +73,7 @@ class StoredResponses:
     def __init__(self, steps: Steps, now: Callable[[], float], hang_up: Callable[[InFlightRequest, str], None]) -> None:
         self.counts: Counter[str] = Counter()
         self.open: dict[tuple[str, str], InFlightRequest] = {}  # background ones of this gateway, by tenant and id
+        self.logs: dict[tuple[str, str], EventLog] = {}  # of those that are streamed
         self._held: dict[tuple[str, str], Held] = {}  # their bodies, until they have ended
         self._steps = steps
         self._now = now
@@ -81,7 +91,7 @@ class StoredResponses:
         leased = leased or (tenant, response_id) in self.open
         try:
             told = orjson.loads(raw or b"null")
-            found = StoredResponse(told["open"], told["response"], told["input"])
+            found = StoredResponse(told["open"], told["response"], told["input"], told.get("events"))
             # An open one without a lease may be computed all the same (below).
             gone = self._now() - told["kept_at"] > retention_s and not (found.open and (leased or not confirmed))
         except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -125,8 +135,7 @@ class StoredResponses:
                 return await board.run(dialogue)
         except (LiveUnavailable, TimeoutError):
             self.counts["unread"] += 1
-            told = "Stored responses cannot be read or changed now. Try again shortly."
-            raise ApiError("responses_unavailable", told, retry_after_s=1.0) from None
+            raise unavailable() from None
 
     # ---- write ----------------------------------------------------------------------------------------------------
 
@@ -165,14 +174,14 @@ class StoredResponses:
             known.add(item_id)
             named.append({**item, "id": item_id})
         told = {"open": stored.open, "kept_at": self._now(), "response": stored.response, "input": named}
+        if stored.events is not None:
+            told["events"] = stored.events
         return orjson.dumps(told)
 
     def _end(self, tenant: str, response_id: str, ended: StoredResponse, retention_s: float) -> Dialogue[str]:
         raw = self._raw(ended)
         if len(raw) > LARGEST_BYTES:
-            raw = self._raw(
-                StoredResponse(False, {**ended.response, "output": []}, ended.input).ended("failed", TOO_LARGE)
-            )
+            raw = self._raw(ended._replace(response={**ended.response, "output": []}).ended("failed", TOO_LARGE))
         return end_response(tenant, response_id, raw, retention_s)
 
     # ---- delete and cancel ----------------------------------------------------------------------------------------
@@ -209,6 +218,9 @@ class StoredResponses:
         held = self._held.pop((tenant, response_id), None)
         if held is not None:
             held.give_back()
+        log_of_it = self.logs.pop((tenant, response_id), None)
+        if log_of_it is not None:
+            log_of_it.end()
         return self.open.pop((tenant, response_id), None)
 
     # ---- in the background ----------------------------------------------------------------------------------------
@@ -217,7 +229,7 @@ class StoredResponses:
         """The response as its client gets it now. Raises ApiError, and then nothing is computed."""
         tenant, begun = in_flight.request.tenant, answer.response.begun()
         name = (tenant, begun["id"])
-        stored = StoredResponse(True, begun, answer.kept.items)
+        stored = StoredResponse(True, begun, answer.kept.items, answer.begin(partial(self._log, *name)))
         self._held[name] = answer.held
         try:
             retention_s = self._steps.retentions.get(tenant, 0)
@@ -233,6 +245,8 @@ class StoredResponses:
                 raise ApiError("rate_limit_exceeded", told, param="background", retry_after_s=5.0)
             self.open[name] = in_flight  # not before it is stored, or `watch` would take it for one that was deleted
             await self._run(tenant, renew_response(*name, retention_s))
+            if answer.log is not None:
+                await self._begin_log(name, answer.log)
         except BaseException:
             answer.begun.cancel()
             self._close(*name)
@@ -241,16 +255,54 @@ class StoredResponses:
         answer.begun.set_result(stored)
         return begun
 
+    def _log(self, tenant: str, response_id: str) -> EventLog:
+        name = (tenant, response_id)
+        return EventLog(partial(self._extend, name), partial(self._drop, name))
+
+    async def _begin_log(self, name: tuple[str, str], log_of_it: EventLog) -> None:
+        """Its first events are kept with it: one without any has lost them."""
+        self.logs[name] = log_of_it
+        if not await log_of_it.flush():
+            told = "background: the events of this response cannot be kept now. Try again shortly, or without stream."
+            raise ApiError("responses_unavailable", told, param="background", retry_after_s=1.0)
+        log_of_it.start()
+
+    async def _extend(self, name: tuple[str, str], at: int, more: bytes) -> str | None:
+        retention_s = self._steps.retentions.get(name[0], 0) or 1
+        try:
+            came: str = await self._run(name[0], extend_events(*name, at, more, retention_s))
+        except ApiError:
+            return None
+        if came in ("full", "too_large"):
+            self.counts["events_dropped"] += 1
+        return came
+
+    async def _drop(self, name: tuple[str, str]) -> None:
+        try:
+            await self._run(name[0], drop_events(*name))
+        except ApiError as error:  # whoever reads them sees that there are too few
+            log.info("events of a response were not dropped: %s", error)
+
+    async def look(self, tenant: str, response_id: str, at: int) -> KeptEvents:
+        """What is kept of its events, after so many bytes. Raises ApiError while Redis is unavailable."""
+        found: KeptEvents = await self._run(tenant, read_events(tenant, response_id, at))
+        return found
+
     async def settle(self, tenant: str, stored: StoredResponse) -> None:
         """A background response has ended. Until Redis answers, it is tried again while its lease could be held."""
         name = (tenant, str(stored.response["id"]))
         retention_s = self._steps.retentions.get(tenant, 0)
+        if (log_of_it := self.logs.get(name)) is not None:
+            await log_of_it.close()
+            stored = stored._replace(events=log_of_it.next)
         for _ in range(SETTLE_TRIES):
             try:
                 self.counts[await self._run(tenant, self._end(*name, stored, retention_s))] += 1
                 break
             except ApiError:
                 await asyncio.sleep(RENEW_S)
+        if log_of_it is not None and log_of_it.lost:
+            await self._drop(name)
         self._close(*name)
 
     async def watch(self) -> None:
@@ -277,6 +329,11 @@ class StoredResponses:
 
 
 SETTLE_TRIES = 8
+
+
+def unavailable() -> ApiError:
+    told = "Stored responses cannot be read or changed now. Try again shortly."
+    return ApiError("responses_unavailable", told, retry_after_s=1.0)
 
 
 def ended_by(raw: bytes | None) -> str:
@@ -328,32 +385,50 @@ class KeepingAnswer:
 
 
 class BackgroundAnswer:
-    """The `send` of a background response, whose client has gone. `begun`: what is kept of it while it is open. `held`:
-    its body, until it has ended."""
+    """The `send` of a background response, whose client may go. `begun`: what is kept of it while it is open. `held`:
+    its body, until it has ended. `log`: its events, if it is streamed."""
 
     def __init__(self, responses: StoredResponses, tenant: str, kept: KeptInput, held: Held) -> None:
-        self.response: ResponseObject
+        self.translation: StreamedResponse | WholeResponse
         self.kept = kept
         self.begun: asyncio.Future[StoredResponse] = asyncio.get_running_loop().create_future()
+        self.log: EventLog | None = None
         self._responses = responses
         self._tenant = tenant
         self.held = held
+        self._streams = False
         self._said = bytearray()
+
+    @property
+    def response(self) -> ResponseObject:
+        return self.translation.response
+
+    def begin(self, make: Callable[[], EventLog]) -> int | None:
+        """`StoredResponse.events`, as it begins. One that is streamed has its first events before it is computed."""
+        if isinstance(self.translation, WholeResponse):
+            return None
+        self.log = make()
+        self.log.add(self.translation.begin())
+        return 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self._streams = message["status"] == 200
             return
-        if self.response.whole is None:
+        if self.log is not None and self._streams:
+            self.log.add(message.get("body", b""))
+        elif self.response.whole is None:
             self._said += message.get("body", b"")
         if not message.get("more_body"):
             stored = await self.begun
             await self._responses.settle(self._tenant, self._ended(stored))
 
     def _ended(self, stored: StoredResponse) -> StoredResponse:
-        if self.response.whole is not None:
-            return StoredResponse(False, self.response.whole, stored.input)
-        try:
-            error = orjson.loads(bytes(self._said))["error"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            error = {}
-        return StoredResponse(False, self.response.failed([], error), stored.input)
+        ended = self.response.whole or self.response.broken
+        if ended is None:
+            try:
+                error = orjson.loads(bytes(self._said))["error"]
+            except (orjson.JSONDecodeError, KeyError, TypeError):
+                error = {}
+            ended = self.response.failed([], error)
+        return stored._replace(open=False, response=ended)

@@ -26,9 +26,12 @@ from workers.pruning import publish_orders, publish_report, read_reports, wait_f
 from workers.steps import forget_steps, keep_step, read_step
 from workers.stored_responses import (
     OPEN,
+    drop_events,
     end_response,
+    extend_events,
     forget_response,
     keep_response,
+    read_events,
     read_response,
     renew_response,
 )
@@ -151,12 +154,21 @@ def test_gateways_alone_read_responses_that_are_stored(server):
     assert run(gateway, keep_response("acme", response, open_one, 60)) == "kept"
     assert run(gateway, renew_response("acme", response, 60))
     assert run(gateway, read_response("acme", response)) == (open_one, True)
+    assert run(gateway, extend_events("acme", response, 0, b"told", 60)) == "kept"
+    assert run(gateway, read_events("acme", response, 2)) == ("leased", 4, b"ld")
     for user in ("console", "worker", "beat"):
-        for dialogue in (read_response("acme", response), renew_response("acme", response, 60)):
+        for dialogue in (
+            read_response("acme", response),
+            renew_response("acme", response, 60),
+            read_events("acme", response, 0),
+            extend_events("acme", response, 4, b"more", 60),
+        ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 run(client(server, user), dialogue)
     assert run(gateway, end_response("acme", response, b"{}", 60)) == "kept"
     assert not run(gateway, renew_response("acme", response, 60))
+    run(gateway, drop_events("acme", response))
+    assert run(gateway, read_events("acme", response, 0)) == ("ended", 0, b"")
     assert run(gateway, forget_response("acme", response)) == 1
 
 

@@ -155,6 +155,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "tool step. Of a tool step: its `key` is that of a step with another name or `input_digest`, or of a request's "
         "step.",
     },
+    410: {"events_dropped": "The events of this stored response are not kept any more; the response is."},
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
     413: {"request_too_large": "The body has more than 2 MB."},
     422: {
@@ -289,7 +290,8 @@ RESPONSE: Fragment = {
     "previous_response_id": {"type": "string", "description": "A stored response whose conversation comes before."},
     "background": {
         "type": "boolean",
-        "description": "Answer at once with a response in progress, which is read by its id. Needs a retention.",
+        "description": "Answer at once with a response in progress, which is read by its id; or, with `stream`, with "
+        "events that can be read again. Needs a retention.",
     },
     "tools": {"type": "array", "description": "Functions, for engines that call them.", "items": {"type": "object"}},
 }

@@ -38,15 +38,21 @@ _PAGE = [
     _query("order", "`desc`: the newest first.", type="string", enum=sorted(ORDERS), default="desc"),
     _query("after", "Id of the item before the first one to list.", type="string"),
 ]
+_STREAM = [
+    _query("stream", "Its events instead, if it was begun with `background` and `stream`.", type="boolean"),
+    _query("starting_after", "The `sequence_number` of the last event that is not wanted.", type="integer", minimum=0),
+]
+_SHOWN = shown("The response, or its events as they come.", _RESPONSE)
+_SHOWN["content"]["text/event-stream"] = {"schema": {"type": "string", "description": "Events of the Responses API."}}
 _ERRORS = (400, 401, 403, 404, 405, 429, 503)
 STORED_RESPONSE_PATHS: Fragment = {
     "/v1/responses/{id}": {
         "get": on_data_path(
             "data_path_response_get",
-            "Read a stored response",
-            {"200": shown("The response.", _RESPONSE)},
-            _ERRORS,
-            parameters=[_ID],
+            "Read or stream a stored response",
+            {"200": _SHOWN},
+            (*_ERRORS, 410),
+            parameters=[_ID, *_STREAM],
         ),
         "delete": on_data_path(
             "data_path_response_delete",

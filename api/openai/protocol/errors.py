@@ -32,6 +32,7 @@ KINDS: dict[str, _Kind] = {
     "workflow_exists": _Kind(409, "invalid_request_error"),
     "step_exists": _Kind(409, "invalid_request_error"),
     "request_timeout": _Kind(408, "invalid_request_error"),
+    "events_dropped": _Kind(410, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),
     "ends_engines": _Kind(422, "invalid_request_error"),
     "rate_limit_exceeded": _Kind(429, "rate_limit_error"),

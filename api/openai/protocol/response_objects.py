@@ -40,6 +40,7 @@ class ResponseObject:
         self.finish: str | None = None
         self.usage: Mapping[str, Any] | None = None
         self.whole: dict[str, Any] | None = None  # once it has ended well
+        self.broken: dict[str, Any] | None = None  # once it has failed
 
     @property
     def status(self) -> str:
@@ -64,7 +65,8 @@ class ResponseObject:
 
     def failed(self, output: Sequence[Item], error: Mapping[str, Any]) -> dict[str, Any]:
         fault = {"code": error.get("code") or "server_error", "message": error.get("message") or ""}
-        return self._as("failed", output, fault)
+        self.broken = self._as("failed", output, fault)
+        return self.broken
 
     def _as(self, status: str, output: Sequence[Item], error: Mapping[str, Any] | None = None) -> dict[str, Any]:
         reason = CUT_SHORT.get(self.finish or "") if status == "incomplete" else None

@@ -110,8 +110,6 @@ def _kept(body: Mapping[str, Any], before: Sequence[Item], retention_s: int) -> 
         return None
     if background and store is False:
         raise wrong("background", "needs store: the answer is read from what is kept")
-    if background and body.get("stream"):
-        raise wrong("background", "cannot be streamed: read the response by its id until it has ended")
     if store is False:
         return None
     items = [*before, *_items(body.get("input"))]

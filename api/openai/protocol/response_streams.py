@@ -84,6 +84,12 @@ class StreamedResponse:
         self._begun = False
         self._over = False
 
+    def begin(self) -> bytes:
+        """The first events, for a client that is to have them before the answer begins."""
+        for kind, fields in self._begin():
+            self._write(kind, fields)
+        return self._told()
+
     def translate(self, raw: bytes) -> bytes:
         """A response's events for whole events of the chat, or for an error of the gateway, which ends the stream.
 
@@ -95,6 +101,9 @@ class StreamedResponse:
                     self._write(kind, fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnreadableAnswer from error
+        return self._told()
+
+    def _told(self) -> bytes:
         told, self._written = b"".join(self._written), []
         return told
 
@@ -106,11 +115,14 @@ class StreamedResponse:
     def _events(self, raw: bytes) -> Iterator[Event]:
         if not raw.startswith(b"data: ") or self._over:
             return
+        yield from self._begin()
+        yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
+
+    def _begin(self) -> Iterator[Event]:
         if not self._begun:
             self._begun = True
             yield "response.created", {"response": self.response.begun()}
             yield "response.in_progress", {"response": self.response.begun()}
-        yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
 
     def _chunk(self, raw: bytes) -> Iterator[Event]:
         try:

@@ -135,10 +135,10 @@ async def test_a_gateway_that_stops_tells_that_it_failed():
         assert (found["status"], found["error"]["code"]) == ("failed", "shutting_down")
 
 
-@pytest.mark.parametrize("other", [{"store": False}, {"stream": True}])
-async def test_what_does_not_go_with_background_is_refused(other):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_does_not_go_with_background_is_refused(stream):
     async with gateway() as bed:
-        refused = await bed.ask(asked(background=True, **other), PATH)
+        refused = await bed.ask(asked(background=True, store=False, stream=stream), PATH)
         assert (refused.status, refused.error["param"]) == (400, "background")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,55 @@ def test_what_a_killed_gateway_leaves_has_failed_after_its_lease(pair: Pair) -> 
 def _ended(answer: requests.Response) -> dict[str, Any] | None:
     found: dict[str, Any] = answer.json()
     return None if found["status"] == "in_progress" else found
+
+
+def stream(gateway: GatewayProcess, response: str = "", after: int | None = None, **fields: Any) -> Iterator[Any]:
+    """The events of a new background response, or of one after an event, as they come."""
+    query: dict[str, Any] = {"stream": "true"} if after is None else {"stream": "true", "starting_after": after}
+    body = {"model": "demo", "input": "much", "ignore_eos": True, "background": True, "stream": True, **fields}
+    asked = {"params": query} if response else {"json": body}
+    method, url = "GET" if response else "POST", f"{gateway.url}/v1/responses/{response}".rstrip("/")
+    with requests.request(method, url, headers=bearer(gateway.secret), timeout=30, stream=True, **asked) as answer:
+        assert answer.status_code == 200, answer.text
+        for line in answer.iter_lines(chunk_size=1):
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+
+def test_a_stream_that_broke_goes_on_at_the_other_gateway(pair: Pair) -> None:
+    one, two = pair
+    begun = stream(one, max_output_tokens=200)
+    before = [next(begun) for _ in range(20)]
+    begun.close()  # the connection breaks
+    response = before[0]["response"]["id"]
+    after = list(stream(two, response, before[-1]["sequence_number"]))
+    events = before + after
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert (last["type"], last["response"]["usage"]["output_tokens"]) == ("response.incomplete", 200)
+    said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert said == last["response"]["output"][0]["content"][0]["text"]
+    assert list(stream(one, response)) == list(stream(two, response)) == events
+
+
+@pytest.mark.slow
+def test_readers_of_a_killed_gateway_go_on_elsewhere_and_hear_that_it_failed(pair: Pair) -> None:
+    one, two = pair
+    begun = stream(one, max_output_tokens=3000)
+    before = [next(begun) for _ in range(60)]
+    response = before[0]["response"]["id"]
+    other = stream(two, response)
+    assert [next(other) for _ in range(20)] == before[:20]
+    one.process.kill()
+    killed_at = time.monotonic()
+    with pytest.raises(requests.RequestException):
+        before.extend(begun)
+    assert len(before) < 1000
+    *_, failed, error = list(other)
+    assert LEASE_S / 2 < time.monotonic() - killed_at < 2 * LEASE_S
+    assert (failed["type"], error["type"], error["code"]) == ("response.failed", "error", "server_error")
+    assert failed["response"] == read(two, response).json()
+    number = before[-1]["sequence_number"]
+    *_, told, _ = stream(two, response, number)
+    assert (told["type"], told["response"]) == ("response.failed", failed["response"])
+    assert told["sequence_number"] > number
