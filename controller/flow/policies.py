@@ -38,19 +38,37 @@ class Turn(NamedTuple):
     infeasible: bool = False  # its deadline cannot be kept any more, even alone
 
 
-class FlowState:
-    """A submitted flow. `left`: bytes not sent yet, as reported at `at`. `level`, `rli`: where MFS has it; both
-    only ever fall."""
+class TurnOutlook(NamedTuple):
+    """What may change the turn of a flow at a boundary, apart from events of its own and of its requests.
 
-    __slots__ = ("at", "flow", "left", "level", "number", "rli", "turn")
+    - `at`: when it changes if nothing happens until then (infinite: never).
+    - `band`: it may also change when bands before this one (infinite: all) use more of its ports (None: it may not).
+    - `drifts`: it may be another at each boundary.
+    """
+
+    at: float = math.inf
+    band: float | None = None
+    drifts: bool = False
+
+
+STEADY = TurnOutlook()
+
+
+class FlowState:
+    """A submitted flow. `left`: bytes not sent yet, as reported at `at`; while it is `held` none are sent. `level`,
+    `rli`: where MFS has it; both only ever fall. `band`: of its outlook."""
+
+    __slots__ = ("at", "band", "flow", "held", "left", "level", "number", "rli", "turn")
 
     def __init__(self, flow: MsFlow, number: int, now: float) -> None:
         self.flow = flow
         self.number = number
         self.left = float(flow.size_bytes)
         self.at = now
+        self.held = False
         self.level = 0  # 0: not assigned yet
         self.rli: int | None = None
+        self.band: float | None = None
         self.turn: Turn | None = None
 
 
@@ -89,8 +107,12 @@ class FlowPolicy(Protocol):
         """The flow's turn now. `boundary`: it may be promoted now, since a layer begins or the period is over."""
         ...
 
-    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
-        """When its turn will change if nothing happens until then; infinite if it will not."""
+    def outlook(self, state: FlowState, context: FlowContext, now: float) -> TurnOutlook:
+        """When its turn has to be looked at again. Turns that do so in between must come out the same."""
+        ...
+
+    def late_at(self, state: FlowState, context: FlowContext) -> float:
+        """When the turn of a flow that is held changes without a boundary; infinite if it does not."""
         ...
 
 
@@ -190,18 +212,29 @@ class DeferAndPromote:
         among = (1.0, context.batch_rank(flow)) if flow.stage is FlowStage.COLLECTIVE else (0.0, state.left)
         return Turn((1.0, float(state.rli), *among), wire_class=wire)
 
-    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+    def outlook(self, state: FlowState, context: FlowContext, now: float) -> TurnOutlook:
         flow = state.flow
-        if flow.stage is not FlowStage.KV_TRANSFER or state.level <= 1:
-            return math.inf
+        if flow.stage is not FlowStage.KV_TRANSFER:
+            return STEADY
+        # A late flow that may send counts as in time again once it could have sent the rest since it was reported.
+        drifts = state.turn is not None and state.turn.infeasible and not state.held
+        if state.level <= 1:
+            return TurnOutlook(drifts=drifts)
         left = self._left(state, context)
-        return min(
+        at = min(
             crossing_at(
-                left, flow.deadline or 0.0, context.bandwidth(port), self._load(state, context, port),
+                left, flow.deadline or 0.0, context.bandwidth(port), self._load_at(state.level, context, port),
                 self._thresholds, state.level,
             )
             for port in (flow.egress, flow.ingress)
         )  # fmt: skip
+        return TurnOutlook(at, math.inf if self.config.load_of == "all" else float(state.level), drifts)
+
+    def late_at(self, state: FlowState, context: FlowContext) -> float:
+        flow = state.flow
+        if flow.stage is not FlowStage.KV_TRANSFER or (state.turn is not None and state.turn.infeasible):
+            return math.inf
+        return (flow.deadline or 0.0) - self._left(state, context) / self._slowest(flow, context)
 
     def _layer_index(self, flow: MsFlow, context: FlowContext) -> int:
         if flow.stage is FlowStage.COLLECTIVE:
@@ -211,9 +244,6 @@ class DeferAndPromote:
 
     def _left(self, state: FlowState, context: FlowContext) -> float:
         return context.request_left(state.flow) if self.config.bytes_of == "request" else state.left
-
-    def _load(self, state: FlowState, context: FlowContext, port: str) -> float:
-        return self._load_at(state.level, context, port)
 
     def _load_at(self, level: int, context: FlowContext, port: str) -> float:
         """What counts as load of the port for a flow of this level."""
@@ -243,9 +273,14 @@ class DeferAndPromote:
 
     def _alone(self, state: FlowState, context: FlowContext, now: float, left: float) -> float:
         """Its MLU if nothing else was on its ports now, nor has been since its bytes were reported."""
-        flow, slowest = state.flow, min(context.bandwidth(state.flow.egress), context.bandwidth(state.flow.ingress))
-        left -= slowest * max(0.0, now - state.at)
-        return minimal_link_utilisation(left, (flow.deadline or 0.0) - now, slowest, 0.0)
+        slowest = self._slowest(state.flow, context)
+        if not state.held:
+            left -= slowest * max(0.0, now - state.at)
+        return minimal_link_utilisation(left, (state.flow.deadline or 0.0) - now, slowest, 0.0)
+
+    def _slowest(self, flow: MsFlow, context: FlowContext) -> float:
+        """Bandwidth of the slower one of its ports."""
+        return min(context.bandwidth(flow.egress), context.bandwidth(flow.ingress))
 
 
 class Unchanging:
@@ -258,7 +293,10 @@ class Unchanging:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+    def outlook(self, state: FlowState, context: FlowContext, now: float) -> TurnOutlook:
+        return STEADY
+
+    def late_at(self, state: FlowState, context: FlowContext) -> float:
         return math.inf
 
 
@@ -309,6 +347,7 @@ class Karuna(Unchanging):
             return state.turn  # what it had was enough
         return Turn((0.0,), cap=needed)
 
-    def next_change(self, state: FlowState, context: FlowContext, now: float) -> float:
+    def outlook(self, state: FlowState, context: FlowContext, now: float) -> TurnOutlook:
+        """The least rate of a flow that is slower, or faster, than that is another at each boundary."""
         deadline = state.flow.deadline
-        return deadline if deadline is not None and deadline > now else math.inf
+        return TurnOutlook(deadline, drifts=True) if deadline is not None and deadline > now else STEADY

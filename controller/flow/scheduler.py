@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage, MsFlow
-from controller.flow.policies import LATE_RANK, DeferAndPromote, FlowPolicy, FlowState, Turn
+from controller.flow.policies import LATE_RANK, STEADY, DeferAndPromote, FlowPolicy, FlowState, Turn
+from controller.flow.sorted_items import SortedItems
+from controller.flow.urgency import MOST_LOAD
 
 SCAVENGER = Turn((math.inf,), wire_class=7)
 PRESSED = Turn((-1.0,), wire_class=0)
@@ -40,6 +42,18 @@ class FlowProgress(NamedTuple):
 
     flow_id: str
     left: float
+
+
+class FlowHeld(NamedTuple):
+    """The flow is held from now on and does not move, or was until `at`.
+
+    Without it a policy takes what was reported some time ago to have moved since: a late transfer would seem to be in
+    time, and go first.
+    """
+
+    flow_id: str
+    held: bool
+    at: float
 
 
 class Ended(NamedTuple):
@@ -94,7 +108,16 @@ class Pressed(NamedTuple):
 
 
 FlowEvent = (
-    PortSeen | Submitted | FlowProgress | Ended | BatchQueued | LayerStarted | BatchComputed | OrderSent | Pressed
+    PortSeen
+    | Submitted
+    | FlowProgress
+    | FlowHeld
+    | Ended
+    | BatchQueued
+    | LayerStarted
+    | BatchComputed
+    | OrderSent
+    | Pressed
 )
 
 
@@ -153,7 +176,8 @@ class _Unit:
 class FlowScheduler:
     """Flows of any number of ports under one policy.
 
-    `handle` costs one turn for each flow that an event concerns; an order or a port's report concerns all of its flows.
+    `handle` costs one turn for each flow that an event concerns, or that is due to change: an order concerns all flows,
+    and more load on a port those that may be promoted for it. Flows that nothing happens to cost nothing.
     """
 
     def __init__(self, policy: FlowPolicy | None = None, config: FlowSchedulerConfig | None = None) -> None:
@@ -171,6 +195,12 @@ class FlowScheduler:
         self._number = 0
         self._period_at = -math.inf
         self._wakes_at = math.inf
+        # Flows that something happened to since the last period, and whether their outlook was asked for since then.
+        self._stale: dict[str, bool] = {}
+        self._looks: SortedItems[str] = SortedItems()  # by the time of their outlook
+        self._lates: SortedItems[str] = SortedItems()  # that are held, by when they become late
+        self._drifting: dict[str, None] = {}
+        self._watchers: dict[str, dict[float, dict[str, None]]] = {}  # by port and band of their outlook
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -182,11 +212,13 @@ class FlowScheduler:
         for event in events:
             self._apply(event, now, touched, actions)
         self._expire(now, touched)
-        looked = not self.config.lazy
-        if now >= self._period_at + self.config.period_s - 1e-12:
+        for flow_id in self._lates.take(now):
+            touched.setdefault(flow_id, False)
+        self._stale |= dict.fromkeys(touched, False)
+        periodic = now >= self._period_at + self.config.period_s - 1e-12
+        if periodic:
             self._period_at = now
-            touched |= dict.fromkeys(self._periodic(), True)
-            looked = True
+            touched |= dict.fromkeys(self._periodic(now), True)
         for flow_id, boundary in touched.items():
             state = self._flows.get(flow_id)
             if state is None:
@@ -195,11 +227,16 @@ class FlowScheduler:
             if turn != state.turn:
                 state.turn = turn
                 actions.append(Permit(flow_id, turn))
-        if looked:
+            if state.held:
+                _time(self._lates, self.policy.late_at(state, self), state)
+        if periodic or not self.config.lazy:
+            self._look_ahead(now)
+            self._stale = {} if periodic else dict.fromkeys(self._stale, True)
             self._wakes_at = self._wake_at(now)
-        elif touched:
+        elif self._stale:
             self._wakes_at = min(self._wakes_at, self._period_at + self.config.period_s)
-        return actions, self._wakes_at
+        late_at = self._lates.first_key()
+        return actions, self._wakes_at if late_at is None else min(self._wakes_at, late_at)
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -212,24 +249,58 @@ class FlowScheduler:
                 if state is not None:
                     state.left, state.at = max(0.0, left), now
                     touched.setdefault(flow_id, False)
+                    self._left_changed(self._of_request.get(_request_of(state.flow), ()), touched)
+            case FlowHeld(flow_id, held, at):
+                self._hold(flow_id, held, at, touched)
             case Ended(flow_id):
-                self._end(flow_id)
+                self._end(flow_id, touched)
             case Pressed(flow_id):
                 if flow_id in self._flows:
                     self._pressed.add(flow_id)
                     touched.setdefault(flow_id, False)
             case PortSeen():
-                if not event.bandwidth > 0:
-                    raise ConfigError(f"port {event.port!r}: bandwidth must be positive bytes/s", field="bandwidth")
-                self._ports[event.port] = event
+                self._see(event, touched)
             case BatchQueued(unit, batch, layers):
                 self._units.setdefault(unit, _Unit()).batches.setdefault(batch, layers)
+                self._left_changed(self._of_unit.get(unit, ()), touched)  # layers to come count from now on
             case LayerStarted(unit, batch, layer):
                 self._layer_started(unit, batch, layer, touched)
             case BatchComputed(unit, batch):
                 self._batch_computed(unit, batch, touched)
             case OrderSent():
                 self._take_order(event, now, touched)
+
+    def _see(self, seen: PortSeen, touched: dict[str, bool]) -> None:
+        if not seen.bandwidth > 0:
+            raise ConfigError(f"port {seen.port!r}: bandwidth must be positive bytes/s", field="bandwidth")
+        before = self._ports.get(seen.port, seen)
+        self._ports[seen.port] = seen
+        if before.bandwidth != seen.bandwidth:
+            self._left_changed(self._flows, touched)
+        for band, watchers in self._watchers.get(seen.port, {}).items():
+            was, is_now = (min(_load_before(each, band), MOST_LOAD) for each in (before, seen))
+            # With less load they change later than expected, so to look for nothing then costs less than this.
+            if is_now > was or (is_now < was and not self.config.lazy):
+                self._stale |= dict.fromkeys(watchers, False)
+
+    def _hold(self, flow_id: str, held: bool, at: float, touched: dict[str, bool]) -> None:
+        state = self._flows.get(flow_id)
+        if state is None:
+            return
+        state.held, state.at = held, at
+        self._stale[flow_id] = False
+        if held:
+            touched.setdefault(flow_id, False)
+        else:
+            self._lates.drop(state.number)
+
+    def _left_changed(self, flow_ids: Iterable[str], touched: dict[str, bool]) -> None:
+        """What these have left may have changed by an event of another one. It counts from the next boundary on, and
+        at once for those that are held."""
+        for flow_id in flow_ids:
+            self._stale[flow_id] = False
+            if self._flows[flow_id].held:
+                touched.setdefault(flow_id, False)
 
     def _submit(self, flow: MsFlow, now: float, touched: dict[str, bool], actions: list[FlowAction]) -> None:
         if flow.id in self._flows:
@@ -247,18 +318,26 @@ class FlowScheduler:
             key = _request_of(flow)
             self._of_request.setdefault(key, set()).add(flow.id)
             self._later[key] = flow.later_bytes
+            self._left_changed(self._of_request[key], touched)
         touched[flow.id] = True
 
-    def _end(self, flow_id: str) -> None:
+    def _end(self, flow_id: str, touched: dict[str, bool]) -> None:
         state = self._flows.pop(flow_id, None)
         if state is None:
             return
         self._pressed.discard(flow_id)
+        self._looks.drop(state.number)
+        self._lates.drop(state.number)
+        self._drifting.pop(flow_id, None)
+        self._stale.pop(flow_id, None)
+        self._watch(state, None)
         flow = state.flow
         _discard(self._of_unit, flow.unit, flow_id)
         key = _request_of(flow)
         if _discard(self._of_request, key, flow_id):
             self._later.pop(key, None)
+        else:
+            self._left_changed(self._of_request.get(key, ()), touched)
 
     def _layer_started(self, unit: str, batch: str, layer: int, touched: dict[str, bool]) -> None:
         known = self._units.setdefault(unit, _Unit())
@@ -308,31 +387,64 @@ class FlowScheduler:
             return False
         return all(request in self._order.scavengers for request in flow.requests)
 
-    def _periodic(self) -> list[str]:
-        """KV transfers of batches that are not computed any more: no layer of theirs begins."""
+    def _periodic(self, now: float) -> list[str]:
+        """KV transfers that may have another turn than at the last boundary, of batches that are not computed any more:
+        no layer of theirs begins."""
+        self._stale |= dict.fromkeys([*self._looks.take(now + 1e-9), *self._drifting, *self._stale], False)
         found = []
-        for flow_id, state in self._flows.items():
-            flow = state.flow
-            if flow.stage is FlowStage.KV_TRANSFER and not self._computing(flow):
+        for flow_id in self._stale:
+            state = self._flows.get(flow_id)
+            if state is not None and self._has_periods(state.flow):
                 found.append(flow_id)
         return found
+
+    def _has_periods(self, flow: MsFlow) -> bool:
+        return flow.stage is FlowStage.KV_TRANSFER and not self._computing(flow)
 
     def _computing(self, flow: MsFlow) -> bool:
         unit = self._units.get(flow.unit)
         return unit is not None and flow.batch in unit.batches
 
-    def _wake_at(self, now: float) -> float:
-        at = self._order.expires_at if self._ranks and self._order is not None else math.inf
-        for state in self._flows.values():
-            change = self.policy.next_change(state, self, now)
-            if change == math.inf or (state.flow.stage is FlowStage.KV_TRANSFER and self._computing(state.flow)):
+    def _look_ahead(self, now: float) -> None:
+        """Ask for the outlook of all flows that something happened to, or whose time has come."""
+        self._stale |= dict.fromkeys(self._looks.take(now), False)
+        for flow_id, known in self._stale.items():
+            state = self._flows.get(flow_id)
+            if known or state is None:
                 continue
-            period_s = self.config.period_s
-            due = max(change, now)
-            if period_s:  # only at the periods
-                due = self._period_at + period_s * max(1, math.ceil((due - self._period_at) / period_s - 1e-9))
-            at = min(at, due)
-        return at
+            layers_begin = state.flow.stage is FlowStage.KV_TRANSFER and self._computing(state.flow)
+            outlook = STEADY if layers_begin else self.policy.outlook(state, self, now)
+            _time(self._looks, outlook.at, state)
+            self._watch(state, outlook.band)
+            if outlook.drifts:
+                self._drifting[flow_id] = None
+            else:
+                self._drifting.pop(flow_id, None)
+
+    def _watch(self, state: FlowState, band: float | None) -> None:
+        if state.band == band:
+            return
+        for port in {state.flow.egress, state.flow.ingress}:
+            of_port = self._watchers.setdefault(port, {})
+            if state.band is not None:
+                del of_port[state.band][state.flow.id]
+                if not of_port[state.band]:
+                    del of_port[state.band]
+            if band is not None:
+                of_port.setdefault(band, {})[state.flow.id] = None
+            if not of_port:
+                del self._watchers[port]
+        state.band = band
+
+    def _wake_at(self, now: float) -> float:
+        at: float = self._order.expires_at if self._ranks and self._order is not None else math.inf
+        change = self._looks.first_key()
+        if change is None:
+            return at
+        period_s, due = self.config.period_s, max(change, now)
+        if period_s:  # only at the periods
+            due = self._period_at + period_s * max(1, math.ceil((due - self._period_at) / period_s - 1e-9))
+        return min(at, due)
 
     # ---- what policies read -----------------------------------------------------------------------------------------
 
@@ -340,14 +452,10 @@ class FlowScheduler:
         return self._ports[port].bandwidth
 
     def load_before(self, port: str, band: float) -> float:
-        seen = self._ports[port]
-        if not seen.rates:
-            return 0.0
-        return sum(rate for other, rate in seen.rates.items() if other < band) / seen.bandwidth
+        return _load_before(self._ports[port], band)
 
     def load(self, port: str) -> float:
-        seen = self._ports[port]
-        return sum(seen.rates.values()) / seen.bandwidth
+        return _load_before(self._ports[port], math.inf)
 
     def request_left(self, flow: MsFlow) -> float:
         key = _request_of(flow)
@@ -363,6 +471,22 @@ class FlowScheduler:
 
     def batch_rank(self, flow: MsFlow) -> float:
         return self._ranks.get(flow.batch, LATE_RANK)
+
+
+def _load_before(seen: PortSeen, band: float) -> float:
+    """Of all bands if `band` is infinite."""
+    if not seen.rates:
+        return 0.0
+    before = (rate for other, rate in seen.rates.items() if other < band)
+    return sum(seen.rates.values() if band == math.inf else before) / seen.bandwidth
+
+
+def _time(timers: SortedItems[str], at: float, state: FlowState) -> None:
+    """`at`: infinite if there is no time."""
+    if at == math.inf:
+        timers.drop(state.number)
+    else:
+        timers.put(at, state.number, state.flow.id)
 
 
 def _request_of(flow: MsFlow) -> tuple[tuple[str, ...], str]:
