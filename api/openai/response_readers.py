@@ -26,22 +26,24 @@ MOST_READERS = 100  # of one tenant at one gateway, of responses by their id
 
 
 class ResponseReader:
-    """One reader, which has had the events up to `number`. `key_id`: of the API key that it came with. `closing`:
-    whether this gateway stops."""
+    """One reader, which has had the events up to `number`. `key_id`: of the API key that it came with. `turn`: its
+    tenant's readers unpack one after the other. `closing`: whether this gateway stops."""
 
     def __init__(
         self,
         responses: StoredResponses,
         tenant: str,
         response_id: str,
-        number: int = -1,
+        number: int,
         *,
-        key_id: int = 0,
-        closing: Callable[[], bool] = lambda: False,
+        key_id: int,
+        turn: asyncio.Lock,
+        closing: Callable[[], bool],
     ) -> None:
         self.number = number
-        self.tenant, self.key_id = tenant, key_id
+        self.key_id = key_id
         self.refused: ApiError | None = None  # why it may not read on
+        self._turn = turn
         self._closing = closing
         self._responses = responses
         self._name = (tenant, response_id)
@@ -91,19 +93,20 @@ class ResponseReader:
             elif log is not None and log.lost:
                 raise dropped()
             elif not self._kept.empty:
-                if events := self._unpacked():
+                if events := await self._unpacked():
                     return events
-                await asyncio.sleep(0)
             elif self._ended:
                 return b""
             elif not await self._patiently(self._look):
                 await asyncio.sleep(LOOK_S)
 
-    def _unpacked(self) -> bytes:
-        try:
-            events = self._kept.after(self.number)
-        except zlib.error:
-            raise dropped() from None
+    async def _unpacked(self) -> bytes:
+        async with self._turn:
+            await asyncio.sleep(0)  # what others do comes in between
+            try:
+                events = self._kept.after(self.number)
+            except zlib.error:
+                raise dropped() from None
         self.number = max(self.number, self._kept.number)
         return events
 
@@ -157,13 +160,14 @@ class ResponseReaders:
     def __init__(self, responses: StoredResponses, closing: Callable[[], bool]) -> None:
         self._responses, self._closing = responses, closing
         self._by_id: Counter[str] = Counter()  # by tenant
+        self._turns: dict[str, asyncio.Lock] = {}
         self._all: set[ResponseReader] = set()
 
     async def tell_begun(
         self, tenant: str, response_id: str, key_id: int, receive: Receive, send: Send, headers: Sequence[Header]
     ) -> None:
         """The events of a response that has just begun here, to the client that began it."""
-        reader = ResponseReader(self._responses, tenant, response_id, key_id=key_id, closing=self._closing)
+        reader = self._reader(tenant, response_id, -1, key_id)
         await self._tell(reader, receive, send, headers)
 
     async def tell_after(
@@ -175,11 +179,16 @@ class ResponseReaders:
             raise ApiError("rate_limit_exceeded", told, param="stream", retry_after_s=1.0)
         self._by_id[tenant] += 1
         try:
-            reader = ResponseReader(self._responses, tenant, response_id, number, key_id=key_id, closing=self._closing)
+            reader = self._reader(tenant, response_id, number, key_id)
             await reader.begin()
             await self._tell(reader, receive, send, ())
         finally:
             self._by_id[tenant] -= 1
+
+    def _reader(self, tenant: str, response_id: str, number: int, key_id: int) -> ResponseReader:
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        told = (self._responses, tenant, response_id, number)
+        return ResponseReader(*told, key_id=key_id, turn=turn, closing=self._closing)
 
     async def _tell(self, reader: ResponseReader, receive: Receive, send: Send, headers: Sequence[Header]) -> None:
         self._all.add(reader)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from django.conf import settings
 
+from api.openai.response_events import Unpacked
 from tests.api.openai.gateways import KEY, Client, key_config
 from tests.api.openai.protocol.responses import told
 from tests.api.openai.response_gateways import PATH, ask, asked, call, ended, gateway, shown
@@ -381,6 +382,27 @@ async def test_a_reader_slower_than_the_engine_holds_up_nobody_and_takes_no_memo
         for each in (client, late):
             each.goes.set()
             assert text(told(await each.done())) == expected(400)
+
+
+async def test_readers_of_one_tenant_unpack_one_after_the_other(monkeypatch):
+    """Many that read long answers at once must not keep the loop from others."""
+    passes, unpacked, after = [0], [], Unpacked.after
+    monkeypatch.setattr("api.openai.response_events.READ_BYTES", 1_000)
+    monkeypatch.setattr(Unpacked, "after", lambda self, number: (unpacked.append(passes[0]), after(self, number))[1])
+
+    async def count():
+        while True:
+            passes[0] += 1
+            await asyncio.sleep(0)
+
+    async with gateway() as bed:
+        bed.every(Script(tokens=50))
+        whole = told(await begin(bed).done())
+        counting = asyncio.create_task(count())
+        found = await asyncio.gather(*(read_all(bed, whole[0]["response"]["id"]) for _ in range(10)))
+        counting.cancel()
+        assert all(each == whole for each in found)
+        assert len(unpacked) == len(set(unpacked)) > 100
 
 
 async def test_events_that_take_too_much_are_dropped_and_that_is_said(monkeypatch):
