@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.conf import settings
 from django.test import Client
 from django.urls import resolve
 
@@ -12,9 +13,16 @@ from console.urls import urlpatterns
 from controller.models import Experiment
 from tests import factories
 from tests.browser.every_page.test_tables import of_people, takes
+from workers import live
 
 # Steps of work that go on after their answer, measured for themselves or tested alone: they show no page.
 NO_PAGES = {"preview", "audit-export"}
+
+
+@pytest.fixture
+def no_gateways(redis_server):
+    """Pages show what is in Redis, where other tests leave fleets that no gateway would publish."""
+    live._client(settings.REDIS_URL).flushdb()
 
 
 def pages():
@@ -26,7 +34,7 @@ def missing(addresses):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_every_page_of_the_url_table_is_measured_and_answers(unsent_experiments):
+def test_every_page_of_the_url_table_is_measured_and_answers(unsent_experiments, no_gateways):
     admin = Client()
     admin.force_login(factories.user("admin"))
     fill(records=500, decisions=2000, instances=10, hours=0.5)
