@@ -20,6 +20,10 @@ A100 = {  # Qwen3-32B, two A100s (benchmarks/data/latency_profiles.json)
     "prefill_a": 0.018962, "prefill_b": 1.2565e-4, "prefill_c": 2.9551e-9,
     "decode_a": 0.02455, "decode_b": 8.1592e-8, "decode_c": 8.8767e-5,
 }  # fmt: skip
+VLLM_CPU = {  # benchmarks/vllm/model.py in float32, one core of an Ice Lake Xeon: a step grows with each sequence
+    "prefill_a": 0.025, "prefill_b": 4.5e-4, "prefill_c": 1.6e-7,
+    "decode_a": 0.0182, "decode_b": 2.67e-6, "decode_c": 1.11e-3,
+}  # fmt: skip
 SEEDS = (1000, 1037)
 DURATION_S = 30
 TIMES = (1.0, 1.3, 1.7)
@@ -60,6 +64,12 @@ def task(
 CHAT = task("chat", 1.0, 0.1, (300, 250), (120, 80))
 LONG_PROMPTS = [task("documents", 4.0, 0.2, (1800, 1200), (60, 30)), CHAT]
 LONG_ANSWERS = [task("essays", 2.0, 0.08, (200, 100), (600, 300)), CHAT]
+# The targets of `talk` are the 95 % points of hardly used engines, so a few sequences more make steps too long for it.
+TIGHT_PACE = [
+    task("talk", 0.21, 0.0317, (144, 140), (55, 45)),
+    task("answer", 4.0, 10.0, (144, 140), (55, 45)),
+    task("step", 4.0, 10.0, (260, 200), (60, 60)),
+]
 CACHED = [task("agents", 0.8, 0.1, (1600, 300), (60, 30), shared_prefix=1024), CHAT]
 
 
@@ -117,6 +127,10 @@ def cells() -> dict[str, dict[str, Any]]:
         "two_models": cell("two models", two_models, of_two),
         "long_prompts": cell("long prompts", instances(), LONG_PROMPTS),
         "long_answers": cell("long answers", instances(), LONG_ANSWERS),
+        "tight_pace": cell(
+            "a TPOT that a few sequences more miss",
+            instances(profile=VLLM_CPU, max_num_seqs=32, kv_tokens=65_536, max_model_len=4096), TIGHT_PACE, 32,
+        ),
         "cached_prefixes": cell("prompts that share a prefix", instances(prefix_caching=True), CACHED),
         "elastic": cell("a scaler between one and four instances", instances(1), elastic=ELASTIC),
         "elastic_mixed": cell(

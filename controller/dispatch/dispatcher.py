@@ -90,7 +90,8 @@ class Pass:
         """In the queue's order, what fits into the room the instance has under its own and the queue's targets."""
         ttft = lane.traffic.tightest(now, default=math.inf)
         tpot = instance.tightest_tpot(self._config.tightest_share)
-        room = self._pacing.room(instance, ttft, tpot, now)
+        queued = len(lane.queue.ready) / max(1, len(lane.instances))
+        room = self._pacing.room(instance, ttft, tpot, now, queued)
         free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
         idle = not instance.outstanding
         chosen: list[Chosen] = []
@@ -104,7 +105,7 @@ class Pass:
                 break
             request = entry.request
             tighter = decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
-            own = self._pacing.room(instance, ttft, request.targets.tpot_s, now) if tighter else room
+            own = self._pacing.room(instance, ttft, request.targets.tpot_s, now, queued) if tighter else room
             need = instance.kv_need(request)
             has_blocks = kv + need < free_tokens
             new = instance.uncached(request)[0] if cached else request.prompt_tokens

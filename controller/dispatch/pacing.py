@@ -30,7 +30,11 @@ class Pacing(Protocol):
 
     def ready(self, instance: ShadowInstance, now: float) -> bool: ...
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room: ...
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
+        """`queued`: requests that wait in the gateway, by instance."""
+        ...
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """A pass over this instance ended, whether something was sent or not."""
@@ -91,7 +95,9 @@ class Unlimited(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return True
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         return Room(math.inf, math.inf, 0.0)
 
     def spare(self, instance: ShadowInstance, now: float) -> bool:
@@ -118,7 +124,9 @@ class FixedWindow(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.outstanding < self.config.window
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         return Room(math.inf, self.config.window - instance.outstanding, 0.0)
 
     def spare(self, instance: ShadowInstance, now: float) -> bool:
@@ -147,7 +155,9 @@ class Maturity:
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.mature_at <= now and instance.free_slots > 0
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         decode_s = instance.decode_s()
         tokens = instance.latency.token_budget(ttft_s, tpot_s, decode_s, instance.waiting_new)
         return Room(tokens, instance.free_slots, instance.waiting_prefill_s())
@@ -186,7 +196,8 @@ class Backlog:
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
     order; `stall_share` 0.4: of the time that the decodes there can wait for prefills and still keep their mean TPOT
     (decision 154); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
-    one.
+    one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
+    of prefills follows, and that time bounds them alone (decision 266).
     """
 
     name: ClassVar[str] = "backlog"
@@ -199,6 +210,7 @@ class Backlog:
         most_s: float = 1.0
         spare_slots: float = 0.25
         stall_share: float = 0.4
+        few_queued: float = 1.5
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
@@ -209,6 +221,8 @@ class Backlog:
                 raise ConfigError("spare_slots must lie in [0, 1]", field="spare_slots")
             if not 0 < self.stall_share <= 1:
                 raise ConfigError("stall_share must lie in (0, 1]", field="stall_share")
+            if not self.few_queued >= 0:
+                raise ConfigError("few_queued must be at least 0 requests", field="few_queued")
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
@@ -216,14 +230,18 @@ class Backlog:
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0 or instance.spec.selects
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         if instance.spec.selects:
             return Room(math.inf, math.inf, 0.0)
-        decode_s = instance.decode_s()
-        tail = max(0.0, instance.mature_at - now)
         waiting = instance.waiting_prefill_s()
-        backlog = tail + instance.latency.maturity(waiting, decode_s, tpot_s)
         allowed = instance.share * min(self.config.share * ttft_s, self.config.most_s)
+        if instance.share == 1.0 and queued <= self.config.few_queued:
+            backlog, decode_s, tpot_s = waiting, 0.0, math.inf
+        else:
+            decode_s, tail = instance.decode_s(), max(0.0, instance.mature_at - now)
+            backlog = tail + instance.latency.maturity(waiting, decode_s, tpot_s)
         tokens = instance.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
         if tokens > 0:
             stall_s = self.config.stall_share * instance.stall_s(now)

@@ -45,7 +45,9 @@ class VirtualBatch(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0 and instance.waiting_tokens < self.config.batch_tokens
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
         if self.step_s(instance, tpot_s) * self.config.inefficiency >= tpot_s:

@@ -42,7 +42,9 @@ class WorstCaseFit(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0
 
-    def room(self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float) -> Room:
+    def room(
+        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
+    ) -> Room:
         waiting = instance.waiting_prefill_s()
         if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
