@@ -22,7 +22,7 @@ from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
-from controller.dispatch.pacing import Pacing, Room
+from controller.dispatch.pacing import Pacing, Room, spares
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 
@@ -95,7 +95,7 @@ class Pass:
         free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
         idle = not instance.outstanding
         chosen: list[Chosen] = []
-        if not idle and room.tokens <= 1:
+        if not (idle or room.lone_s or room.tokens > 1):
             return chosen, room
         used = kv = skipped = 0
         decodes, cached = instance.decodes, instance.knows_prefixes  # read once: the loop is most of a pass
@@ -112,6 +112,8 @@ class Pass:
             fits = used + new < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
             alone = not chosen and (idle or (has_blocks and not instance.waiting_before and own.tokens > 1))
+            if not (fits or alone or chosen) and has_blocks and entry.hopeless_at - now < own.lone_s:
+                alone = spares(instance, entry.cost.prefill_s, now)
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
             if not (fits or alone):

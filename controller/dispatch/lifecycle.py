@@ -259,3 +259,11 @@ class Sent:
         self.produced = 0
         self.to_come = 0  # predicted output tokens that have not come yet
         self.mark: tuple[float, int, int, int, int, float] | None = None  # last progress: see ShadowInstance.progress
+
+    def waits_until(self, step_s: float) -> tuple[float, float] | None:
+        """Until when its tokens to come may wait, at this many seconds each, for its TPOT to be kept in the mean; and
+        the whole time that this allows it. None where its TPOT does not bind, or before its first token."""
+        if not self.binds or self.first_at is None:
+            return None
+        allowed_s = (max(2, self.produced + self.to_come) - 1) * self.request.targets.tpot_s
+        return self.first_at + allowed_s - self.to_come * step_s, allowed_s

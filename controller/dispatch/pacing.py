@@ -14,13 +14,34 @@ from controller.core.errors import ConfigError
 from controller.core.registry import Registry
 from controller.dispatch.shadow_state import ShadowInstance
 
+MOST_MISSING = 1  # see `spares`
+
 
 class Room(NamedTuple):
-    """What an instance may take now: prompt tokens (strictly fewer), sequences, seconds of prefill work before it."""
+    """What an instance may take now: prompt tokens (strictly fewer), sequences, seconds of prefill work before it.
+
+    `lone_s`: or one prompt that cannot wait so many seconds, if hardly an answer there would miss its TPOT for it
+    (`spares`).
+    """
 
     tokens: float
     slots: float
     backlog_s: float
+    lone_s: float = 0.0
+
+
+def spares(instance: ShadowInstance, prefill_s: float, now: float) -> bool:
+    """Whether at most one answer there can keep its mean TPOT now and not after so many seconds of prefill work: what
+    is gained is then no less than what is lost."""
+    step_s = instance.decode_s()
+    missing = 0
+    for sent in instance.running.values():
+        waits = sent.waits_until(step_s)
+        if waits is not None and 0 < waits[0] - now < prefill_s:
+            missing += 1
+            if missing > MOST_MISSING:
+                return False
+    return True
 
 
 class Pacing(Protocol):
@@ -197,7 +218,7 @@ class Backlog:
     order; `stall_share` 0.4: of the time that the decodes there can wait for prefills and still keep their mean TPOT
     (decision 154); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
     one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
-    of prefills follows, and that time bounds them alone (decision 266).
+    of prefills follows, and that time bounds them alone; who cannot wait `most_s` may go alone (decision 266).
     """
 
     name: ClassVar[str] = "backlog"
@@ -237,7 +258,8 @@ class Backlog:
             return Room(math.inf, math.inf, 0.0)
         waiting = instance.waiting_prefill_s()
         allowed = instance.share * min(self.config.share * ttft_s, self.config.most_s)
-        if instance.share == 1.0 and queued <= self.config.few_queued:
+        few = instance.share == 1.0 and queued <= self.config.few_queued
+        if few:
             backlog, decode_s, tpot_s = waiting, 0.0, math.inf
         else:
             decode_s, tail = instance.decode_s(), max(0.0, instance.mature_at - now)
@@ -247,7 +269,7 @@ class Backlog:
             stall_s = self.config.stall_share * instance.stall_s(now)
             if stall_s - waiting < allowed:
                 tokens = min(tokens, instance.latency.token_budget(stall_s - waiting, math.inf, 0.0))
-        return Room(tokens, instance.free_slots, waiting)
+        return Room(tokens, instance.free_slots, waiting, self.config.most_s if few and not instance.waiting else 0.0)
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""

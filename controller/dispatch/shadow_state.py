@@ -162,11 +162,9 @@ class ShadowInstance:
         return max(0.0, self._stall_until - now)
 
     def _bounded_by(self, sent: Sent, step_s: float, now: float) -> None:
-        if sent.binds and sent.first_at is not None:
-            allowed_s = (max(2, sent.produced + sent.to_come) - 1) * sent.request.targets.tpot_s
-            until = sent.first_at + allowed_s - sent.to_come * step_s
-            if until < self._stall_until and until - now > -LOST_SHARE * allowed_s:
-                self._stall_until = until
+        waits = sent.waits_until(step_s)
+        if waits is not None and waits[0] < self._stall_until and waits[0] - now > -LOST_SHARE * waits[1]:
+            self._stall_until = waits[0]
 
     def kept_for_prefills(self) -> float:
         """The share of its time that prefills may take while decodes keep the tightest TPOT (eq. 5)."""
