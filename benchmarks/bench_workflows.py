@@ -282,7 +282,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_workflows", description=__doc__.splitlines()[0])
     names = [each.name for each in CONTENDERS]
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="arrivals of each run (default: 60; QUICK=1: what fits)")
+    parser.add_argument(
+        "--seconds", type=float, help="arrivals of each run, the knee's too (default: 60; QUICK=1: what fits)"
+    )
     parser.add_argument("--times", default="", help="only these loads, in knees, comma-separated")
     parser.add_argument("--contenders", default=",".join(names), help="only these, comma-separated")
     parser.add_argument("--knee", type=float, help="workflows/s, instead of searching for it")
@@ -315,7 +317,9 @@ def measure(bench: WorkflowBench, arguments: argparse.Namespace, quick: bool, st
     gateways = [each for each in contenders if not each.direct]
     if gateways:
         bench.record(RECORD_SHARE * light, arguments.recorded or (QUICK_RECORDED_CALLS if quick else RECORDED_CALLS))
-    knee = arguments.knee or bench.knee(RECORD_SHARE * light, 20.0 if quick else 60.0, 1.4 if quick else 1.2)
+    # A queue that grows shows late: the knee of short runs is beyond that of long ones.
+    knee_s = arguments.seconds or (20.0 if quick else 60.0)
+    knee = arguments.knee or bench.knee(RECORD_SHARE * light, knee_s, 1.4 if quick else 1.2)
     if any(each.analyser for each in gateways):
         bench.analyser.train()
         note(f"analyser: {bench.analyser.judged}")
