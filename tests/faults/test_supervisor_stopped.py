@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.db, pytest.mark.slow]
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_it_leaves_no_process_behind_and_starts_again(system, say, how):
+    system.until(system.steady, within_s=60.0)  # what tests before this one started may still be stopping
     fleet = set(system.instances())
     [(decisions,)] = system.query("SELECT count(*) FROM decision")
     processes = len(system.processes())

@@ -53,11 +53,11 @@ def shown(page, text):
 def tick(row):
     """Ticks whatever row that is by then, and says whose it is. At once: a pointer would wait until the row rests."""
     checked = row.page.locator(f"{ROW} input:checked")
-    for _ in range(20):  # the row may leave the queue as it is ticked
+    for _ in range(20):  # the row may leave the queue as it is ticked, or right after
         row.get_by_role("checkbox").dispatch_event("click")
-        if checked.count():
-            break
-    return checked.get_attribute("value")
+        if found := checked.evaluate_all("boxes => boxes.map(box => box.value)"):
+            return found[0]
+    raise AssertionError("no row could be ticked")
 
 
 def tell(page, button, said):
