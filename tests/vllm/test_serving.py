@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from benchmarks.load.trials import open_requests
-from benchmarks.servers.engines import MAX_NUM_SEQS, MODEL_NAME
+from benchmarks.servers.engines import MAX_NUM_SEQS, MODEL_NAME, vllm_dtype
 from controller.core.types import InstanceSpec
 from tests.vllm.conftest import Client
 from tests.waiting import until
@@ -181,7 +181,8 @@ async def test_telemetry_of_the_adapter(servers):
             await response.content.readany()
             busy = await backend.telemetry(8.0)
     assert (idle.observed_at, idle.running, idle.awake) == (7.0, 0, True)
-    assert idle.kv_capacity_tokens == 131_072  # 1 GiB at 8 KiB a token
+    token_bytes = {"bfloat16": 8, "float32": 16}[vllm_dtype()] << 10
+    assert idle.kv_capacity_tokens == (1 << 30) // token_bytes
     assert busy.running == 1
     assert busy.prompt_tokens_total >= idle.prompt_tokens_total + 30
     assert 0 < busy.kv_usage < 0.1
