@@ -16,6 +16,7 @@ from controller.dispatch import POLICY_SETS
 from controller.models import ServedModel
 from controller.selectors.experiments import results as experiments
 from controller.selectors.experiments.fleet_model import default_model
+from controller.selectors.experiments.policy_today import overrides_today
 from controller.services.experiments.reading import REQUESTS_MAX
 from controller.services.experiments.specs import RATES_MAX
 from workers.experiments.shipped_profiles import profile_names
@@ -278,9 +279,9 @@ def first_contenders() -> list[dict[str, Any]]:
 
 
 def policy_now(name: str) -> dict[str, Any]:
-    """The policy set; the current one with the settings that the gateways use."""
-    serving = name == settings.DISPATCH_POLICY and settings.DISPATCH_OVERRIDES
-    return {"name": name, "overrides": settings.DISPATCH_OVERRIDES} if serving else {"name": name}
+    """The policy set; the current one with the settings and the ordering that the gateways use."""
+    overrides = overrides_today(settings.DISPATCH_OVERRIDES) if name == settings.DISPATCH_POLICY else {}
+    return {"name": name, "overrides": overrides} if overrides else {"name": name}
 
 
 def labels_of(contenders: Sequence[Mapping[str, Any]]) -> list[str]:

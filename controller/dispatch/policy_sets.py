@@ -129,10 +129,7 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
     dispatch = {**chosen.dispatch, **overrides.pop("dispatch", {})}
     parts: dict[str, Any] = {}
     for part in _PARTS:
-        changes = overrides.pop(part, {})
-        name = changes.get("name", getattr(chosen, part))
-        own = chosen.settings.get(part, {}) if name == getattr(chosen, part) else {}
-        parts[part] = _build(part, name, {**own, **{key: each for key, each in changes.items() if key != "name"}})
+        parts[part] = _build(part, *_part_of(chosen, part, overrides.pop(part, {})))
     build_migrator(policy_set, {part: overrides.pop(part, {}) for part in _MIGRATOR_PARTS})  # checked here already
     if overrides:
         valid = ", ".join(["dispatch", *_PARTS, *_MIGRATOR_PARTS])
@@ -154,6 +151,17 @@ def ordering_options() -> dict[str, dict[str, Any]]:
     return {name: asdict(_config_of(ORDERINGS[name])()) for name in ORDERINGS}
 
 
+def with_ordering(overrides: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides with that ordering in place of theirs; as they are without a name."""
+    return {**overrides, "ordering": {"name": name, **options}} if name else dict(overrides)
+
+
+def ordering_of(policy_set: str, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of the ordering, and all of its settings. Raises as build_dispatcher does."""
+    name, settings = _part_of(_chosen(policy_set), "ordering", _by_part(overrides).get("ordering", {}))
+    return name, asdict(_configured(_config_of(ORDERINGS[name]), settings, "ordering"))
+
+
 def build_migrator(policy_set: str, overrides: Mapping[str, Any] | None = None) -> Migrator:
     """The migrator of the same policy set: {"migration": {"name": "one_shot"}, "migrator": {"hold_s": 10}} changes it.
 
@@ -172,6 +180,13 @@ def _chosen(policy_set: str) -> PolicySet:
     except KeyError:
         valid = ", ".join(sorted(POLICY_SETS))
         raise UnknownName(f"unknown policy set {policy_set!r}; valid: {valid}", field="policy_set") from None
+
+
+def _part_of(chosen: PolicySet, part: str, changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a part and its settings; those of the set only if `changes` do not exchange the part."""
+    name = changes.get("name", getattr(chosen, part))
+    own = chosen.settings.get(part, {}) if name == getattr(chosen, part) else {}
+    return name, {**own, **{key: each for key, each in changes.items() if key != "name"}}
 
 
 def _by_part(overrides: Mapping[str, Any] | None) -> dict[str, Any]:

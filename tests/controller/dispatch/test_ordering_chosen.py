@@ -11,7 +11,7 @@ from controller.dispatch import build_dispatcher
 from controller.dispatch import queue as queue_module
 from controller.dispatch.event_log import Encoder, EventDecoder
 from controller.dispatch.lane import GO_ON_S, TOLD_EACH_PASS
-from controller.dispatch.policy_sets import MOST_OPTION, checked_ordering, ordering_options
+from controller.dispatch.policy_sets import MOST_OPTION, checked_ordering, ordering_of, ordering_options, with_ordering
 from tests.controller.dispatch.fleet import request, up
 
 ARRIVED = ("late", "soon", "first")  # in this order; by deadline in the other
@@ -166,3 +166,17 @@ def test_an_unknown_name_and_the_options_of_all():
         checked_ordering("alphabetical", {})
     assert ordering_options()["calm"]["frame_steps"] == 50
     assert set(ordering_options()) == set(ORDERINGS)
+
+
+def test_an_ordering_takes_the_place_of_that_of_the_overrides_with_options_of_its_own():
+    started = {"ordering": {"name": "calm", "copies": 2}, "dispatch": {"scan_limit": 4}}
+    assert with_ordering(started, "", {}) == started
+    assert ordering_of("slackline", started) == ("calm", {**ordering_options()["calm"], "copies": 2})
+    chosen = with_ordering(started, "calm", {"frame_steps": 9})
+    assert chosen["dispatch"] == {"scan_limit": 4}
+    assert ordering_of("slackline", chosen) == ("calm", {**ordering_options()["calm"], "frame_steps": 9})
+    assert ordering_of("slackline", {})[0] == "feasible_deadlines"
+    with pytest.raises(UnknownName):
+        ordering_of("slackline", {"ordering": {"name": "by_colour"}})
+    with pytest.raises(ConfigError, match="no setting 'window'"):
+        ordering_of("slackline", {"ordering": {"window": 1}})
