@@ -75,6 +75,7 @@ urlpatterns = [
     path("flows/", flows.flows_page, name="flows"),
     path("flows/live/<int:page>/", flows.flows_live, name="flows-live"),
     path("flows/settings/", flows.flow_settings_edit, name="flow-settings"),
+    path("flows/settings/preview/", previews.ordering_preview, name="ordering-preview"),
     path("flows/settings/history/", changes.flow_settings_history, name="flow-settings-history"),
     path("scaling/", scaling.scaling_page, name="scaling"),
     path("scaling/live/", scaling.scaling_live, name="scaling-live"),

@@ -96,6 +96,7 @@ def addresses() -> dict[str, AddressLook]:
     posted = {
         "class, last hour re-judged": AddressLook(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
         "mapping, last hour re-judged": AddressLook(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
+        "ordering, checked": AddressLook("/flows/settings/preview/", ordering_form()),
     }
     return {name: AddressLook(path) for name, path in pages.items()} | posted
 
@@ -242,3 +243,8 @@ def mapping_form(row: Any) -> dict[str, Any]:
     typed = {name: getattr(row, name) for name in ("window", "window_age_s", "contention", "version")}
     each = {f"levels-{place}-{name}": value for place, level in enumerate(levels) for name, value in level.items()}
     return {**typed, "levels-TOTAL_FORMS": len(levels), "levels-INITIAL_FORMS": 0, **each}
+
+
+def ordering_form() -> dict[str, Any]:
+    """As the form of the flow settings sends it with CALM, while none are stored."""
+    return {"flow_policy": "off", "drop_budget": "0", "ordering": "calm", "ordering_options": ""}

@@ -27,7 +27,7 @@ function showErrors(input, texts) {
 }
 
 function showAll(form, errors, touched) {
-  for (const input of form.querySelectorAll("input[id], select[id]")) {
+  for (const input of form.querySelectorAll("input[id], select[id], textarea[id]")) {
     // An error from the server stays until its field is edited.
     if (input.type !== "hidden" && touched.has(input.name)) showErrors(input, errors[input.name] || []);
   }

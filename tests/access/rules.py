@@ -95,6 +95,7 @@ PAGES: dict[str, Rule] = {
     "flows/": READ,
     "flows/live/<int:page>/": READ,
     "flows/settings/": EDIT,
+    "flows/settings/preview/": ACT,
     "flows/settings/history/": READ,
     "patterns/": READ,
     "experiments/": READ,

@@ -1,11 +1,13 @@
-"""Previews: the effect of an unsaved edit of a class or a mapping, shown next to its form.
+"""Previews: the effect of an unsaved edit of a class, a mapping or the ordering, shown next to its form.
 
 One URL does three things with the form: it validates, compares the last hour's requests to the new targets in the
-database and, with `simulate`, starts a simulation of the newest requests.
+database and, with `simulate`, starts a simulation of the newest requests. An ordering has no targets to compare to.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -17,18 +19,24 @@ from django.views.decorators.http import require_GET, require_POST
 
 from console.access import actor_of, allows
 from console.forms.base import MappingForm, SLOClassForm
+from console.forms.flows import FlowSettingsForm
 from console.removed import says_if_removed
 from console.views.configuration.mappings import as_levels, level_forms
+from console.views.editing import written
 from controller.core.errors import ConfigError
 from controller.core.snapshot import LevelBounds
-from controller.models import Experiment
+from controller.dispatch.policy_sets import ordering_of
+from controller.models import Experiment, FlowSettings
 from controller.selectors import catalogue
 from controller.selectors.experiments import previews
 from controller.selectors.experiments import results as experiments
 from controller.selectors.experiments.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
-from controller.services.experiments.previews import EDITED, RECORDED, preview_order
+from controller.services.experiments.previews import EDITED, RECORDED, preview_order, preview_ordering
+from controller.services.slo.flow_settings import flow_settings_check
 from controller.wording.vocabulary import class_name
+
+VALID: dict[str, Any] = {"errors": {}, "summary": ""}
 
 
 @require_POST
@@ -61,16 +69,53 @@ def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
     return answer(request, str(row), MappingEdit(previews.mapping_owners(row), bounds))
 
 
+@require_POST
+@allows(UserRole.OPERATOR)
+def ordering_preview(request: HttpRequest) -> JsonResponse:
+    """Of the flow settings only the ordering is simulated. `model`: whose traffic; absent: the busiest one's."""
+    form = FlowSettingsForm(request.POST, existing=catalogue.flow_settings().first())
+    if not form.is_valid() or written(form, lambda: _checked(form)) is None:
+        return wrong(form.errors)
+    if not request.POST.get("simulate"):
+        return JsonResponse(VALID)
+    return simulated(
+        lambda: preview_ordering(
+            actor=actor_of(request),
+            ordering=form.cleaned_data["ordering"],
+            options=form.cleaned_data["ordering_options"],
+            model=request.POST.get("model") or None,
+            policy=settings.DISPATCH_POLICY,
+            overrides=settings.DISPATCH_OVERRIDES,
+            now=timezone.now(),
+        )
+    )
+
+
+def _checked(form: FlowSettingsForm) -> FlowSettings:
+    """The row as the form would store it. Raises ValidationError."""
+    row = FlowSettings(**form.values())
+    flow_settings_check(row)
+    return row
+
+
 def wrong(errors: Any) -> JsonResponse:
     """No preview; 200, since a half-typed number is not a failure."""
     return JsonResponse({"errors": {name: [str(text) for text in texts] for name, texts in errors.items()}})
 
 
+def simulated(ask: Callable[[], Experiment]) -> JsonResponse:
+    """The slug of the preview that `ask` created, or why it cannot run."""
+    try:
+        row = ask()
+    except ConfigError as error:
+        return JsonResponse({**VALID, "refused": f"The simulation cannot run: {error}."})
+    return JsonResponse({**VALID, "slug": row.slug})
+
+
 def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
-    said: dict[str, Any] = {"errors": {}, "summary": ""}
     if request.POST.get("simulate"):
-        try:
-            row = preview_order(
+        return simulated(
+            lambda: preview_order(
                 actor=actor_of(request),
                 name=f"Edit of {name}",
                 edit=edit,
@@ -78,13 +123,11 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
                 overrides=settings.DISPATCH_OVERRIDES,
                 now=timezone.now(),
             )
-        except ConfigError as error:
-            return JsonResponse({**said, "refused": f"The simulation cannot run: {error}."})
-        return JsonResponse({**said, "slug": row.slug})
+        )
     found = previews.last_hour(edit, timezone.now())
     context = {"judged": found, "mapping": isinstance(edit, MappingEdit)}
     html = render_to_string("console/configuration/_judged.html", context, request=request)
-    return JsonResponse({**said, "html": html})
+    return JsonResponse({**VALID, "html": html})
 
 
 @require_GET
@@ -95,8 +138,22 @@ def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
     if row is None or row.kind != Experiment.Kind.PREVIEW or row.created_by != request.user.get_username():
         raise Http404(f"no preview {slug}")
     rows = compared(row.result) if row.result else []
-    context = {"row": row, "rows": rows, "sample": (row.result or {}).get("sample")}
+    context = {
+        "row": row,
+        "rows": rows,
+        "sample": (row.result or {}).get("sample"),
+        "model": row.spec["workload"]["model"],
+        "orderings": orderings_of(row.spec["policies"]),
+    }
     return render(request, "console/configuration/_preview.html", context)
+
+
+def orderings_of(policies: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The ordering before and after the edit, each with its settings as JSON; empty where the edit keeps it."""
+    found = [ordering_of(each["name"], each.get("overrides", {})) for each in policies]
+    if found[0] == found[1]:
+        return []
+    return [(name, [(key, json.dumps(value)) for key, value in options.items()]) for name, options in found]
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:

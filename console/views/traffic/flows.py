@@ -32,8 +32,10 @@ from controller.core.messages import HostFlow, HostFlows
 from controller.dispatch.policy_sets import ordering_options
 from controller.flow.gate import OFF
 from controller.selectors import catalogue
+from controller.selectors.experiments.traffic import busiest_models
 from controller.selectors.fleet.flow_replay import replay_last_hour
 from controller.selectors.roles import UserRole, role_of
+from controller.services.experiments.previews import WINDOW
 from controller.services.slo.flow_settings import flow_settings_create, flow_settings_update
 from controller.wording.flows import policy_in_words, port_in_words, stage_in_words, state_in_words
 from workers import live
@@ -182,6 +184,7 @@ def flow_settings_edit(request: HttpRequest) -> HttpResponse:
         restoring="restore" in request.GET and row is not None,
         back=reverse("flows"),
         replay=_replayed(),
+        models=busiest_models(timezone.now() - WINDOW, timezone.now()),
         orderings=[
             (name, [(option, json.dumps(value)) for option, value in options.items()])
             for name, options in ordering_options().items()

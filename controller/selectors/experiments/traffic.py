@@ -204,8 +204,12 @@ def _usual_outputs(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return usual | {name: round(statistics.median(tokens)) for name, tokens in seen.items()}
 
 
-def busiest_model(since: datetime, until: datetime) -> str | None:
-    """The model with the most requests in the window."""
+def busiest_models(since: datetime, until: datetime) -> list[str]:
+    """The models with requests in the window, the one with the most first."""
     rows = AttainmentMinute.objects.filter(minute__gte=since.replace(second=0, microsecond=0), minute__lt=until)
-    found = rows.values("model").annotate(count=Sum("finished")).order_by("-count", "model").first()
-    return found["model"] if found else None
+    counted = rows.values("model").annotate(count=Sum("finished")).order_by("-count", "model")
+    return [each["model"] for each in counted]
+
+
+def busiest_model(since: datetime, until: datetime) -> str | None:
+    return next(iter(busiest_models(since, until)), None)

@@ -24,7 +24,7 @@ LONGEST_OPTIONS = 2_000  # characters of JSON
 def flow_settings_create(*, actor: Actor, **values: Any) -> FlowSettings:
     """`values`: of EDITABLE. Raises ValidationError if the row exists."""
     row = FlowSettings(pk=ONLY, **values)
-    return change.create(row, actor=actor, kind="flow_settings", check=_check)
+    return change.create(row, actor=actor, kind="flow_settings", check=flow_settings_check)
 
 
 def flow_settings_update(*, actor: Actor, version: int | None, changes: Mapping[str, Any]) -> FlowSettings:
@@ -36,7 +36,7 @@ def flow_settings_update(*, actor: Actor, version: int | None, changes: Mapping[
         version=version,
         changes=changes,
         editable=EDITABLE,
-        check=_check,
+        check=flow_settings_check,
     )
 
 
@@ -59,7 +59,8 @@ def flow_settings_put(
     )
 
 
-def _check(row: FlowSettings) -> None:
+def flow_settings_check(row: FlowSettings) -> None:
+    """Raises ValidationError by field. An ordering is built, so that its options are checked."""
     if row.flow_policy not in (OFF, *GATED):
         raise ValidationError({"flow_policy": f"Must be one of: {', '.join((OFF, *GATED))}."})
     if not 0 <= row.drop_budget <= 1:

@@ -1,4 +1,4 @@
-// Next to a class or mapping form: live validation, the last hour against the new targets, and a simulation on demand.
+// Next to a form: live validation, the last hour against new targets (not of an ordering), and a simulation on demand.
 
 import { answerOf, liveCheck } from "../check.js";
 import { refresh } from "../base.js";
@@ -14,9 +14,17 @@ const EARLIER_JUDGED = "This preview is for earlier values. Correct the marked f
 const EARLIER_SIMULATED = "This simulation is for earlier values. Run it again for the current ones.";
 let simulatedOf = null; // the values whose simulation is shown; null: none is
 
-const valuesNow = () => new URLSearchParams(new FormData(form)).toString();
+/** What is simulated: the form, and the model whose traffic it is, if there is a choice. */
+function entered() {
+  const data = new FormData(form);
+  if (find("model")) data.set("model", find("model").value);
+  return data;
+}
+
+const valuesNow = () => new URLSearchParams(entered()).toString();
 
 liveCheck(form, form.dataset.previewAt, (said) => {
+  if (!find("judged")) return undefined;
   if (said.trouble) return put("judged", banner(said.trouble)); // figures for an earlier edit would mislead
   if (!said.html) return wrong();
   put("judged");
@@ -49,6 +57,7 @@ function compareWithForm() {
 }
 
 form.addEventListener("input", compareWithForm);
+find("model")?.addEventListener("input", compareWithForm);
 form.addEventListener("click", compareWithForm); // levels of a mapping come and go by buttons
 
 function banner(text) {
@@ -98,7 +107,7 @@ async function simulate() {
   simulatedOf = null;
   put("simulated");
   running.values = valuesNow();
-  const body = new FormData(form);
+  const body = entered();
   body.set("simulate", "1");
   let said;
   try {

@@ -167,6 +167,7 @@ ACTIONS = (
     Action("/scaling/{policy}/", "operator", "scaling", ("link", "Edit demo/collocated"), {"upper": "9"}),
     Action("/scaling/{policy}/hold/", "operator", "scaling", ("link", "Scale by hand: demo/collocated"), HOLD),
     Action("/scaling/{policy}/release/", "operator", "scaling", None, {"version": "1"}),
+    Action("/flows/settings/preview/", "operator", "flow-settings", ("button", re.compile("^Run simulation"))),
     Action(
         "/flows/settings/",
         "operator",

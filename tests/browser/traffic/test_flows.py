@@ -7,6 +7,10 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.every_page.looks import beyond, findings_in_both_schemes
+from tests.browser.every_page.reached import SIMULATED_MS
+from tests.browser.running.caller import within
+
 pytestmark = pytest.mark.browser
 
 
@@ -52,3 +56,39 @@ def test_an_operator_switches_pruning_on_and_back(visit, trouble):
     page.get_by_label("Drop budget").fill("0")
     page.get_by_role("button", name="Save").click()
     expect(part.get_by_role("heading", name="Pruning off")).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+def recorded(stack, caller):
+    """Some requests of the demo's model on record."""
+    sent = stack.send(12, slo_class="interactive", max_tokens=20)
+    assert [each.result() for each in sent].count(200) >= 10
+    model: str = stack.credentials["model"]
+    within(20, lambda: len(caller.get("requests", model=model)["items"]) >= 10)
+    return model
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_ordering_is_simulated_before_it_is_saved(visit, recorded, width):
+    page = visit("operator", "/flows/settings/", width)
+    options, simulated = page.get_by_label("Options of the ordering"), page.locator("[data-simulated]")
+    page.get_by_label("Ordering of waiting requests").select_option("calm")
+    options.fill('{"frame": 9}')
+    expect(options).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#id_ordering_options_error")).to_contain_text("no setting 'frame'")
+    options.fill('{"frame_steps": 9}')
+    expect(page.locator("#id_ordering_options_error")).to_have_count(0)
+    models = page.get_by_label("Model", exact=True)
+    if models.count():
+        models.select_option(recorded)
+    page.get_by_role("button", name="Run simulation").click()
+    table = page.get_by_role("region", name="Simulation result")
+    expect(table).to_be_visible(timeout=SIMULATED_MS)
+    expect(table.locator("tbody tr").first).to_contain_text("all traffic")
+    expect(simulated.locator("dl")).to_contain_text("frame_steps 9")
+    assert beyond(page, width) == 0
+    assert findings_in_both_schemes(page, "light") == []
+    options.fill("")
+    expect(simulated).to_contain_text("This simulation is for earlier values. Run it again for the current ones.")
+    page.reload()
+    expect(page.get_by_label("Ordering of waiting requests")).to_have_value("")

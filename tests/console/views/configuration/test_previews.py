@@ -169,7 +169,7 @@ def test_an_edit_is_simulated_beside_what_was_recorded_of_the_same_requests(oper
     assert rows["interactive"]["recorded"] == pytest.approx(75 / 149), "one of 150 was given up by its client"
     assert (rows["batch"]["recorded"], rows["all traffic"]["recorded"]) == (0, pytest.approx(75 / 299))
     page = operator.get(f"/previews/{preview.slug}/").content.decode()
-    assert "All <strong>300</strong> requests in the last hour, <time" in page
+    assert "All <strong>300</strong> requests for demo in the last hour, <time" in page
     assert "25.1 %" in page
     assert rows["batch"]["ttft_of"] == [], "all of them had one"
     was, edited = rows["interactive"]["ttft_of"]
