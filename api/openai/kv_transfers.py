@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 RELEASE_S = 0.05  # how long releases wait for others for the same engine
 NO_ROOM = 503  # the decode engine has no free blocks now; it may have some soon
 COMPUTED = "the decode instance computed the prompt itself"
+MOST_SAID = 300  # characters of what that instance says of it
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
@@ -93,7 +94,8 @@ class KvTransfers:
         if opened is None:
             return False
         if moved is not None and moved.reason:
-            self._note(in_flight, opened, moved.reason, now, moved, _reached(opened, moved), "failed", error=COMPUTED)
+            error = f"{COMPUTED}: {moved.error[:MOST_SAID]}" if moved.error else COMPUTED
+            self._note(in_flight, opened, moved.reason, now, moved, _reached(opened, moved), "failed", error=error)
             return True
         self.moved += 1
         name, state = in_flight.request.id, State.COMMITTED if moved is None else State.RELEASED

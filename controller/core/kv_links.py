@@ -61,6 +61,8 @@ class KvMoved(NamedTuple):
     - `bytes`: all that was received. `early_bytes`: of these, sent while the prompt was still being computed.
     - With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`,
       while the source might not send. `level`: its last one, 1 the most urgent. `promotions`: levels that it rose by.
+    - `error`: with a `reason`, what happened, for people. Only of an engine that then computed the prompt itself: the
+      answers of others are errors, which say it.
     """
 
     bytes: int = 0
@@ -77,6 +79,7 @@ class KvMoved(NamedTuple):
     promotions: int = 0
     level: int = 0
     flow: str = ""
+    error: str = ""
 
     @property
     def moving_s(self) -> float:

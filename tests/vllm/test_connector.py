@@ -6,8 +6,12 @@ import asyncio
 import itertools
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ from benchmarks.servers.stack import Stack, StackFleet
 from controller.core.kv_links import KvMoved
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, ids
-from tests.waiting import until_on_loop
+from tests.waiting import until, until_on_loop
 from tests.workers.flowd.running import MB, connected, sending, serving
 from workers.backends.http import kv_moved
 from workers.backends.vllm import REMOTE_DECODE
@@ -118,8 +122,9 @@ def test_a_secret_gives_its_kv_once_and_another_prompt_none(pair: list[RunningEn
         asked = other if params is offer else prompt
         answer = posted(decode, asked, kv_transfer_params=params)
         assert tokens_of(answer.json()) == tokens_of(ask(prefill, asked))
-        if params["slackline_kv"] == "0" * 32:
-            assert how_it_came(answer).reason == "kv_lost"
+        came = how_it_came(answer)
+        assert came.reason == ("kv_lost" if params["slackline_kv"] == "0" * 32 else "refused")
+        assert came.error
     after = figures(decode)
     assert after["received"] == before["received"]
     assert after["failed"] == before["failed"] + 1, "the one that named a secret that is not there"
@@ -129,8 +134,7 @@ def test_a_secret_gives_its_kv_once_and_another_prompt_none(pair: list[RunningEn
     assert figures(decode)["received"] == before["received"] + 1, "it was freed when it had arrived"
 
 
-def fleet_of(pair: list[RunningEngine]) -> StackFleet:
-    urls = [server.url for server in pair]
+def fleet_of(urls: list[str]) -> StackFleet:
     return StackFleet(
         MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS, roles=("prefill", "decode")
     )  # fmt: skip
@@ -138,7 +142,7 @@ def fleet_of(pair: list[RunningEngine]) -> StackFleet:
 
 def test_a_gateway_sends_requests_through_both(folder: Path, pair: list[RunningEngine]) -> None:
     before = figures(pair[1])
-    with Stack(folder / "connector", fleet_of(pair)) as stack, stack.gateway() as gateway:
+    with Stack(folder / "connector", fleet_of([each.url for each in pair])) as stack, stack.gateway() as gateway:
         client, prompt = Client(gateway.url, {"Authorization": f"Bearer {stack.api_key}"}), ids(300)
         answer = client.post(COMPLETIONS, prompt=prompt, max_tokens=9, ignore_eos=True, temperature=0)
         assert answer.status_code == 200, answer.text
@@ -184,34 +188,33 @@ async def test_a_load_that_is_held_stops_no_other_request(pair: list[RunningEngi
         assert await asyncio.to_thread(lambda: figures(prefill)["held_seconds"]) > before["held_seconds"] + HELD_S / 2
 
 
-RECORDED = """SELECT ttft_met, ttft_s, step->'figures' FROM request_record, jsonb_array_elements(decisions) AS step
+RECORDED = """SELECT ttft_met, ttft_s, step->'figures' || jsonb_build_object('reason', step->'reason')
+    FROM request_record, jsonb_array_elements(decisions) AS step
     WHERE step->>'kind' = 'transfer' AND id = %s"""
 TARGET_S = 25.0  # of which the transfer is held for some 11 s: it passes the other one when 12.8 s are left
 
 
 def recorded(stack: Stack, request_id: str) -> list[tuple[bool, float, dict[str, Any]]]:
-    """Of each transfer of a request: whether its first token was in time, after how long it came, and its figures."""
+    """Of each transfer of a request: whether its first token was in time, after how long it came, and its figures with
+    the reason."""
     with psycopg.connect(stack.environment["DATABASE_URL"]) as connection:
         return connection.execute(RECORDED, [request_id]).fetchall()
+
+
+def asked(stack: Stack, url: str, **more: Any) -> tuple[bool, float, dict[str, Any]]:
+    """Of a request that was answered, what its record says."""
+    client = Client(url, {"Authorization": f"Bearer {stack.api_key}"})
+    answer = client.post(COMPLETIONS, max_tokens=4, ignore_eos=True, **more)
+    assert (answer.status_code, b"slackline" in answer.content) == (200, False), answer.text
+    (one,) = until(partial(recorded, stack, answer.headers["x-slackline-request-id"]), WAIT_S, every_s=0.2)
+    return one
 
 
 async def test_the_record_says_that_a_transfer_was_held_and_promoted_in_time(
     folder: Path, pair: list[RunningEngine], socket: str
 ) -> None:
     """The link is full of another transfer of level 2, which has more time. The request's one begins below it."""
-
-    def asked(stack: Stack, url: str, **more: Any) -> tuple[bool, float, dict[str, Any]]:
-        """Of a request that was answered, what its record says."""
-        client = Client(url, {"Authorization": f"Bearer {stack.api_key}"})
-        answer = client.post(COMPLETIONS, max_tokens=4, ignore_eos=True, **more)
-        assert (answer.status_code, b"slackline" in answer.content) == (200, False), answer.text
-        name, by = answer.headers["x-slackline-request-id"], time.monotonic() + WAIT_S
-        while not (found := recorded(stack, name)) and time.monotonic() < by:
-            time.sleep(0.2)
-        (one,) = found
-        return one
-
-    with Stack(folder / "promoted", fleet_of(pair)) as stack, stack.gateway() as gateway:
+    with Stack(folder / "promoted", fleet_of([each.url for each in pair])) as stack, stack.gateway() as gateway:
         async with serving(socket, "mfs") as daemon, connected(socket) as other:
             await asyncio.sleep(FOUND_S)
             given = stack, gateway.url
@@ -230,6 +233,53 @@ async def test_the_record_says_that_a_transfer_was_held_and_promoted_in_time(
     assert held["flow_level"] == 2
     assert 1.0 < held["held_s"] <= held["seconds"] <= ttft_s < TARGET_S
     assert in_time
+
+
+@contextmanager
+def with_offers_of(engine: RunningEngine, host: str) -> Iterator[str]:
+    """The URL of a server that answers as this one does, but says that its KV waits at `host`."""
+
+    class Relay(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(requests.get(f"{engine.url}{self.path}", timeout=WAIT_S))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {"Content-Type": "application/json"}
+            self._answer(requests.post(f"{engine.url}{self.path}", data=body, headers=headers, timeout=WAIT_S))
+
+        def _answer(self, found: requests.Response) -> None:
+            content = re.sub(rb'("remote_host":\s*)"[^"]*"', rb'\1"%s"' % host.encode(), found.content)
+            self.send_response(found.status_code)
+            self.send_header("Content-Type", found.headers["Content-Type"])
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *about: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Relay) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_record_says_that_an_offer_was_refused(folder: Path, pair: list[RunningEngine]) -> None:
+    """The server that decodes does not know the address, so it asks for no KV and computes the prompt."""
+    prefill, decode = pair
+    prompt, before = ids(90), figures(decode)
+    with (
+        with_offers_of(prefill, "192.0.2.1") as url,
+        Stack(folder / "refused", fleet_of([url, decode.url])) as stack,
+        stack.gateway() as gateway,
+    ):
+        for streamed in (True, False):
+            _, _, told = asked(stack, gateway.url, prompt=prompt, stream=streamed)
+            assert (told["reason"], told["outcome"], told["bytes"]) == ("refused", "failed", 0)
+            assert told["error"].startswith("the decode instance computed the prompt itself: 192.0.2.1:")
+    after = figures(decode)
+    assert [after[name] - before[name] for name in ("received", "failed")] == [0.0, 0.0], "no load began"
 
 
 async def test_kv_whose_sender_dies_is_computed(pair: list[RunningEngine], socket: str) -> None:

@@ -13,7 +13,7 @@ import secrets
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from workers.http.fleet_proof import address
 from workers.vllm_connector.settings import ConnectorSettings
@@ -65,14 +65,22 @@ class KvLoad:
     due: float | None = None
 
 
+class RefusedOffer(NamedTuple):
+    """An offer by whose secret no KV was asked for, and why, for people."""
+
+    secret: str
+    why: str
+
+
 @dataclass(slots=True)
 class KvOrders:
     """What the scheduler's side tells the worker's with a step. `unwanted`: offers whose KV nobody will load.
-    `kv_usage`: the share of blocks in use."""
+    `refused`: offers that were wrong. `kv_usage`: the share of blocks in use."""
 
     kept: list[Kept] = field(default_factory=list)
     loads: list[KvLoad] = field(default_factory=list)
     unwanted: list[PromptOffer] = field(default_factory=list)
+    refused: list[RefusedOffer] = field(default_factory=list)
     kv_usage: float = 0.0
 
 
@@ -135,11 +143,10 @@ class TransferPlan:
         self._orders.loads.append(KvLoad(prompt.request_id, offer, start, tuple(blocks[start:stop]), prompt.due))
 
     def _offer(self, prompt: KvPrompt) -> PromptOffer | None:
-        """That the request brought and that was not used yet. One that is wrong is logged once, and computed."""
+        """That the request brought and that was not used yet. One that is wrong is logged and told once, and its prompt
+        computed. Without a secret there is none whom it could be told."""
         name = prompt.request_id
-        if not self._consumes or name in self._asked or not prompt.params:
-            return None
-        if not prompt.params.get("do_remote_prefill"):
+        if name in self._asked or not prompt.params or not prompt.params.get("do_remote_prefill"):
             return None
         if name not in self._offers:
             try:
@@ -147,10 +154,14 @@ class TransferPlan:
             except ValueError as error:
                 log.warning("the KV of %s is computed here: %s", name, error)
                 self._offers[name] = None
+                if _is_secret(secret := prompt.params.get("slackline_kv")):
+                    self._orders.refused.append(RefusedOffer(secret, str(error)))
         return self._offers[name]
 
     def _read(self, prompt: KvPrompt) -> PromptOffer:
         """Raises ValueError."""
+        if not self._consumes:
+            raise ValueError("this server loads no KV")
         given = prompt.params or {}
         host, port = given.get("remote_host"), given.get("remote_port")
         secret, tokens = given.get("slackline_kv"), given.get("slackline_tokens")
@@ -158,7 +169,7 @@ class TransferPlan:
             raise ValueError("its offer has no address")
         if address(host, port) not in self._settings.peers:
             raise ValueError(f"{address(host, port)} is none of the peers of this server")
-        if not isinstance(secret, str) or len(secret) != SECRET_LENGTH:
+        if not _is_secret(secret):
             raise ValueError("its offer is not one of this connector")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= MOST_TOKENS:
             raise ValueError("its offer has no number of tokens")
@@ -194,3 +205,7 @@ class TransferPlan:
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)
+
+
+def _is_secret(given: object) -> TypeGuard[str]:
+    return isinstance(given, str) and len(given) == SECRET_LENGTH

@@ -29,6 +29,7 @@ from workers.vllm_connector.source import FULL, KvSource
 
 START_S = 10.0
 DEFECT = "transfer_failed"  # for the record, of a load that failed for no reason of its own
+MOST_SAID = 200  # characters of why KV did not come, in a header of the answer
 log = logging.getLogger(__name__)
 
 
@@ -101,6 +102,8 @@ class Transfers:
     def order(self, orders: KvOrders) -> None:
         """Begin what is ordered with a step, which computes from now until `ended`. Returns at once."""
         self._steps.begun()
+        with self._lock:  # and not on the loop: the step may have the answer's first token
+            self._moved |= {secret: _not_moved("refused", why)._asdict() for secret, why in orders.refused}
         self._loop.call_soon_threadsafe(self._begin, orders)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -117,8 +120,8 @@ class Transfers:
         return found
 
     def moved(self) -> dict[str, dict[str, Any]]:
-        """Figures (KvMoved) of the loads that arrived or failed since the last question, by the secrets of their
-        offers. Those of a load come no later than the word that it has ended."""
+        """Figures (KvMoved) of the loads that arrived or failed since the last question, and of offers that were
+        refused, by their secrets. Those of a load come no later than the word that it has ended."""
         with self._lock:
             found, self._moved = self._moved, {}
         return found
@@ -195,7 +198,7 @@ class Transfers:
                 found = await pull(load, self._blocks, self._settings.token, due_in_s, leave, pressed=pressed)
         except KvTransferError as error:
             log.warning("the KV of %s is computed here: %s (%s)", load.request_id, error, error.reason)
-            note(error.moved)
+            note(_not_moved(error.reason, str(error)))
             return error.reason
         except Exception:  # a defect, which must cost nobody's answer
             log.exception("the KV of %s is computed here", load.request_id)
@@ -235,3 +238,8 @@ class Transfers:
         for name in request_ids:
             if (task := self._pulls.get(name)) is not None:
                 task.cancel()
+
+
+def _not_moved(reason: str, why: str) -> KvMoved:
+    """`why`: as far as a header may have it."""
+    return KvMoved(reason=reason, error=why[:MOST_SAID].encode("ascii", "replace").decode())

@@ -57,7 +57,9 @@ def test_nothing_is_kept_for_whom_none_wants_or_that_is_not_whole(
 
 def test_a_server_of_one_role_does_not_do_the_others() -> None:
     assert plan(PREFILL, DECODE, produces=False).finished(prompt(ASKED), range(9), by_length=True) is None
-    assert plan(DECODE, PREFILL, consumes=False).to_load(prompt(offered()), 0) == 0
+    prefill_only = plan(DECODE, PREFILL, consumes=False)
+    assert prefill_only.to_load(prompt(offered()), 0) == 0
+    assert [each.why for each in prefill_only.orders(0.0).refused] == ["this server loads no KV"]
 
 
 def test_what_is_not_cached_yet_is_loaded_into_the_last_blocks() -> None:
@@ -106,6 +108,10 @@ def test_an_offer_that_is_wrong_is_computed(
     orders = decode.orders(0.0)
     assert not orders.loads
     assert not orders.unwanted
+    secret = (asked.params or {})["slackline_kv"]
+    assert [each.secret for each in orders.refused] == ([] if "slackline_kv" in changed else [secret])
+    assert all(says in each.why for each in orders.refused)
+    assert not decode.orders(0.0).refused
     assert [says in record.getMessage() for record in caplog.records] == [True], "and logged once"
 
 

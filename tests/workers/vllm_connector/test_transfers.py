@@ -32,9 +32,9 @@ from tests.workers.vllm_connector.servers import (
 from workers.engine.kv.wire import CLASSES, as_class, be_greeted, read_frame, write, write_frame
 from workers.http.fleet_proof import address
 from workers.supervisor.ports import free_port
-from workers.vllm_connector import places, pull, source
+from workers.vllm_connector import places, pull, source, transfers
 from workers.vllm_connector.blocks import FORMAT
-from workers.vllm_connector.plan import Kept, KvLoad, KvOrders
+from workers.vllm_connector.plan import Kept, KvLoad, KvOrders, RefusedOffer
 from workers.vllm_connector.transfers import StepClock, Transfers
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -115,6 +115,16 @@ def test_what_must_not_be_sent_is_computed(
         found = made.target.moved()[SECRET]
         assert (found["reason"], found["bytes"], found["tokens"]) == (reason, 0, 0)
         assert found["seconds"] > 0.0
+        assert found["error"] in caplog.text
+
+
+def test_an_offer_that_was_refused_is_told_with_the_step_that_computes_its_prompt() -> None:
+    with pair() as made:
+        made.target.order(KvOrders(refused=[RefusedOffer(SECRET, "\u00fc" + "x" * 10_000)]))
+        found = made.target.moved()[SECRET]
+        assert (found["reason"], found["bytes"], found["seconds"]) == ("refused", 0, 0.0)
+        assert found["error"] == "?" + "x" * (transfers.MOST_SAID - 1), "as far as a header may have it"
+        assert (made.target.figures(), made.look().loaded) == ({}, set()), "no load began"
 
 
 def test_kv_is_given_for_its_own_secret_only(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

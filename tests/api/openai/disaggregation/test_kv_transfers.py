@@ -65,17 +65,20 @@ async def test_one_of_a_whole_answer_that_its_engine_measured_and_told_only_with
         assert (one["flow"], one["held_s"], one["flow_level"], one["promotions"]) == ("scheduled", 0.2, 2, 1)
 
 
+@pytest.mark.parametrize(("said", "recorded"), [("", ""), ("no data", ": no data"), ("x" * 999, ": " + "x" * 300)])
 @pytest.mark.parametrize("body", [STREAMED, completion()])
-async def test_one_whose_kv_was_computed_by_the_decode_engine_did_not_arrive(body: Any) -> None:
+async def test_one_whose_kv_was_computed_by_the_decode_engine_did_not_arrive(
+    body: Any, said: str, recorded: str
+) -> None:
     """As vLLM with Slackline's connector does when a load fails: the answer goes on."""
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        bed.backend("d", Script(moved=KvMoved(seconds=0.25, reason="cut")))
+        bed.backend("d", Script(moved=KvMoved(seconds=0.25, reason="cut", error=said)))
         answer = await bed.ask(body)
         assert answer.status == 200
         (one,) = transfers(bed)
         assert (one["reason"], one["outcome"], one["state"]) == ("cut", "failed", "placed")
         assert (one["measured_by"], one["seconds"], one["bytes"]) == ("engine", 0.25, 0)
-        assert one["error"] == "the decode instance computed the prompt itself"
+        assert one["error"] == "the decode instance computed the prompt itself" + recorded
         assert bed.gateway.runtime.transfers.moved == 0
         assert await freed(bed, "p") == [bed.sink.records[0].id]
 
