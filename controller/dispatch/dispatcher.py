@@ -130,7 +130,7 @@ class Pass:
             used += new
             kv += need
         if self._pacing.exact and not instance.spec.selects:
-            self._check_exact(instance, chosen, ttft, tpot, lone)
+            self._check_exact(instance, chosen, ttft, tpot if room.amortised else math.inf, lone)
         return chosen, room
 
     @staticmethod

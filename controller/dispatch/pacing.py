@@ -21,13 +21,14 @@ class Room(NamedTuple):
     """What an instance may take now: prompt tokens (strictly fewer), sequences, seconds of prefill work before it.
 
     `lone_s`: or one prompt that cannot wait so many seconds, if hardly an answer there would miss its TPOT for it
-    (`spares`).
+    (`spares`). `amortised`: whether decodes get steps in proportion to each prefill (eq. 5 and 7).
     """
 
     tokens: float
     slots: float
     backlog_s: float
     lone_s: float = 0.0
+    amortised: bool = True
 
 
 def spares(instance: ShadowInstance, prefill_s: float, now: float) -> bool:
@@ -269,7 +270,8 @@ class Backlog:
             stall_s = self.config.stall_share * instance.stall_s(now)
             if stall_s - waiting < allowed:
                 tokens = min(tokens, instance.latency.token_budget(stall_s - waiting, math.inf, 0.0))
-        return Room(tokens, instance.free_slots, waiting, self.config.most_s if few and not instance.waiting else 0.0)
+        lone_s = self.config.most_s if few and not instance.waiting else 0.0
+        return Room(tokens, instance.free_slots, waiting, lone_s, amortised=not few)
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""

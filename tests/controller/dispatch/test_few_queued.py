@@ -37,6 +37,14 @@ def test_a_request_that_waits_alone_is_not_held_until_the_last_prefill_is_amorti
     )
 
 
+def test_the_check_with_the_whole_eq_1_does_not_hold_it_either():
+    """By eq. 7, with a TPOT of 0.023 s and steps of 0.022 s, 0.015 s of prefill would take more than the TTFT."""
+    answers = after_first_tokens(100, 100)
+    now = FIRST_S + 0.01
+    arrived = ev.Arrived(request("next", arrival=now, ttft=0.2, tpot=0.023, prompt=50))
+    assert sends(answers.handle([arrived], now)) == [("next", "w")]
+
+
 def test_one_answer_without_slack_of_its_own_does_not_hold_what_would_be_late():
     assert arrive(after_first_tokens(4), "next") == [("next", "w")]
 
