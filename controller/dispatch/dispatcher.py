@@ -19,6 +19,7 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Copy, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
+from controller.dispatch.company import Company
 from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
@@ -92,6 +93,7 @@ class Pass:
         tpot = instance.tightest_tpot(self._config.tightest_share)
         queued = len(lane.queue.ready) / max(1, len(lane.instances))
         room = self._pacing.room(instance, ttft, tpot, now, queued)
+        company = Company(lane.instances.values(), lane.paces.tightest(now, default=math.inf))
         free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
         idle = not instance.outstanding
         chosen: list[Chosen] = []
@@ -116,6 +118,10 @@ class Pass:
                 alone = spares(instance, entry.cost.prefill_s, now)
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
+            if fits or alone:
+                until = self._pacing.waits_until(entry, instance, company, own, now)
+                lane.again_at = min(lane.again_at, until if until > now else math.inf)
+                fits, alone = fits and until <= now, alone and until <= now
             if not (fits or alone):
                 skipped += not request.ended  # many suspects in front must not hide the requests behind them
                 continue
@@ -292,6 +298,8 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
+        if request.output_tokens > 1:  # one token has no pace
+            lane.paces.add(request.targets.tpot_s, now)
         entry = Entry(request, lane.cost(request), now, event.avoid or request.avoid)
         entry.drop_at = max(entry.drop_at, now)  # a waiting time of 0 means this pass, however long reading it took
         lane.queue.add(entry, now)
@@ -397,6 +405,7 @@ class StageDispatcher:
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         lane.advance(now)
+        lane.again_at = math.inf
         actions += lane.expire(now, late=True)
         actions += lane.screen(now)
         blocked: set[str] = set()
@@ -512,9 +521,9 @@ class StageDispatcher:
 
     def _new_lane(self) -> Lane:
         queue = RequestQueue(self._ordering, self._admission, self.journal)
-        traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
+        traffic, paces = (RecentTargets(self.config.traffic_window_s, self.config.tightest_share) for _ in range(2))
         screening: Any = self._admission if hasattr(self._admission, "screen") else None
-        return Lane(queue, traffic, screening)
+        return Lane(queue, traffic, paces, screening)
 
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):
@@ -527,7 +536,7 @@ class StageDispatcher:
         # A frame that is over already waits for an instance.
         ends = math.inf if lane.queue.frames is None else lane.queue.frames.ends
         frame = ends if ends > now else math.inf
-        return min(instances, lane.queue.next_turn(), go_on, frame)
+        return min(instances, lane.queue.next_turn(), lane.again_at, go_on, frame)
 
 
 def _ranked(copy: Copy, figures: dict[str, Figure], rejected: dict[str, Alternative]) -> str:

@@ -19,7 +19,7 @@ from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 
-REFRESH_S = 0.5  # how old the tightest TTFT of recent traffic may be
+REFRESH_S = 0.5  # how old the tightest target of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
 MOST_NAMED = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a single decode step this much slower than the target cannot be an error of the prediction
@@ -43,7 +43,8 @@ def refuse(
 
 
 class RecentTargets:
-    """TTFT targets of the last `window_s` seconds: what may arrive next (our reading of the "tightest TTFT" of eq. 5).
+    """Targets of the last `window_s` seconds, TTFT or TPOT: what may arrive next (our reading of the "tightest TTFT" of
+    eq. 5).
 
     `tightest` is their `share` quantile: 0 is the minimum; a few percent keep one odd request from shrinking the whole
     fleet's budget.
@@ -58,10 +59,10 @@ class RecentTargets:
         self._tightest: float | None = None
         self._fresh_until = 0.0
 
-    def add(self, ttft_s: float, now: float) -> None:
-        self._seen.append((now, ttft_s))
-        self._counts[ttft_s] += 1
-        if self._tightest is None or ttft_s < self._tightest:
+    def add(self, target_s: float, now: float) -> None:
+        self._seen.append((now, target_s))
+        self._counts[target_s] += 1
+        if self._tightest is None or target_s < self._tightest:
             self._fresh_until = now  # recompute: it may be the new tightest
         if len(self._seen) > self._limit:
             self._forget()
@@ -82,26 +83,30 @@ class RecentTargets:
         wanted = self._share * len(self._seen)
         seen = 0
         ordered = sorted(self._counts)
-        for ttft in ordered:
-            seen += self._counts[ttft]
+        for target in ordered:
+            seen += self._counts[target]
             if seen > wanted:
-                return ttft
+                return target
         return ordered[-1]
 
     def _forget(self) -> None:
-        _, ttft = self._seen.popleft()
-        self._counts[ttft] -= 1
-        if not self._counts[ttft]:
-            del self._counts[ttft]
+        _, target = self._seen.popleft()
+        self._counts[target] -= 1
+        if not self._counts[target]:
+            del self._counts[target]
 
 
 class Lane:
-    """One model's part of the dispatcher's state. `screening`: the admission, if it looks at the whole queue."""
+    """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets. `screening`: the
+    admission, if it looks at the whole queue."""
 
-    def __init__(self, queue: RequestQueue, traffic: RecentTargets, screening: Screening | None = None) -> None:
+    def __init__(
+        self, queue: RequestQueue, traffic: RecentTargets, paces: RecentTargets, screening: Screening | None = None
+    ) -> None:
         self.queue = queue
         self._screening = screening
         self.traffic = traffic
+        self.paces = paces
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
         self._best: list[ShadowInstance] = []  # see `best`
@@ -109,6 +114,7 @@ class Lane:
         self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
         self._plan_at = -math.inf  # when the ordering may plan again
         self._kept_free: tuple[str, str] | None = None  # a suspect that waits, and the instance that gets no others
+        self.again_at = math.inf  # when a request that could go now has waited for a better instance (`Pacing`)
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
 
     @property

@@ -12,6 +12,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
+from controller.dispatch.company import Company, crowds, joins_others, patient_until, too_slow
+from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
 
 MOST_MISSING = 1  # see `spares`
@@ -58,6 +60,10 @@ class Pacing(Protocol):
         """`queued`: requests that wait in the gateway, by instance."""
         ...
 
+    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
+        """Until when the request, which there is room for, should not go beside the answers there; `now` if it may."""
+        ...
+
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """A pass over this instance ended, whether something was sent or not."""
         ...
@@ -82,7 +88,14 @@ class Pacing(Protocol):
 PACINGS: Registry[type[Pacing]] = Registry("pacing")
 
 
-class EventOnly:
+class Anywhere:
+    """For pacings that do not mind which answers are where."""
+
+    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
+        return now
+
+
+class EventOnly(Anywhere):
     """For pacings that only events change, not the passing of time."""
 
     exact = False
@@ -156,7 +169,7 @@ class FixedWindow(EventOnly):
 
 
 @PACINGS.register("maturity")
-class Maturity:
+class Maturity(Anywhere):
     """HyperFlexis: an instance takes one batch within its token budget (eq. 5) and is left alone until it is mature.
 
     Branches that Alg. 1 lacks: an idle instance with nothing admitted stays mature and sleeps until an event; with
@@ -220,6 +233,9 @@ class Backlog:
     (decision 154); `spare_slots` 0.25: the share of sequence slots that must be free before a hopeless request gets
     one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
     of prefills follows, and that time bounds them alone; who cannot wait `most_s` may go alone (decision 266).
+    `patience` 0.3: meanwhile, who has more than that share of its time left waits for an instance where no TPOT is
+    missed for it; `margin` 4: who has time for that many times the steps of a busier instance goes there (decision 280,
+    `controller.dispatch.company`).
     """
 
     name: ClassVar[str] = "backlog"
@@ -233,6 +249,8 @@ class Backlog:
         spare_slots: float = 0.25
         stall_share: float = 0.4
         few_queued: float = 1.5
+        patience: float = 0.3
+        margin: float = 4.0
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
@@ -245,6 +263,10 @@ class Backlog:
                 raise ConfigError("stall_share must lie in (0, 1]", field="stall_share")
             if not self.few_queued >= 0:
                 raise ConfigError("few_queued must be at least 0 requests", field="few_queued")
+            if not 0 <= self.patience <= 1:
+                raise ConfigError("patience must lie in [0, 1]", field="patience")
+            if not self.margin >= 1:
+                raise ConfigError("margin must be at least 1", field="margin")
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
@@ -272,6 +294,18 @@ class Backlog:
                 tokens = min(tokens, instance.latency.token_budget(stall_s - waiting, math.inf, 0.0))
         lone_s = self.config.most_s if few and not instance.waiting else 0.0
         return Room(tokens, instance.free_slots, waiting, lone_s, amortised=not few)
+
+    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
+        if room.amortised or entry.forced or not (instance.decodes and instance.outstanding):
+            return now
+        until = patient_until(entry, self.config.patience)
+        if until <= now or not (
+            too_slow(entry.request, instance)
+            or crowds(entry, instance, now)
+            or joins_others(entry, instance, company, self.config.margin, now)
+        ):
+            return now
+        return until
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""

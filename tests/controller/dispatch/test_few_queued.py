@@ -14,7 +14,7 @@ FIRST_S = SPEED.prefill_a + SPEED.prefill_b * 1000
 def after_first_tokens(*outputs, share=1.0, **pacing):
     """A dispatcher whose only instance decodes answers of these lengths at 0.021 s a step or so, with a TPOT of 0.03 s.
     The last prefill of 0.11 s has just ended."""
-    dispatcher = build_dispatcher("slackline", {"pacing": pacing})
+    dispatcher = build_dispatcher("slackline", {"pacing": {"patience": 1.0, **pacing}})
     dispatcher.handle([up()], 0.0)
     dispatcher.handle([ev.SharesChanged("w", share)], 0.0)
     for index, output in enumerate(outputs):

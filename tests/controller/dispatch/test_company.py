@@ -1,0 +1,120 @@
+"""Who decodes beside whom: a request that can wait does not cost an answer its TPOT."""
+
+import math
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.dispatch import build_dispatcher
+from controller.dispatch.pacing import Backlog
+from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
+
+STEP = SPEED.decode_a + SPEED.decode_c  # of one sequence
+FIRST_S = SPEED.prefill_a + SPEED.prefill_b * 100
+
+
+def fleet(*names, **pacing):
+    dispatcher = build_dispatcher("slackline", {"pacing": pacing})
+    dispatcher.handle([up(name) for name in names], 0.0)
+    return dispatcher
+
+
+def begin(dispatcher, name, on, at=0.0, **targets):
+    """An answer that has its first token on this instance. Returns when."""
+    arrived = request(name, arrival=at, **targets)
+    assert sends(dispatcher.handle([ev.Arrived(arrived)], at)) == [(name, on)]
+    dispatcher.handle([ev.FirstToken(name)], at + FIRST_S)
+    return at + FIRST_S
+
+
+def arrive(dispatcher, name, now, **targets):
+    return sends(dispatcher.handle([ev.Arrived(request(name, arrival=now, **targets))], now))
+
+
+def test_a_request_that_can_wait_goes_where_no_answer_misses_its_tpot_for_it():
+    dispatcher = fleet("a", "b")
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=4)
+    now = begin(dispatcher, "loose", "b", at=now, ttft=5.0, tpot=10.0, output=400)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=10.0) == [("next", "b")]
+
+
+def test_it_waits_where_there_is_no_such_instance_until_the_answer_has_ended():
+    dispatcher = fleet("a")
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=4)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=10.0) == []
+    assert sends(dispatcher.handle([ev.Finished("tight", 4)], now + 0.1)) == [("next", "a")]
+
+
+@pytest.mark.parametrize("patience", [0.3, 0.6])
+def test_it_waits_no_longer_than_its_patience_and_is_looked_at_then(patience):
+    dispatcher = fleet("a", patience=patience)
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=400)
+    late = request("next", arrival=now, ttft=1.0, tpot=10.0)
+    reply = dispatcher.handle([ev.Arrived(late)], now)
+    assert sends(reply) == []
+    must_go_s = 1.0 - FIRST_S
+    assert reply.wake_at == pytest.approx(now + (1 - patience) * must_go_s)
+    reply = dispatcher.handle([ev.Woke()], reply.wake_at)
+    assert sends(reply) == [("next", "a")], "it may cost one answer its TPOT when it cannot wait longer (decision 266)"
+    assert kinds(reply, ev.Send) == ["next"]
+
+
+def test_a_tight_request_does_not_go_where_its_own_steps_would_be_too_long():
+    dispatcher = fleet("a", "b", margin=1e9)
+    now = 0.0
+    for index in range(4):  # in turn, since no step is near a TPOT yet
+        now = begin(dispatcher, f"loose{index}", "ab"[index % 2], at=now, ttft=5.0, tpot=10.0, output=400)
+    dispatcher.handle([ev.Finished("loose0", 400)], now)
+    tpot = SPEED.decode_a + 2.5 * SPEED.decode_c  # with one more, a step of `b` has three
+    assert arrive(dispatcher, "tight", now, tpot=tpot) == [("tight", "a")]
+    assert arrive(dispatcher, "another", now, tpot=tpot) == [], "both have two sequences now"
+
+
+LOOSE = {"ttft": 5.0, "tpot": 10.0, "output": 50}
+
+
+def crowded(**pacing):
+    """Two loose answers at `a`, three at `b`; a step of three is near the TPOT of a request that has ended."""
+    dispatcher = fleet("a", "b", **pacing)
+    now = begin(dispatcher, "tight", "a", tpot=SPEED.decode_a + 6 * SPEED.decode_c, output=2)
+    dispatcher.handle([ev.Finished("tight", 2)], now)
+    for index, where in enumerate("babab"):
+        now = begin(dispatcher, f"loose{index}", where, at=now, **LOOSE)
+    return dispatcher, now
+
+
+def test_loose_requests_go_together_where_steps_are_near_a_tpot_of_recent_traffic():
+    assert arrive(*with_name(crowded(), "next"), **LOOSE) == [("next", "b")]
+    assert arrive(*with_name(crowded(margin=1e9), "next"), **LOOSE) == [("next", "a")]
+
+
+def test_one_that_is_due_soon_goes_where_steps_are_shorter():
+    due = {**LOOSE, "deadline": FIRST_S + LOOSE["output"] * 3 * STEP}
+    assert arrive(*with_name(crowded(), "due"), **due) == [("due", "a")], "it has no time for steps four times as long"
+
+
+def with_name(found, name):
+    dispatcher, now = found
+    return dispatcher, name, now
+
+
+def test_what_an_operator_forces_goes_at_once():
+    dispatcher = fleet("a")
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=400)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=10.0) == []
+    forced = ev.Command("c", "operator", "reprioritise", ("next",), 0)
+    assert sends(dispatcher.handle([forced], now)) == [("next", "a")]
+
+
+def test_a_queue_is_paced_by_eq_5_alone():
+    for few_queued, expected in ((0.0, [("next", "a")]), (1.5, [])):
+        dispatcher = fleet("a", few_queued=few_queued)
+        now = begin(dispatcher, "running", "a", ttft=5.0, output=400)
+        assert arrive(dispatcher, "next", now, ttft=5.0, tpot=STEP + 0.0005) == expected
+
+
+def test_settings_have_bounds():
+    for name, value in (("patience", -0.1), ("patience", 1.1), ("margin", 0.5), ("margin", math.nan)):
+        with pytest.raises(ConfigError, match=name):
+            Backlog.Config(**{name: value})
