@@ -13,24 +13,22 @@ from typing import Any
 
 from controller.core.kv_links import KvMoved
 from workers.engine.kv.wire import (
-    BUFFER_BYTES,
     CLASSES,
     GOT_IT,
     PIECE_BYTES,
+    STALL_S,
     KvTransferError,
     as_class,
-    greet,
-    keep_alive,
+    as_transfer_errors,
+    connect,
     read_frame,
     write,
     write_frame,
 )
-from workers.http.fleet_proof import address
 from workers.vllm_connector.blocks import CacheBlocks
 from workers.vllm_connector.plan import KvLoad, PromptOffer
 
 CONNECT_S = 3.0
-STALL_S = 10.0  # without data for this long a transfer is given up
 LONGEST_REASON = 32  # characters, for why a transfer was not scheduled
 
 
@@ -40,8 +38,8 @@ async def pull(
     """Load it. `due_in_s`: until it is needed. `held`: called whenever the sender says that it is. Its figures, but for
     its duration and what the engine computes meanwhile. Raises KvTransferError."""
     offer = load.offer
-    try:
-        reader, writer = await _connect(offer, token)
+    with as_transfer_errors(f"{offer.host}:{offer.port}", "unreachable"):
+        reader, writer = await connect(offer.host, offer.port, token, CONNECT_S)
         try:
             asked: dict[str, Any] = {"op": "take", "kv": offer.secret, "start": load.start, "layout": blocks.layout}
             if due_in_s is not None:
@@ -50,38 +48,18 @@ async def pull(
             return await _Pulling(load, blocks, reader, writer, held).run()
         finally:
             writer.close()
-    except KvTransferError:
-        raise
-    except TimeoutError:
-        raise KvTransferError(f"{offer.host}:{offer.port} sent nothing for {STALL_S:g} s", "timeout") from None
-    except asyncio.IncompleteReadError:
-        raise KvTransferError(f"{offer.host}:{offer.port} ended the transfer", "cut") from None
-    except OSError as error:
-        raise KvTransferError(f"{offer.host}:{offer.port}: {error}", "unreachable") from None
 
 
 async def drop(offer: PromptOffer, token: str) -> None:
     """Tell the sender that nobody will load it. Raises KvTransferError, OSError, TimeoutError, IncompleteReadError; the
     lease then frees it."""
-    reader, writer = await _connect(offer, token)
+    reader, writer = await connect(offer.host, offer.port, token, CONNECT_S)
     try:
         write_frame(writer, {"op": "drop", "kv": offer.secret})
         async with asyncio.timeout(STALL_S):
             await read_frame(reader)
     finally:
         writer.close()
-
-
-async def _connect(offer: PromptOffer, token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    async with asyncio.timeout(CONNECT_S):
-        reader, writer = await asyncio.open_connection(offer.host, offer.port, limit=BUFFER_BYTES)
-        try:
-            keep_alive(writer)
-            await greet(reader, writer, token, address(offer.host, offer.port))
-        except BaseException:
-            writer.close()
-            raise
-    return reader, writer
 
 
 class _Pulling:

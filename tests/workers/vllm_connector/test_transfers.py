@@ -436,13 +436,13 @@ async def falls_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 @pytest.mark.parametrize(
     ("then", "says"),
     [
-        (dies, "ended the transfer (cut)"),
+        (dies, "closed the connection (cut)"),
         (damages, "came damaged (corrupt)"),
         (sends_other_sizes, "layer 0 was expected"),
         (sends_other_layers, "layer 0 was expected"),
         (has_another_version, "another layout (other_model)"),
         (says_too_much, "a frame of 1073741824 bytes"),
-        (falls_silent, "sent nothing"),
+        (falls_silent, "no response in time (timeout)"),
     ],
 )
 async def test_kv_that_does_not_come_whole_is_computed(

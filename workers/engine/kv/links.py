@@ -20,8 +20,8 @@ from controller.core.kv_links import OTHER_MODEL, KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
 from workers.engine.kv.link_health import LinkHealth
 from workers.engine.kv.store import KvStore
-from workers.engine.kv.transfer import NOBODY, KvConnection, KvTraffic, Listener, Offer, Pulled, as_transfer_errors
-from workers.engine.kv.wire import KvTransferError
+from workers.engine.kv.transfer import NOBODY, KvConnection, KvTraffic, Listener, Offer, Pulled
+from workers.engine.kv.wire import KvTransferError, as_transfer_errors
 
 PING_S = 1.0
 CONNECT_S = 2.0

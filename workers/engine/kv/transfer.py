@@ -25,21 +25,20 @@ from controller.core.steps import Seq
 from workers.engine.kv.digests import HASH_BYTES, MOST_BLOCKS, Digest, digest_of
 from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv.wire import (
-    BUFFER_BYTES,
     CLASSES,
     GOT_IT,
     PIECE_BYTES,
+    STALL_S,
     KvTransferError,
     as_class,
-    greet,
-    keep_alive,
+    as_transfer_errors,
+    connect,
     read_frame,
     write,
     write_frame,
 )
-from workers.http.fleet_proof import address, keyed, proves
+from workers.http.fleet_proof import keyed, proves
 
-STALL_S = 10.0  # a transfer without data for this long is given up
 PING_S = 3.0  # timeout of a ping
 
 
@@ -126,15 +125,7 @@ class KvConnection:
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> KvConnection:
         """Connect and authenticate. Raises KvTransferError."""
         with as_transfer_errors(f"{host}:{port}", "unreachable"):
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
-                try:
-                    keep_alive(writer)
-                    await greet(reader, writer, token, address(host, port))
-                except BaseException:
-                    writer.close()
-                    raise
-        return cls(reader, writer)
+            return cls(*await connect(host, port, token, timeout_s))
 
     @property
     def gone(self) -> bool:
@@ -326,22 +317,3 @@ def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:
         differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted[name]!r}" for name in names)
         reason = "refused" if names == ["tokens"] else OTHER_MODEL
         raise KvTransferError(f"the source has another layout: {differ}", reason)
-
-
-class as_transfer_errors:
-    """Context manager that turns errors of sockets into KvTransferError with `reason`; timeouts get `timeout`."""
-
-    def __init__(self, what: str, reason: str) -> None:
-        self._what = what
-        self._reason = reason
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError):
-            raise KvTransferError(f"{self._what}: no response in time", "timeout") from error
-        if isinstance(error, asyncio.IncompleteReadError):
-            raise KvTransferError(f"{self._what}: the other side closed the connection", "cut") from error
-        if isinstance(error, OSError | UnicodeError):  # UnicodeError: an invalid host name
-            raise KvTransferError(f"{self._what}: {error}", self._reason) from error

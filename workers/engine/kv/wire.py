@@ -16,13 +16,14 @@ from typing import Any
 
 from controller.core.errors import SlacklineError
 from controller.core.kv_links import KvMoved
-from workers.http.fleet_proof import keyed, proves
+from workers.http.fleet_proof import address, keyed, proves
 from workers.small_json import dumps, loads
 
 PIECE_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20
 MAX_FRAME = 64 << 10
 GREETING_S = 5.0
+STALL_S = 10.0  # a transfer without data for this long is given up
 TAKEN_S = 30.0  # a receiver that reads nothing for this long counts as gone
 GOT_IT = b"\x01"
 CLASSES = 8  # of packets on a shared link
@@ -38,6 +39,25 @@ class KvTransferError(SlacklineError):
         super().__init__(message)
         self.reason = reason
         self.moved = KvMoved(reason=reason)
+
+
+class as_transfer_errors:
+    """Context manager that turns errors of sockets into KvTransferError with `reason`; timeouts get `timeout`."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self._what = what
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TimeoutError):
+            raise KvTransferError(f"{self._what}: no response in time", "timeout") from error
+        if isinstance(error, asyncio.IncompleteReadError):
+            raise KvTransferError(f"{self._what}: the other side closed the connection", "cut") from error
+        if isinstance(error, OSError | UnicodeError):  # UnicodeError: an invalid host name
+            raise KvTransferError(f"{self._what}: {error}", self._reason) from error
 
 
 @contextmanager
@@ -77,6 +97,22 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise KvTransferError("a frame that is not an object", "corrupt")
     return content
+
+
+async def connect(
+    host: str, port: int, token: str, timeout_s: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To another engine, and authenticate. Raises KvTransferError, OSError, TimeoutError, UnicodeError and
+    IncompleteReadError (`as_transfer_errors`)."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
+        try:
+            keep_alive(writer)
+            await greet(reader, writer, token, address(host, port))
+        except BaseException:
+            writer.close()
+            raise
+    return reader, writer
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, to: str) -> None:

@@ -17,7 +17,7 @@ from tests.workers.engine.torch.bench import VOCABULARY, folder
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(network_missing() is not None, reason=network_missing() or "")]
 GBIT = 0.08  # 10 MB/s
-SILENT_S = 10.0  # after which nothing more comes (`kv_transfer.STALL_S`)
+SILENT_S = 10.0  # after which nothing more comes (`wire.STALL_S`)
 KV = (
     "--kv-lease",
     "8",
