@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,6 +32,13 @@ while True:
     print(began, flush=True)
     time.sleep(0.2)
 """
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    """Of a transfer daemon's Unix socket, whose path may not be long."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield f"{folder}/flowd.sock"
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import tempfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pytest
 
@@ -30,6 +30,8 @@ from tests.workers.vllm_connector.servers import (
     pair,
 )
 from workers.engine.kv.wire import CLASSES, as_class, be_greeted, read_frame, write, write_frame
+from workers.flowd.client import FlowClient
+from workers.flowd.daemon import FlowDaemon
 from workers.http.fleet_proof import address
 from workers.supervisor.ports import free_port
 from workers.vllm_connector import places, pull, source, transfers
@@ -40,10 +42,32 @@ from workers.vllm_connector.transfers import StepClock, Transfers
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+class Shared(NamedTuple):
+    """A transfer daemon, another client of it, and a pair whose sender asks it too."""
+
+    daemon: FlowDaemon
+    other: FlowClient
+    made: Pair
+
+
+@asynccontextmanager
+async def sharing(path: str, policy: str = "earliest_deadline", width: int = 4096) -> AsyncIterator[Shared]:
+    async with serving(path, policy) as daemon, connected(path) as other:
+        with pair({"flow_socket": path}, width=width) as made:
+            await connects(made)
+            yield Shared(daemon, other, made)
+
+
+async def connects(made: Pair) -> None:
+    client = made.source._client
+    assert client is not None
+    await until_on_loop(lambda: client.connected, WAIT_S)
+
+
 @pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield f"{folder}/flowd.sock"
+async def shared(path: str) -> AsyncIterator[Shared]:
+    async with sharing(path) as found:
+        yield found
 
 
 def test_all_blocks_arrive_and_both_sides_hear_of_it() -> None:
@@ -191,87 +215,73 @@ async def test_a_daemon_that_never_answers_stops_no_transfer(path: str) -> None:
     daemon.close()
 
 
-async def connects(made: Pair) -> None:
-    client = made.source._client
-    assert client is not None
-    await until_on_loop(lambda: client.connected, WAIT_S)
-
-
-async def test_a_transfer_that_has_time_waits_for_one_that_has_none(path: str) -> None:
+async def test_a_transfer_that_has_time_waits_for_one_that_has_none(shared: Shared) -> None:
     """The link is full until the other one ends; then it is sent, and its bytes are marked."""
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other):
-                made.keep()
-                made.load(due_in_s=25.0)
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
-                await asyncio.sleep(1.2)
-                assert not made.look().loaded, "it is held"
-            await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
-            assert not made.moved.lost
-            assert made.equal()
-            found = made.source.figures()
-            assert found["held_seconds"] >= 1.0
-            assert "unscheduled" not in found
-            moved = made.target.moved()[SECRET]
-            assert moved["held_s"] == pytest.approx(found["held_seconds"])
-            assert moved["held_s"] <= moved["seconds"]
-            assert (moved["flow"], 1 <= moved["level"] <= 8) == ("scheduled", True)
-            await until_on_loop(lambda: not daemon.status()["flows"], WAIT_S)
+    daemon, other, made = shared
+    async with sending(other):
+        made.keep()
+        made.load(due_in_s=25.0)
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
+        await asyncio.sleep(1.2)
+        assert not made.look().loaded, "it is held"
+    await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+    assert not made.moved.lost
+    assert made.equal()
+    found = made.source.figures()
+    assert found["held_seconds"] >= 1.0
+    assert "unscheduled" not in found
+    moved = made.target.moved()[SECRET]
+    assert moved["held_s"] == pytest.approx(found["held_seconds"])
+    assert moved["held_s"] <= moved["seconds"]
+    assert (moved["flow"], 1 <= moved["level"] <= 8) == ("scheduled", True)
+    await until_on_loop(lambda: not daemon.status()["flows"], WAIT_S)
 
 
 async def test_a_transfer_is_promoted_in_time_and_says_so(path: str) -> None:
     """The other one is of level 2 and has more time than this one, which begins below it."""
-    async with serving(path, "mfs") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}, width=5 * 4096) as made:
-            await connects(made)
-            async with sending(other, due_in_s=4000.0, size=20_000 * MB) as flow:
-                await until_on_loop(lambda: daemon.status()["flows"][0]["rate"] > 100 * MB, WAIT_S)
-                made.keep()
-                made.load(due_in_s=6.0)
-                await until_on_loop(lambda: made.look().loaded, WAIT_S)
-                assert flow.level == 2
-            moved = made.target.moved()[SECRET]
-            assert (moved["flow"], moved["level"]) == ("scheduled", 2)
-            assert moved["promotions"] >= 1
-            assert 0.5 < moved["held_s"] < moved["seconds"] < 6.0
+    async with sharing(path, "mfs", width=5 * 4096) as (daemon, other, made):
+        async with sending(other, due_in_s=4000.0, size=20_000 * MB) as flow:
+            await until_on_loop(lambda: daemon.status()["flows"][0]["rate"] > 100 * MB, WAIT_S)
+            made.keep()
+            made.load(due_in_s=6.0)
+            await until_on_loop(lambda: made.look().loaded, WAIT_S)
+            assert flow.level == 2
+        moved = made.target.moved()[SECRET]
+        assert (moved["flow"], moved["level"]) == ("scheduled", 2)
+        assert moved["promotions"] >= 1
+        assert 0.5 < moved["held_s"] < moved["seconds"] < 6.0
 
 
-async def test_a_transfer_that_is_held_when_its_daemon_goes_away_is_sent(path: str) -> None:
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other):
-                made.keep()
-                made.load(due_in_s=25.0)
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
-                await daemon.close()
-                await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
-            assert not made.moved.lost
-            assert made.equal()
-            assert made.source.figures()["unscheduled"] == 1
+async def test_a_transfer_that_is_held_when_its_daemon_goes_away_is_sent(shared: Shared) -> None:
+    daemon, other, made = shared
+    async with sending(other):
+        made.keep()
+        made.load(due_in_s=25.0)
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
+        await daemon.close()
+        await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+    assert not made.moved.lost
+    assert made.equal()
+    assert made.source.figures()["unscheduled"] == 1
 
 
-async def test_loads_that_are_held_keep_no_urgent_one_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loads_that_are_held_keep_no_urgent_one_out(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more of them than may move at a time."""
     monkeypatch.setattr(places, "MOST_FROM_PEER", 2)
     late = [str(number) * 32 for number in range(4)]
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other, due_in_s=60.0):
-                made.source.order(KvOrders(kept=[Kept(secret, f"p{secret[0]}", SENT) for secret in late]))
-                for secret in late:
-                    offer, due = made.offer._replace(secret=secret), time.time() + 100.0
-                    made.target.order(KvOrders(loads=[KvLoad(f"d{secret[0]}", offer, 0, WANTED, due)]))
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 5, 5.0)
-                made.keep()
-                made.load(due_in_s=0.5)
-                await until_on_loop(lambda: made.look().loaded, 5.0)
-                assert (made.moved.loaded, made.moved.lost) == ({"d"}, set())
-            await until_on_loop(lambda: len(made.look().loaded) == 5, WAIT_S)
-            assert not made.moved.lost
+    daemon, other, made = shared
+    async with sending(other, due_in_s=60.0):
+        made.source.order(KvOrders(kept=[Kept(secret, f"p{secret[0]}", SENT) for secret in late]))
+        for secret in late:
+            offer, due = made.offer._replace(secret=secret), time.time() + 100.0
+            made.target.order(KvOrders(loads=[KvLoad(f"d{secret[0]}", offer, 0, WANTED, due)]))
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 5, 5.0)
+        made.keep()
+        made.load(due_in_s=0.5)
+        await until_on_loop(lambda: made.look().loaded, 5.0)
+        assert (made.moved.loaded, made.moved.lost) == ({"d"}, set())
+    await until_on_loop(lambda: len(made.look().loaded) == 5, WAIT_S)
+    assert not made.moved.lost
 
 
 def load_as(made: Pair, name: str) -> None:
@@ -280,7 +290,7 @@ def load_as(made: Pair, name: str) -> None:
 
 
 async def test_the_next_try_gets_the_kv_of_a_load_that_was_given_up_while_it_was_held(
-    path: str, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if it asks a little before. That the receiver has gone is seen without a word to it."""
 
@@ -288,59 +298,55 @@ async def test_the_next_try_gets_the_kv_of_a_load_that_was_given_up_while_it_was
         pass
 
     monkeypatch.setattr(source._Sending, "_still", silent)
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other, due_in_s=60.0):
-                made.keep()
-                load_as(made, "d")
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
-                first = {flow["id"] for flow in daemon.status()["flows"]}
-                load_as(made, "again")
-                await asyncio.sleep(0.3)  # time to ask
-                made.target.cancel(["d"])
-                await until_on_loop(lambda: {flow["id"] for flow in daemon.status()["flows"]} - first, 10.0)
-                assert (made.look().loaded, made.moved.sent) == ({"d"}, set())
-            await until_on_loop(lambda: made.look().sent and "again" in made.moved.loaded, WAIT_S)
-            assert not made.moved.lost
-            assert made.equal()
+    daemon, other, made = shared
+    async with sending(other, due_in_s=60.0):
+        made.keep()
+        load_as(made, "d")
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
+        first = {flow["id"] for flow in daemon.status()["flows"]}
+        load_as(made, "again")
+        await asyncio.sleep(0.3)  # time to ask
+        made.target.cancel(["d"])
+        await until_on_loop(lambda: {flow["id"] for flow in daemon.status()["flows"]} - first, 10.0)
+        assert (made.look().loaded, made.moved.sent) == ({"d"}, set())
+    await until_on_loop(lambda: made.look().sent and "again" in made.moved.loaded, WAIT_S)
+    assert not made.moved.lost
+    assert made.equal()
 
 
-async def test_kv_that_is_being_sent_is_not_taken_from_its_receiver(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kv_that_is_being_sent_is_not_taken_from_its_receiver(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor from whoever asks after that one has failed."""
     monkeypatch.setattr(source, "BUSY_S", 0.05)
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other, due_in_s=60.0):
-                made.keep()
-                load_as(made, "d")
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
-                load_as(made, "too soon")
-                await until_on_loop(lambda: made.look().loaded, WAIT_S)
-                assert (made.moved.loaded, made.moved.lost) == ({"too soon"}, set(WANTED))
-                await asyncio.sleep(0.3)  # time to drop it
-                made.target.cancel(["d"])
-                await until_on_loop(lambda: len(daemon.status()["flows"]) == 1, WAIT_S)
-                assert not made.look().sent, "it is kept"
-                made.moved.lost.clear()
-                load_as(made, "later")
-            await until_on_loop(lambda: made.look().sent and "later" in made.moved.loaded, WAIT_S)
-            assert not made.moved.lost
-            assert made.equal()
+    daemon, other, made = shared
+    async with sending(other, due_in_s=60.0):
+        made.keep()
+        load_as(made, "d")
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
+        load_as(made, "too soon")
+        await until_on_loop(lambda: made.look().loaded, WAIT_S)
+        assert (made.moved.loaded, made.moved.lost) == ({"too soon"}, set(WANTED))
+        await asyncio.sleep(0.3)  # time to drop it
+        made.target.cancel(["d"])
+        await until_on_loop(lambda: len(daemon.status()["flows"]) == 1, WAIT_S)
+        assert not made.look().sent, "it is kept"
+        made.moved.lost.clear()
+        load_as(made, "later")
+    await until_on_loop(lambda: made.look().sent and "later" in made.moved.loaded, WAIT_S)
+    assert not made.moved.lost
+    assert made.equal()
 
 
 @pytest.mark.parametrize("short_at", ["source", "target"])
-async def test_short_memory_at_either_end_makes_a_transfer_urgent(path: str, short_at: str) -> None:
-    async with serving(path, "earliest_deadline") as daemon, connected(path) as other:
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            async with sending(other):
-                made.keep(kv_usage=0.99 if short_at == "source" else 0.0)
-                made.load(due_in_s=60.0, kv_usage=0.99 if short_at == "target" else 0.0)
-                await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
-                assert len(daemon.status()["flows"]) == 1, "the other one is still there"
-            assert made.equal()
+async def test_short_memory_at_either_end_makes_a_transfer_urgent(shared: Shared, short_at: str) -> None:
+    daemon, other, made = shared
+    async with sending(other):
+        made.keep(kv_usage=0.99 if short_at == "source" else 0.0)
+        made.load(due_in_s=60.0, kv_usage=0.99 if short_at == "target" else 0.0)
+        await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+        assert len(daemon.status()["flows"]) == 1, "the other one is still there"
+    assert made.equal()
 
 
 async def test_packets_of_both_ends_are_marked(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,12 +358,10 @@ async def test_packets_of_both_ends_are_marked(path: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(source, "as_class", watched)
     monkeypatch.setattr(pull, "as_class", watched)
-    async with serving(path):
-        with pair({"flow_socket": path}) as made:
-            await connects(made)
-            made.keep()
-            made.load(due_in_s=2.0)
-            await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+    async with sharing(path, "mfs") as (_, _, made):
+        made.keep()
+        made.load(due_in_s=2.0)
+        await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
     assert len(seen) >= 2
     assert all(wire_class is not None and tos == (CLASSES - 1 - wire_class) << 5 for wire_class, tos in seen)
     assert len({wire_class for wire_class, _ in seen}) * 2 <= len(seen), "each class at both ends"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,12 +31,6 @@ from workers.flowd.client import FlowClient
 
 TOKENS = 64
 STORE = EmulatedKv(layers=4, token_bytes=64)
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield f"{folder}/flowd.sock"
 
 
 class Transfers:

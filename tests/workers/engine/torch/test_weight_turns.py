@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -27,12 +26,6 @@ from workers.flowd import client as flow_client
 from workers.flowd.client import MEMORY, FlowClient
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        yield f"{name}/flowd.sock"
 
 
 @pytest.fixture(autouse=True)
