@@ -1,0 +1,168 @@
+"""The plans of `bench-workflows` in the simulator: how policies compare on many seeds, in seconds instead of minutes.
+
+    python -m benchmarks.workflows.simulated --rates 1.0,1.3,1.7 --seeds 12
+
+The same workflows, their deadlines and the measured step times of the two vLLM, in virtual time. Lengths and stages are
+predicted with an error (`Noisy`), as by an analyser. Round robin and vLLM's priority by class and by due time are the
+contenders that need nothing of ours; `--overrides` changes settings of slackline. Priorities tell little apart here:
+the servers have more slots than these rates fill.
+
+Printed for each rate and policy: the share of all workflows in time, and of each type. The last line is JSON:
+`by_rate[]` with `workflow_attainment` and `by_type` of each policy, and slackline's `over_best`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.servers.engines import MAX_NUM_SEQS
+from benchmarks.workflows.plan import LATENCY, PlannedWorkflow, WorkflowTargets, planned
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients, Targets
+from controller.simulator.experiment import ExperimentPlan, parse_experiment
+from controller.simulator.runner import run_once
+from controller.simulator.workloads.concord_mix import KINDS, ConcordMix
+from controller.simulator.workloads.foresight import Noisy
+from controller.simulator.workloads.program_workload import ProgramMix
+from controller.simulator.workloads.programs import Foresight, Program, ProgramCall, Programs, ProgramStage, Speeds
+from controller.simulator.workloads.stage_pace import StagePace
+
+# As `bench-workflows` measured them on 2026-11-29 (docs/reference/benchmarks.md, "Workflows with one deadline").
+TARGETS = WorkflowTargets(0.2994, 0.0244, 5.202)
+PROFILE = {
+    "prefill_a": 0.02355, "prefill_b": 4.26e-4, "prefill_c": 1.42e-7,
+    "decode_a": 0.01748, "decode_b": 2.55e-6, "decode_c": 1.05e-3,
+}  # fmt: skip
+CONTEXT_TOKENS, KV_TOKENS = 4096, 65_536
+LATENCY_WAITS_S, OTHERS_WAIT_S = 5.0, 600.0  # as the classes of `bench-workflows`
+LOOSE_TPOT_S = 10.0
+ERROR = 0.3  # deviation of the logarithm, of lengths and of stages' times
+FIRST_SEED = 5300
+POLICIES = ("slackline", "round_robin", "engine_priority_class", "engine_priority_deadline")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMix(ProgramMix):
+    """Workflows of `planned` as programs of the simulator. `duration_s`: of their arrivals."""
+
+    duration_s: float = 60.0
+
+    def programs(
+        self, rate: float | None, seed: int, latency: LatencyCoefficients, foresight: Foresight | None = None
+    ) -> Programs:
+        found = [program_of(each) for each in planned(rate or 1.0, seed, self.duration_s, later=True)]
+        speeds = Speeds(latency.decode_a + 8 * latency.decode_c, latency.prefill_b)
+        return Programs(found, foresight or self.foresight, speeds, "requests", StagePace())
+
+
+def program_of(workflow: PlannedWorkflow) -> Program:
+    tools = (*workflow.tools_s, 0.0)
+    stages = tuple(
+        ProgramStage(tuple(ProgramCall(len(call.prompt), call.output_tokens) for call in calls), tool_s)
+        for calls, tool_s in zip(workflow.stages, tools, strict=True)
+    )
+    deadline_s = TARGETS.deadline_s(workflow)
+    targets = Targets(deadline_s, LOOSE_TPOT_S, deadline_s, OTHERS_WAIT_S)
+    if workflow.kind == LATENCY:
+        targets = Targets(TARGETS.ttft_s, TARGETS.tbt_s, None, LATENCY_WAITS_S)
+    return Program(f"p{workflow.number}", workflow.at, workflow.kind, stages, targets, workflow.app)
+
+
+def experiment(
+    policies: Sequence[str], seeds: Sequence[int], duration_s: float, overrides: Mapping[str, Any]
+) -> ExperimentPlan:
+    """Raises ConfigError for an unknown policy or setting."""
+    raw = {
+        "name": "workflows on two vLLM",
+        "instances": {
+            "count": 2, "profile": PROFILE, "kv_tokens": KV_TOKENS, "max_num_seqs": MAX_NUM_SEQS,
+            "max_num_batched_tokens": 2048, "max_model_len": CONTEXT_TOKENS,
+        },
+        "policies": [
+            {"name": name, "label": name, "overrides": dict(overrides) if name == "slackline" else {}}
+            for name in policies
+        ],
+        "seeds": list(seeds),
+        "rates": [1.0],
+        "settings": {"cutoff_s": OTHERS_WAIT_S, "network_s": 0.001},
+        "workload": {"kind": "mix", "mix": "2-task", "duration_s": duration_s},
+    }  # fmt: skip
+    workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), Noisy(ERROR, graph_error=ERROR), duration_s=duration_s)
+    return replace(parse_experiment(raw, _no_file, _no_file), workload=workload)
+
+
+def _no_file(name: str) -> Any:
+    raise ConfigError(f"this experiment reads no file, not {name}", field="instances.profile")
+
+
+def compare(plan: ExperimentPlan, rate: float) -> dict[str, dict[str, Any]]:
+    """By policy: `workflow_attainment` and `by_type`, over the workflows of all seeds."""
+    found = {}
+    for contender in plan.contenders:
+        workflows, in_time = Counter[str](), Counter[str]()
+        for seed in plan.seeds:
+            for program in run_once(plan, contender, rate, seed).programs:
+                workflows[program.kind] += 1
+                in_time[program.kind] += program.attained
+        found[contender.label] = {
+            "workflow_attainment": round(in_time.total() / workflows.total(), 4),
+            "by_type": {kind: round(in_time[kind] / workflows[kind], 3) for kind in KINDS if workflows[kind]},
+            "workflows": workflows.total(),
+        }
+    return found
+
+
+def over_best(row: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Slackline's attainment, times that of the best other policy; None if one of the two is missing."""
+    others = [of["workflow_attainment"] for name, of in row.items() if name != "slackline"]
+    if "slackline" not in row or not others or max(others) <= 0:
+        return None
+    return round(float(row["slackline"]["workflow_attainment"]) / max(others), 3)
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.workflows.simulated", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--rates", default="1.0,1.3,1.7,2.2", help="workflows/s, comma-separated")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=60.0, help="arrivals of each run")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
+    parser.add_argument("--overrides", default="{}", help='settings of slackline, as {"pacing": {"patience": 0.5}}')
+    arguments = parser.parse_args(words)
+    try:
+        arguments.rates = [float(each) for each in arguments.rates.split(",")]
+    except ValueError:
+        parser.error("--rates: numbers, comma-separated")
+    if arguments.seeds < 1 or arguments.seconds <= 0 or min(arguments.rates) <= 0:
+        parser.error("--seeds must be at least 1, --seconds and --rates above 0")
+    try:
+        arguments.overrides = json.loads(arguments.overrides)
+        seeds = [FIRST_SEED + 37 * turn for turn in range(arguments.seeds)]
+        arguments.plan = experiment(arguments.policies.split(","), seeds, arguments.seconds, arguments.overrides)
+    except (ValueError, ConfigError) as error:
+        parser.error(f"--policies or --overrides: {error}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse()
+    by_rate = []
+    for rate in arguments.rates:
+        row = compare(arguments.plan, rate)
+        for name, of in row.items():
+            shown = " ".join(f"{kind} {share:.3f}" for kind, share in of["by_type"].items())
+            print(f"{rate:5.2f}/s  {name:26}{of['workflow_attainment']:.3f}  {shown}", flush=True)
+        by_rate.append({"rate": rate, **row, "over_best": over_best(row)})
+    print(json.dumps({"by_rate": by_rate, "seeds": arguments.seeds, "seconds": arguments.seconds}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
