@@ -52,30 +52,36 @@ class PlannedMix(ProgramMix):
     """Workflows of `planned` as programs of the simulator. `duration_s`: of their arrivals."""
 
     duration_s: float = 60.0
+    targets: WorkflowTargets = TARGETS
 
     def programs(
         self, rate: float | None, seed: int, latency: LatencyCoefficients, foresight: Foresight | None = None
     ) -> Programs:
-        found = [program_of(each) for each in planned(rate or 1.0, seed, self.duration_s, later=True)]
+        plan = planned(rate or 1.0, seed, self.duration_s, later=True)
+        found = [program_of(each, self.targets) for each in plan]
         speeds = Speeds(latency.decode_a + 8 * latency.decode_c, latency.prefill_b)
         return Programs(found, foresight or self.foresight, speeds, "requests", StagePace())
 
 
-def program_of(workflow: PlannedWorkflow) -> Program:
+def program_of(workflow: PlannedWorkflow, target: WorkflowTargets) -> Program:
     tools = (*workflow.tools_s, 0.0)
     stages = tuple(
         ProgramStage(tuple(ProgramCall(len(call.prompt), call.output_tokens) for call in calls), tool_s)
         for calls, tool_s in zip(workflow.stages, tools, strict=True)
     )
-    deadline_s = TARGETS.deadline_s(workflow)
+    deadline_s = target.deadline_s(workflow)
     targets = Targets(deadline_s, LOOSE_TPOT_S, deadline_s, OTHERS_WAIT_S)
     if workflow.kind == LATENCY:
-        targets = Targets(TARGETS.ttft_s, TARGETS.tbt_s, None, LATENCY_WAITS_S)
+        targets = Targets(target.ttft_s, target.tbt_s, None, LATENCY_WAITS_S)
     return Program(f"p{workflow.number}", workflow.at, workflow.kind, stages, targets, workflow.app)
 
 
 def experiment(
-    policies: Sequence[str], seeds: Sequence[int], duration_s: float, overrides: Mapping[str, Any]
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    duration_s: float,
+    overrides: Mapping[str, Any],
+    targets: WorkflowTargets = TARGETS,
 ) -> ExperimentPlan:
     """Raises ConfigError for an unknown policy or setting."""
     raw = {
@@ -93,7 +99,8 @@ def experiment(
         "settings": {"cutoff_s": OTHERS_WAIT_S, "network_s": 0.001},
         "workload": {"kind": "mix", "mix": "2-task", "duration_s": duration_s},
     }  # fmt: skip
-    workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), Noisy(ERROR, graph_error=ERROR), duration_s=duration_s)
+    seen = Noisy(ERROR, graph_error=ERROR)
+    workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), seen, duration_s=duration_s, targets=targets)
     return replace(parse_experiment(raw, _no_file, _no_file), workload=workload)
 
 
@@ -133,6 +140,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rates", default="1.0,1.3,1.7,2.2", help="workflows/s, comma-separated")
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=60.0, help="arrivals of each run")
+    parser.add_argument(
+        "--targets", default=",".join(map(str, TARGETS)), help="TTFT, TBT and the deadline of a stage, seconds"
+    )
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
     parser.add_argument("--overrides", default="{}", help='settings of slackline, as {"pacing": {"patience": 0.5}}')
     arguments = parser.parse_args(words)
@@ -140,12 +150,18 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.rates = [float(each) for each in arguments.rates.split(",")]
     except ValueError:
         parser.error("--rates: numbers, comma-separated")
-    if arguments.seeds < 1 or arguments.seconds <= 0 or min(arguments.rates) <= 0:
-        parser.error("--seeds must be at least 1, --seconds and --rates above 0")
+    try:
+        targets = WorkflowTargets(*(float(each) for each in arguments.targets.split(",")))
+    except (TypeError, ValueError):
+        parser.error("--targets: three numbers of seconds, comma-separated")
+    if arguments.seeds < 1 or arguments.seconds <= 0 or min(*arguments.rates, *targets) <= 0:
+        parser.error("--seeds must be at least 1, --seconds, --rates and --targets above 0")
     try:
         arguments.overrides = json.loads(arguments.overrides)
         seeds = [FIRST_SEED + 37 * turn for turn in range(arguments.seeds)]
-        arguments.plan = experiment(arguments.policies.split(","), seeds, arguments.seconds, arguments.overrides)
+        arguments.plan = experiment(
+            arguments.policies.split(","), seeds, arguments.seconds, arguments.overrides, targets
+        )
     except (ValueError, ConfigError) as error:
         parser.error(f"--policies or --overrides: {error}")
     return arguments

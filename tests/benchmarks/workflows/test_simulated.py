@@ -12,7 +12,7 @@ BASELINES = ("round_robin", "engine_priority_deadline")
 
 def test_programs_have_the_lengths_stages_and_deadlines_of_the_plan() -> None:
     for workflow in planned(2.0, 1, 20.0):
-        program = program_of(workflow)
+        program = program_of(workflow, TARGETS)
         assert (program.at, program.kind, program.tokens) == (workflow.at, workflow.kind, workflow.tokens)
         assert [stage.tool_s for stage in program.stages] == [*workflow.tools_s, 0.0]
         latency = workflow.kind == "latency"
@@ -37,7 +37,14 @@ def test_requests_that_can_wait_leave_answers_their_tpot() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--rates", "fast"], ["--seeds", "0"], ["--policies", "best"], ["--overrides", '{"pacing": {"hope": 1}}']]
+    "words",
+    [
+        ["--rates", "fast"],
+        ["--seeds", "0"],
+        ["--targets", "1,2"],
+        ["--policies", "best"],
+        ["--overrides", '{"pacing": {"hope": 1}}'],
+    ],
 )
 def test_bad_options_are_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
