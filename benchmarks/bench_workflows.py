@@ -137,12 +137,16 @@ class WorkflowBench:
         self.targets = WorkflowTargets(0.0, 0.0, 0.0)
         self._runs = self._gateway_pid = 0
 
+    def warm(self, rate: float, duration_s: float) -> None:
+        """A server's first steps take longer."""
+        plan = planned(rate, LIGHT_SEED, duration_s)
+        for urls in (self.engines.own, self.engines.plugin):
+            if urls:
+                run_workflows(plan[:WARMING], WorkflowTarget(urls, MODEL_NAME), duration_s + LIGHT_CUTOFF_S)
+
     def light(self, rate: float, duration_s: float, scale: float) -> None:
         """Measure the targets. Raises RuntimeError if not all was answered."""
         plan = planned(rate, LIGHT_SEED, duration_s)
-        for urls in (self.engines.own, self.engines.plugin):  # a server's first steps take longer
-            if urls:
-                run_workflows(plan[:WARMING], WorkflowTarget(urls, MODEL_NAME), duration_s + LIGHT_CUTOFF_S)
         self.targets = light_targets(self._direct(CONTENDERS[0], plan, duration_s + LIGHT_CUTOFF_S), scale)
         note(f"light run of {len(plan)} workflows at {rate:.2f}/s: {self.targets}")
 
@@ -281,7 +285,7 @@ def table(report: dict[str, Any]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_workflows", description=__doc__.splitlines()[0])
     names = [each.name for each in CONTENDERS]
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, help="runs of each contender and load (default: 3; QUICK=1: 1)")
     parser.add_argument(
         "--seconds", type=float, help="arrivals of each run, the knee's too (default: 60; QUICK=1: what fits)"
     )
@@ -290,6 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--knee", type=float, help="workflows/s, instead of searching for it")
     parser.add_argument("--light-rate", type=float, help="workflows/s of the light run (default: from the profile)")
     parser.add_argument("--light-seconds", type=float, help="arrivals of the light run (default: 120; QUICK=1: 40)")
+    parser.add_argument("--targets", help="TTFT, TBT and the deadline of a stage in seconds, instead of a light run's")
     parser.add_argument("--slo-scale", type=float, default=1.0, help="factor on all targets (Concord Fig. 6.9)")
     parser.add_argument("--recorded", type=int, help="calls that the analyser learns from")
     parser.add_argument("--plugin-order", default="calm", help="of the plug-in's queue")
@@ -298,10 +303,17 @@ def parse() -> argparse.Namespace:
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"--contenders: unknown {unknown[0]!r}; valid: {', '.join(names)}")
     arguments.contenders = [each for each in CONTENDERS if each.name in wanted]
-    if arguments.seeds < 1 or arguments.slo_scale <= 0:
+    if (arguments.seeds is not None and arguments.seeds < 1) or arguments.slo_scale <= 0:
         parser.error("--seeds must be at least 1, and --slo-scale above 0")
     if arguments.recorded is not None and arguments.recorded <= LEAST_ANSWERS:
         parser.error(f"--recorded must be above {LEAST_ANSWERS}, since not every call is answered")
+    if arguments.targets is not None:
+        try:
+            arguments.targets = WorkflowTargets(*(float(each) for each in arguments.targets.split(",")))
+        except (TypeError, ValueError):
+            parser.error("--targets: three numbers of seconds, comma-separated")
+        if min(arguments.targets) <= 0:
+            parser.error("--targets must be above 0")
     try:
         arguments.times = tuple(float(each) for each in arguments.times.split(",") if each.strip())
     except ValueError:
@@ -312,7 +324,12 @@ def parse() -> argparse.Namespace:
 def measure(bench: WorkflowBench, arguments: argparse.Namespace, quick: bool, started: float) -> dict[str, Any]:
     guess = estimated_knee(bench.stack.fleet)
     light = arguments.light_rate or LIGHT_SHARE * guess
-    bench.light(light, arguments.light_seconds or (40.0 if quick else 120.0), arguments.slo_scale)
+    light_s = arguments.light_seconds or (40.0 if quick else 120.0)
+    bench.warm(light, light_s)
+    if arguments.targets is None:
+        bench.light(light, light_s, arguments.slo_scale)
+    else:
+        bench.targets = WorkflowTargets(*(each * arguments.slo_scale for each in arguments.targets))
     contenders = arguments.contenders
     gateways = [each for each in contenders if not each.direct]
     if gateways:
@@ -324,12 +341,16 @@ def measure(bench: WorkflowBench, arguments: argparse.Namespace, quick: bool, st
         bench.analyser.train()
         note(f"analyser: {bench.analyser.judged}")
     loads = arguments.times or (QUICK_TIMES if quick else TIMES)
-    seeds = 1 if quick else arguments.seeds
+    seeds = arguments.seeds or (1 if quick else 3)
     spent_s = time.monotonic() - started
     fits_s = fitting_s(spent_s, len(loads) * len(contenders), TAIL_STAGES * bench.targets.e2e_s) if quick else 60.0
     report: dict[str, Any] = {
         "by_load": [],
-        "targets": {**bench.targets._asdict(), "from": f"P95 at {light:.2f} workflows/s", "scale": arguments.slo_scale},
+        "targets": {
+            **bench.targets._asdict(),
+            "from": f"P95 at {light:.2f} workflows/s" if arguments.targets is None else "--targets",
+            "scale": arguments.slo_scale,
+        },
         "knee": {"rate": round(knee, 3), "level": LEVEL, "from": "--knee" if arguments.knee else "measured"},
         "analyser": bench.analyser.judged,
         "plugin_order": arguments.plugin_order,

@@ -57,6 +57,8 @@ def test_the_table_has_a_line_for_each_contender_of_each_load() -> None:
         (["--seeds", "0"], "at least 1"),
         (["--slo-scale", "0"], "above 0"),
         (["--times", "1.0,fast"], "numbers"),
+        (["--targets", "0.3,0.02"], "three numbers"),
+        (["--targets", "0.3,0.02,0"], "above 0"),
         (["--recorded", "500"], "above 500"),
     ],
 )
