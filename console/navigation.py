@@ -13,7 +13,11 @@ from controller.selectors.roles import UserRole, role_of
 PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("overview", "Overview", ("goodput",)),
     ("queue", "Queue", ()),
-    ("requests", "Requests", ("request", "request-compare", "lengths", "pattern-graphs", "workflows", "workflow")),
+    (
+        "requests",
+        "Requests",
+        ("request", "request-compare", "lengths", "pattern-graphs", "version-history", "workflows", "workflow"),
+    ),
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove", "class-history")),
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit", "mapping-history")),
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),

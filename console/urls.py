@@ -14,7 +14,7 @@ from console.views.accounts import service_accounts, sessions, sign_in, tenants
 from console.views.configuration import changes, classes, mappings, previews
 from console.views.fleet import edit, instances, launch_templates, log, new, role
 from console.views.site import health, metrics, patterns
-from console.views.traffic import flows, goodput, lengths, queue, requests, traces, workflows
+from console.views.traffic import flows, goodput, lengths, queue, requests, traces, version_history, workflows
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -85,6 +85,7 @@ urlpatterns = [
     path("scaling/<int:policy_id>/", scaling.scaling_edit, name="scaling-edit"),
     path("scaling/<int:policy_id>/history/", changes.scaling_history, name="scaling-history"),
     path("lengths/", lengths.lengths_page, name="lengths"),
+    path("lengths/history/", version_history.version_history, name="version-history"),
     path("lengths/graphs/", lengths.pattern_graphs, name="pattern-graphs"),
     path("patterns/", patterns.patterns, name="patterns"),
     path("experiments/", experiments.experiment_list, name="experiments"),

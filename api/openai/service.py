@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
 from controller.core.messages import GRAPHS, LENGTHS
 from controller.core.types import RequestRecord
-from controller.predict.answer_lengths import Hits
+from controller.predict.answer_lengths import Hits, VersionOutcome
 from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
@@ -40,6 +41,8 @@ class Store(ConfigStore, ForestStore, GraphStore, Audit, Protocol):
     """Blocking reads and writes: PostgreSQL, or a file for a gateway that runs alone."""
 
     def write(self, records: Sequence[RequestRecord]) -> int: ...
+
+    def version_outcomes(self, gateway: str, what: str, outcomes: Sequence[VersionOutcome]) -> None: ...
 
 
 class GatewayService:
@@ -66,8 +69,9 @@ class GatewayService:
         file = SnapshotFile(self._data_dir / f"{self._options.name}.snapshot.json")
         self._config = SnapshotSource(self._store, file, gateway.configure)
         gateway.config_age_s = self._config.age_s
-        self._forests = LengthForests(self._store, gateway.answer_lengths.take)
-        self._graphs = GraphSets(self._store, gateway.workflows.take)
+        outcomes = partial(self._store.version_outcomes, self._options.name)
+        self._forests = LengthForests(self._store, gateway.answer_lengths.take, partial(outcomes, LENGTHS))
+        self._graphs = GraphSets(self._store, gateway.workflows.take, partial(outcomes, GRAPHS))
         gateway.learned_versions = lambda: [*self._forests.report(LENGTHS), *self._graphs.report(GRAPHS)]
         self._refinements = LengthRefinements(gateway.answer_lengths, gateway.runtime)
         learned = LearnedFile(self._data_dir / f"{self._options.name}.learned.json")

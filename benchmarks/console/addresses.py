@@ -197,6 +197,7 @@ def fleet_pages(about: Subjects) -> dict[str, str]:
         "scaling, by hand": f"/scaling/{policy.pk}/hold/",
         "scaling, history": f"/scaling/{policy.pk}/history/",
         "lengths": "/lengths/",
+        "version history": "/lengths/history/?model=demo",
         "pattern-graphs": "/lengths/graphs/?tenant=demo",
         "flows": "/flows/",
         "flows, part": "/flows/live/1/",

@@ -1,4 +1,4 @@
-"""Versions of length forests and pattern graphs, read-only, without their content."""
+"""Versions of length forests and pattern graphs, without their content, and what gateways did with them; read-only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from controller.admin.base import ReadOnlyAdmin
-from controller.models import GraphVersion, LengthVersion
+from controller.models import GraphVersion, LearnedTakeover, LengthVersion
 
 
 class VersionAdmin(ReadOnlyAdmin):
@@ -29,3 +29,10 @@ class LengthVersionAdmin(VersionAdmin):
 class GraphVersionAdmin(VersionAdmin):
     list_display = ("tenant", "version", "trained_at", "workflows", "graphs", "judged", "error", "refused", "digest")
     search_fields = ("=tenant", "=digest")
+
+
+@admin.register(LearnedTakeover)
+class LearnedTakeoverAdmin(ReadOnlyAdmin):
+    list_display = ("what", "subject", "version", "gateway", "problem", "first_at", "last_at", "times")
+    list_filter = ("what",)
+    search_fields = ("=subject", "=gateway")

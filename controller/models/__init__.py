@@ -25,6 +25,7 @@ from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
 from controller.models.service_accounts import ServiceAccount, ServiceToken
 from controller.models.sessions import PersonSession
 from controller.models.slo import PriorityMapping, SLOClass
+from controller.models.takeovers import LearnedTakeover
 from controller.models.tenants import ApiKey, Tenant
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "KvTransfer",
     "LatencyProfile",
     "LaunchTemplate",
+    "LearnedTakeover",
     "LengthVersion",
     "Link",
     "PersonSession",

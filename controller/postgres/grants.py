@@ -70,6 +70,7 @@ GRANTS: dict[str, dict[str, str]] = {
     "experiment_run": _WORK,
     "length_version": {GATEWAY: _READ, CONSOLE: _READ, WORKER: _ALL},
     "graph_version": {GATEWAY: _READ, CONSOLE: _READ, WORKER: _ALL},
+    "learned_takeover": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
     # The audit: added by all, deleted by the retention alone, and a trigger refuses the rest. It names people and the
     # addresses of their sign-ins, which are nothing for a gateway; it gets the ids of what it adds.
     "decision": {GATEWAY: "SELECT (id), INSERT", CONSOLE: _ADD, WORKER: "SELECT, INSERT, DELETE"},

@@ -133,6 +133,16 @@ class PublishedVersion(NamedTuple):
     digest: str
 
 
+class VersionOutcome(NamedTuple):
+    """A gateway took over a published version of its `subject`, or did not because of a `problem`. `at`: epoch
+    seconds."""
+
+    subject: str
+    version: int
+    problem: str
+    at: float
+
+
 class LengthsInForce(NamedTuple):
     """A version of a model's forest."""
 

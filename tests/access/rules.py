@@ -91,6 +91,7 @@ PAGES: dict[str, Rule] = {
     "scaling/<int:policy_id>/hold/": EDIT,
     "scaling/<int:policy_id>/release/": ACT,
     "lengths/": READ,
+    "lengths/history/": READ,
     "lengths/graphs/": READ,
     "flows/": READ,
     "flows/live/<int:page>/": READ,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from api.openai.state.published import PublishedFiles
+from api.openai.state.published import Note, PublishedFiles
 from controller.predict.answer_lengths import PublishedVersion
 from controller.predict.pattern_graphs import GraphSet, GraphsInForce
 
@@ -27,12 +27,15 @@ class GraphSets(PublishedFiles[GraphSet]):
         self,
         store: GraphStore,
         take: Callable[[Mapping[str, GraphsInForce]], None],
+        note: Note,
         clock: Callable[[], float] = time.time,
     ) -> None:
         def taken(found: Mapping[str, tuple[int, GraphSet]]) -> None:
             take({tenant: GraphsInForce(*each) for tenant, each in found.items()})
 
-        super().__init__("set of pattern graphs", store.graph_versions, store.graph_content, _opened, taken, clock)
+        super().__init__(
+            "set of pattern graphs", store.graph_versions, store.graph_content, _opened, taken, note, clock
+        )
 
 
 def _opened(content: bytes) -> GraphSet:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from api.openai.state.published import PublishedFiles
+from api.openai.state.published import Note, PublishedFiles
 from controller.core.errors import ConfigError
 from controller.predict.answer_lengths import FEATURES, LengthsInForce, PublishedVersion
 from controller.predict.length_forest import LengthForest
@@ -28,12 +28,13 @@ class LengthForests(PublishedFiles[LengthForest]):
         self,
         store: ForestStore,
         take: Callable[[Mapping[str, LengthsInForce]], None],
+        note: Note,
         clock: Callable[[], float] = time.time,
     ) -> None:
         def taken(found: Mapping[str, tuple[int, LengthForest]]) -> None:
             take({model: LengthsInForce(*each) for model, each in found.items()})
 
-        super().__init__("length forest", store.length_versions, store.length_content, _opened, taken, clock)
+        super().__init__("length forest", store.length_versions, store.length_content, _opened, taken, note, clock)
 
 
 def _opened(content: bytes) -> LengthForest:

@@ -1,7 +1,7 @@
 """What a worker has learned and published, in a gateway: the newest versions, looked for every two seconds.
 
 A version that is damaged, of another release or too old is not used, which is logged and told at /metrics. While the
-database is unavailable the versions in force stay.
+database is unavailable the versions in force stay. What became of each version is stored, once the database takes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -17,14 +18,16 @@ from typing import Generic, NamedTuple, TypeVar
 from api.openai.state.offloop import OffLoop
 from controller.core.errors import ConfigError
 from controller.core.messages import MOST_LEARNED, LearnedMessage
-from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion, VersionOutcome
 
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 READ_S = 8.0  # then PostgreSQL counts as unavailable
+MOST_UNSTORED = 1_000  # outcomes; beyond, the oldest are forgotten
 
 T = TypeVar("T")
+Note = Callable[[Sequence[VersionOutcome]], None]
 Key = tuple[str, int]  # subject and version
 
 
@@ -39,7 +42,7 @@ class Used(NamedTuple):
 class PublishedFiles(Generic[T]):
     """`what` is published, for messages. `listed`, `content`: blocking reads of the store. `opened`: what content says,
     off the loop; raises ConfigError. `take` is called on the loop with all versions in force, by subject, when they
-    change. `clock`: epoch seconds.
+    change. `note`: a blocking write of what became of versions; written again after an error. `clock`: epoch seconds.
 
     `refused`: by subject, why its newest version is not in force. `used`: by subject, the one in force."""
 
@@ -50,6 +53,7 @@ class PublishedFiles(Generic[T]):
         content: Callable[[str, int], bytes | None],
         opened: Callable[[bytes], T],
         take: Callable[[Mapping[str, tuple[int, T]]], None],
+        note: Note,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.refused: dict[str, str] = {}
@@ -59,12 +63,16 @@ class PublishedFiles(Generic[T]):
         self._content = content
         self._opened = opened
         self._take = take
+        self._note = note
         self._clock = clock
         self._thread = OffLoop(what, abandon_s=30.0)
         self._published: Sequence[PublishedVersion] = ()
         self._read: dict[Key, tuple[T | None, str]] = {}  # or why it cannot be used
         self._in_force: dict[str, tuple[int, T]] = {}
         self._failing = False
+        self._unable = False  # to store them
+        self._refused_versions: dict[str, int] = {}
+        self._unstored: deque[VersionOutcome] = deque(maxlen=MOST_UNSTORED)
 
     async def run(self) -> None:
         while True:
@@ -85,6 +93,21 @@ class PublishedFiles(Generic[T]):
                 log.warning("%s: published versions cannot be read, the last ones stay: %r", self._what, error)
             self._failing = True
         self._settle()
+        await self._store_outcomes()
+
+    async def _store_outcomes(self) -> None:
+        if self._failing or not (outcomes := list(self._unstored)):
+            return
+        try:
+            await self._thread.call(partial(self._note, outcomes), READ_S)
+        except Exception as error:  # tried again at the next look
+            if not self._unable:
+                log.warning("%s: what became of versions is not stored yet: %r", self._what, error)
+            self._unable = True
+            return
+        self._unable = False
+        for _ in outcomes:
+            self._unstored.popleft()
 
     def _load(self, version: PublishedVersion) -> tuple[T | None, str]:
         """Off the loop: unpacking takes milliseconds."""
@@ -102,6 +125,7 @@ class PublishedFiles(Generic[T]):
         """Which versions are in force, now that some are new or too old."""
         in_force: dict[str, tuple[int, T]] = {}
         refused: dict[str, str] = {}
+        versions = {each.subject: each.version for each in self._published}
         for each in self._published:
             read = self._read.get((each.subject, each.version))
             if read is None:
@@ -115,23 +139,27 @@ class PublishedFiles(Generic[T]):
                 refused[each.subject] = f"it was trained more than {MOST_AGE_S / 86_400:.0f} days ago"
             else:
                 in_force[each.subject] = (each.version, found)
-        self._tell(in_force, refused)
+        self._tell(in_force, refused, versions)
         now = {(each.subject, each.version) for each in self._published}
         self._read = {key: found for key, found in self._read.items() if key in now}
 
-    def _tell(self, in_force: dict[str, tuple[int, T]], refused: dict[str, str]) -> None:
+    def _tell(self, in_force: dict[str, tuple[int, T]], refused: dict[str, str], versions: Mapping[str, int]) -> None:
+        """`versions`: the newest published one of each subject."""
         for subject, why in refused.items():
             if self.refused.get(subject) != why:
                 log.warning("the %s of %s is not used: %s", self._what, subject, why)
+            if (self.refused.get(subject), self._refused_versions.get(subject)) != (why, versions[subject]):
+                self._unstored.append(VersionOutcome(subject, versions[subject], why, self._clock()))
         self.refused = refused
+        self._refused_versions = {subject: versions[subject] for subject in refused}
         if {subject: each[0] for subject, each in in_force.items()} != {
             subject: each[0] for subject, each in self._in_force.items()
         }:
             self._in_force = in_force
             self._take(in_force)
-            self._note()
+            self._date()
 
-    def _note(self) -> None:
+    def _date(self) -> None:
         """Since when each version is in force; one that stays keeps its time."""
         now = self._clock()
         digests = {(each.subject, each.version): each.digest for each in self._published}
@@ -140,6 +168,8 @@ class PublishedFiles(Generic[T]):
             before = self.used.get(subject)
             same = before is not None and before.version == version
             used[subject] = before if same and before else Used(version, digests.get((subject, version), ""), now)
+            if used[subject] is not before:
+                self._unstored.append(VersionOutcome(subject, version, "", now))
         self.used = used
 
     def report(self, what: str) -> list[LearnedMessage]:

@@ -12,7 +12,7 @@ from controller.core.decisions import DecisionMessage
 from controller.core.errors import SlacklineError
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 from controller.core.types import RequestRecord
-from controller.predict.answer_lengths import PublishedVersion
+from controller.predict.answer_lengths import PublishedVersion, VersionOutcome
 
 
 class NoDatabase(SlacklineError):
@@ -46,6 +46,9 @@ class FileStore:
 
     def graph_content(self, tenant: str, version: int) -> bytes | None:
         return None
+
+    def version_outcomes(self, gateway: str, what: str, outcomes: Sequence[VersionOutcome]) -> None:
+        raise NoDatabase("a gateway that runs alone is given no versions")
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         raise NoDatabase("a gateway that runs alone keeps no audit")

@@ -14,7 +14,7 @@ from api.openai.state.recorder import Unstorable
 from controller.core.decisions import DecisionMessage
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import RequestRecord
-from controller.predict.answer_lengths import PublishedVersion
+from controller.predict.answer_lengths import PublishedVersion, VersionOutcome
 
 PATIENCE_S = 6.0  # less than the recorder's own limit, so that a hanging server ends as an error
 
@@ -80,6 +80,15 @@ class Database:
         from controller.selectors.records.graph_versions import published_graph_content
 
         return published_graph_content(tenant, version)
+
+    def version_outcomes(self, gateway: str, what: str, outcomes: Sequence[VersionOutcome]) -> None:
+        """Store what became of published versions. `what`: LENGTHS or GRAPHS."""
+        from django.db import close_old_connections
+
+        from controller.services.records.takeovers import takeovers_write
+
+        close_old_connections()
+        takeovers_write(gateway=gateway, what=what, outcomes=outcomes)
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         """Record a batch of refusals as one decision; returns its message for live pages."""

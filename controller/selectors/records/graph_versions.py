@@ -10,7 +10,7 @@ from controller.core.errors import ConfigError
 from controller.models import GraphVersion, RequestRecord
 from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
 from controller.predict.pattern_graphs import GraphSet, kind_of, kind_of_tool
-from controller.selectors.records.learned_versions import content_of, newest_rows, published
+from controller.selectors.records.learned_versions import content_of, newest_in_force, newest_rows, published
 
 SHOWN = 5  # versions of a tenant, beside the newest that passed
 NAMED_SINCE, MOST_NAMED = timedelta(days=1), 5_000  # requests whose stages name the kinds of calls
@@ -65,9 +65,4 @@ def tenant_versions(now: datetime) -> list[TenantVersions]:
     by_tenant: dict[str, list[GraphVersion]] = {}
     for row in newest_rows(GraphVersion.objects.all(), "tenant", SHOWN):
         by_tenant.setdefault(row.tenant, []).append(row)
-    found = []
-    for tenant, versions in by_tenant.items():
-        passed = next((row for row in versions if not row.refused), None)
-        old = passed is not None and (now - passed.trained_at).total_seconds() > MOST_AGE_S
-        found.append(TenantVersions(tenant, versions, None if old else passed))
-    return found
+    return [TenantVersions(tenant, rows, newest_in_force(rows, now)) for tenant, rows in by_tenant.items()]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TypeVar, cast
 
 from django.db import models
 from django.db.models import F, Q, QuerySet, Window
 from django.db.models.functions import RowNumber
 
-from controller.predict.answer_lengths import PublishedVersion
+from controller.models import GraphVersion, LengthVersion
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
 
 Row = TypeVar("Row", bound=models.Model)
+Learned = TypeVar("Learned", LengthVersion, GraphVersion)
 
 
 def published(model: type[models.Model], owner: str) -> list[PublishedVersion]:
@@ -24,6 +28,17 @@ def content_of(model: type[models.Model], /, **version: str | int) -> bytes | No
     """Of one version; None: it has none any more."""
     row = model._default_manager.filter(**version).values_list("content", flat=True).first()
     return None if row is None else bytes(row)
+
+
+def newest_in_force(rows: Sequence[Learned], now: datetime) -> Learned | None:
+    """Of the versions of an owner, newest first: the newest that passed, unless it is too old."""
+    newest = next((row for row in rows if not row.refused), None)
+    return None if newest is None or (now - newest.trained_at).total_seconds() > MOST_AGE_S else newest
+
+
+def all_rows(model: type[Row], /, **owner: str) -> QuerySet[Row]:
+    """The stored versions of an owner without contents, newest first. `owner`: the field that names it."""
+    return model._default_manager.filter(**owner).defer("content").order_by("-version")
 
 
 def newest_rows(rows: QuerySet[Row], owner: str, most: int) -> QuerySet[Row]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from controller.models import LengthVersion, RequestRecord, ServedModel
-from controller.predict.answer_lengths import FEATURES, MOST_AGE_S, PublishedVersion
-from controller.selectors.records.learned_versions import content_of, newest_rows, published
+from controller.predict.answer_lengths import FEATURES, PublishedVersion
+from controller.selectors.records.learned_versions import content_of, newest_in_force, newest_rows, published
 
 SHOWN = 10  # versions of a model, beside the newest that passed
 RECENT = 2_000  # requests
@@ -64,8 +64,8 @@ def model_versions(now: datetime) -> list[ModelVersions]:
 def _of_model(
     name: str, versions: Sequence[LengthVersion], hits: Mapping[tuple[str, int], tuple[int, int]], now: datetime
 ) -> ModelVersions:
-    newest = next((row for row in versions if not row.refused), None)
-    if newest is None or (now - newest.trained_at).total_seconds() > MOST_AGE_S:
+    newest = newest_in_force(versions, now)
+    if newest is None:
         return ModelVersions(name, versions, None)
     return ModelVersions(name, versions, newest, hits.get((name, newest.version), (0, 0)))
 

@@ -1,14 +1,15 @@
-"""Which gateways use which version of what is learned from records, since when, and which are behind."""
+"""Which gateways use which version of what is learned from records, since when, and which are behind; and what became
+of earlier versions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from controller.core.messages import MOST_LEARNED, FleetMessage, LearnedMessage
 from controller.core.staleness import is_fresh
-from controller.models import GraphVersion, LengthVersion
+from controller.models import GraphVersion, LearnedTakeover, LengthVersion
 
 Version = LengthVersion | GraphVersion
 
@@ -71,3 +72,28 @@ def _state(said: LearnedMessage | None, in_force: Version | None, now: datetime)
         return CURRENT
     problem = said is not None and said["problem"]
     return COMING if not problem and (now - in_force.trained_at).total_seconds() <= TAKEOVER_S else BEHIND
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOutcome:
+    """What a gateway did with a version: it took it over, or not because of a `problem`. `seconds`: from the training
+    until it first did. `times` is above 1 where it did so again, the last time at `last_at`: after restarts."""
+
+    gateway: str
+    problem: str
+    first_at: datetime
+    last_at: datetime
+    times: int
+    seconds: float
+
+
+def outcomes_of(what: str, subject: str, versions: Sequence[Version]) -> Mapping[int, Sequence[GatewayOutcome]]:
+    """By version, in the order in which they first came. One query."""
+    trained = {row.version: row.trained_at for row in versions}
+    rows = LearnedTakeover.objects.filter(what=what, subject=subject, version__in=trained)
+    found: dict[int, list[GatewayOutcome]] = {}
+    for row in rows.order_by("first_at", "id"):
+        seconds = (row.first_at - trained[row.version]).total_seconds()
+        one = GatewayOutcome(row.gateway, row.problem, row.first_at, row.last_at, row.times, seconds)
+        found.setdefault(row.version, []).append(one)
+    return found

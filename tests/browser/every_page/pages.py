@@ -38,6 +38,7 @@ PAGES = (
     Listed("request", "/requests/{missed}/"),
     Listed("compare", "/requests/compare/?id={missed}&id={request}"),
     Listed("lengths", "/lengths/"),
+    Listed("version-history", "/lengths/history/?model=demo"),
     Listed("pattern-graphs", "/lengths/graphs/?tenant=demo"),
     Listed("classes", "/classes/"),
     Listed("class-new", "/classes/new/", "operator"),

@@ -57,6 +57,7 @@ NOT_AUDITED_WHOLE = {
     "Decision", "InstanceDevice", "InstanceInterval", "Action", "Transfer", "ConfigVersion", "Trace", "Experiment",
     "ExperimentRun", "InstanceLink", "KvTransfer", "RequestRecord", "AttainmentMinute", "ScalerState", "ScalingSample",
     "PersonSession", "LengthVersion", "GraphVersion", "GoodputMinute", "WorkflowResult",
+    "LearnedTakeover",
 }  # fmt: skip
 
 

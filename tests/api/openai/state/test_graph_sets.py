@@ -8,7 +8,7 @@ import hashlib
 import pytest
 
 from api.openai.state.graph_sets import GraphSets
-from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion, VersionOutcome
 from controller.predict.pattern_graphs import Call, graph_of, set_of
 
 NOW = 1_000_000.0
@@ -21,10 +21,11 @@ class Taken:
     def __init__(self) -> None:
         self.now = NOW
         self.in_force: list[dict[str, int]] = []
+        self.outcomes: list[VersionOutcome] = []
         self.contents: dict[int, bytes] = {}
         self.versions: list[PublishedVersion] = []
         self.sets = GraphSets(self, lambda found: self.in_force.append({k: v.version for k, v in found.items()}),
-                              lambda: self.now)  # fmt: skip
+                              self.outcomes.extend, lambda: self.now)  # fmt: skip
 
     def graph_versions(self) -> list[PublishedVersion]:
         return self.versions
@@ -67,3 +68,4 @@ async def test_damaged_graphs_and_those_of_another_release_are_refused(content, 
     assert why in taken.sets.refused["acme"]
     await taken.publish(3, CONTENT)
     assert taken.in_force[-1] == {"acme": 3}
+    assert [(each.version, why in each.problem) for each in taken.outcomes] == [(1, False), (2, True), (3, False)]

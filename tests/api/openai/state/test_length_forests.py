@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from api.openai.state.length_forests import LengthForests
-from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion
+from controller.predict.answer_lengths import MOST_AGE_S, PublishedVersion, VersionOutcome
 from tests.controller.predict.test_answer_lengths import forest
 
 NOW = 1_000_000.0
@@ -20,7 +21,13 @@ class Store:
     def __init__(self) -> None:
         self.contents: dict[int, bytes] = {}
         self.versions: list[PublishedVersion] = []
-        self.away = False
+        self.away = self.unwritable = False
+        self.outcomes: list[VersionOutcome] = []
+
+    def note(self, outcomes: Sequence[VersionOutcome]) -> None:
+        if self.unwritable:
+            raise ConnectionError("unwritable")
+        self.outcomes += outcomes
 
     def publish(self, version: int, content: bytes, trained_at: float = NOW, digest: str = "") -> None:
         self.contents[version] = content
@@ -53,7 +60,10 @@ class Taken:
         self.now = NOW
         self.in_force: list[dict[str, int]] = []
         self.forests = LengthForests(
-            store, lambda found: self.in_force.append({m: each.version for m, each in found.items()}), lambda: self.now
+            store,
+            lambda found: self.in_force.append({m: each.version for m, each in found.items()}),
+            store.note,
+            lambda: self.now,
         )
 
 
@@ -142,3 +152,58 @@ async def test_it_reports_which_digest_it_uses_since_when_and_why_it_does_not(st
     (third,) = taken.forests.report("lengths")
     assert (third["version"], third["digest"], third["taken_at"]) == (None, "", None)
     assert "damaged" in third["problem"]
+
+
+async def test_what_became_of_each_version_is_noted_once_with_its_reason(store, trained):
+    taken = Taken(store)
+    content = trained.to_bytes()
+    damaged, digest = content[:-1] + b"x", hashlib.sha256(content).hexdigest()
+    for version, each in enumerate((content, content, damaged, damaged), 1):
+        taken.now += 10
+        store.publish(version, each, digest=digest)
+        await taken.forests.poll()
+        await taken.forests.poll()
+    why = "it is damaged: its digest is another one"
+    noted = [
+        ("demo", 1, "", NOW + 10),
+        ("demo", 2, "", NOW + 20),
+        ("demo", 3, why, NOW + 30),
+        ("demo", 4, why, NOW + 40),
+    ]
+    assert store.outcomes == [VersionOutcome(*each) for each in noted]
+
+
+async def test_one_that_became_too_old_is_noted_beside_its_takeover(store, trained):
+    taken = Taken(store)
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    taken.now += MOST_AGE_S + 1
+    await taken.forests.poll()
+    assert [(each.version, "7 days" in each.problem) for each in store.outcomes] == [(1, False), (1, True)]
+
+
+async def test_what_cannot_be_stored_is_kept_and_stored_later(store, trained, caplog):
+    taken = Taken(store)
+    store.unwritable = True
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    store.publish(2, trained.to_bytes())
+    await taken.forests.poll()
+    assert taken.in_force == [{"demo": 1}, {"demo": 2}], "serving does not wait for it"
+    assert (store.outcomes, caplog.text.count("is not stored yet")) == ([], 1)
+    store.unwritable = False
+    await taken.forests.poll()
+    await taken.forests.poll()
+    assert [each.version for each in store.outcomes] == [1, 2]
+
+
+async def test_only_the_newest_outcomes_wait_to_be_stored(store, trained, monkeypatch):
+    monkeypatch.setattr("api.openai.state.published.MOST_UNSTORED", 2)
+    taken = Taken(store)
+    store.unwritable = True
+    for version in (1, 2, 3):
+        store.publish(version, trained.to_bytes())
+        await taken.forests.poll()
+    store.unwritable = False
+    await taken.forests.poll()
+    assert [each.version for each in store.outcomes] == [2, 3]
