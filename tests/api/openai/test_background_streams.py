@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,19 @@ def often(monkeypatch):
     monkeypatch.setattr("api.openai.response_readers.LOOK_S", 0.02)
 
 
+@pytest.fixture
+async def one(empty):
+    async with gateway("gw-a") as bed:
+        yield bed
+
+
+@pytest.fixture
+async def two(empty):
+    """Beside `one`, on the same Redis."""
+    async with gateway("gw-b") as bed:
+        yield bed
+
+
 def begin(bed, **fields):
     """A client that begins one and reads its events."""
     return bed.send(asked(background=True, stream=True, **fields), PATH)
@@ -62,6 +76,13 @@ def read(bed, response, after=None, key=KEY):
     return bed.send(b"", f"{PATH}/{response}", key, "GET", query)
 
 
+async def followed(one, two):
+    """One that was begun at a gateway, with its client, its id and a reader of it at another gateway."""
+    client = begin(one)
+    response = await id_of(client)
+    return client, response, read(two, response)
+
+
 async def read_all(bed, response, after=None):
     answer = await read(bed, response, after).done()
     assert answer.status == 200, answer.body
@@ -79,251 +100,227 @@ def expected(tokens):
 # ---- told -----------------------------------------------------------------------------------------------------------
 
 
-async def test_one_is_streamed_to_its_client_and_stored():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        answer = await begin(one).done()
-        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        found = told(answer)
-        assert [event["type"] for event in found[:3]] == [
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-        ]
-        last = found[-1]
-        assert (last["type"], text(found)) == ("response.completed", expected(4))
-        assert (last["response"]["background"], last["response"]["store"]) == (True, True)
-        assert answer.headers["x-slackline-request-id"] == last["response"]["id"].replace("resp_", "req-")
-        assert await shown(two, last["response"]["id"]) == last["response"]
-        assert one.gateway.responses.logs == one.gateway.responses.open == {}
-        await until_on_loop(lambda: one.sink.records)
-        assert one.sink.records[0].outcome == "ok"
-        assert one.gateway.quotas.active("acme") == one.gateway.quotas.body_bytes == 0
+async def test_one_is_streamed_to_its_client_and_stored(one, two):
+    answer = await begin(one).done()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    found = told(answer)
+    assert [event["type"] for event in found[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    last = found[-1]
+    assert (last["type"], text(found)) == ("response.completed", expected(4))
+    assert (last["response"]["background"], last["response"]["store"]) == (True, True)
+    assert answer.headers["x-slackline-request-id"] == last["response"]["id"].replace("resp_", "req-")
+    assert await shown(two, last["response"]["id"]) == last["response"]
+    assert one.gateway.responses.logs == one.gateway.responses.open == {}
+    await until_on_loop(lambda: one.sink.records)
+    assert one.sink.records[0].outcome == "ok"
+    assert one.gateway.quotas.active("acme") == one.gateway.quotas.body_bytes == 0
 
 
-async def test_its_client_has_the_id_before_anything_is_computed():
-    async with gateway() as bed:
-        bed.every(Script(hang_after=0))
-        client = begin(bed)
-        created, in_progress = await first(client, 2)
-        assert (created["response"]["status"], in_progress["type"]) == ("in_progress", "response.in_progress")
-        await client.hang_up()
-        assert (await shown(bed, created["response"]["id"]))["status"] == "in_progress"
-        await shown(bed, created["response"]["id"], "/cancel", "POST")
-
-
-@pytest.mark.parametrize("where", ["same", "other"])
-async def test_a_client_whose_connection_broke_goes_on_where_it_was(where):
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(SLOW)
-        client = begin(one)
-        response = await id_of(client)
-        await first(client, 8)
-        await client.hang_up()
-        before = events(client.answer)
-        after = await read_all(one if where == "same" else two, response, before[-1]["sequence_number"])
-        together = before + after
-        assert [event["sequence_number"] for event in together] == list(range(len(together)))
-        assert (text(together), together[-1]["type"]) == (expected(30), "response.completed")
-        assert one.sink.records[0].outcome == "ok"
+async def test_its_client_has_the_id_before_anything_is_computed(one):
+    one.every(Script(hang_after=0))
+    client = begin(one)
+    created, in_progress = await first(client, 2)
+    assert (created["response"]["status"], in_progress["type"]) == ("in_progress", "response.in_progress")
+    await client.hang_up()
+    assert (await shown(one, created["response"]["id"]))["status"] == "in_progress"
+    await shown(one, created["response"]["id"], "/cancel", "POST")
 
 
 @pytest.mark.parametrize("where", ["same", "other"])
-async def test_one_is_read_again_after_its_end(where):
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        whole = told(await begin(one).done())
-        bed, response = one if where == "same" else two, whole[0]["response"]["id"]
-        assert await read_all(bed, response) == whole
-        for after in (0, 5, len(whole) - 2):
-            assert await read_all(bed, response, after) == whole[after + 1 :]
-        assert await read_all(bed, response, len(whole) - 1) == [], "it has had all"
-        beyond = await read(bed, response, len(whole)).done()
-        assert (beyond.status, beyond.error["param"]) == (400, "starting_after")
+async def test_a_client_whose_connection_broke_goes_on_where_it_was(one, two, where):
+    one.every(SLOW)
+    client = begin(one)
+    response = await id_of(client)
+    await first(client, 8)
+    await client.hang_up()
+    before = events(client.answer)
+    after = await read_all(one if where == "same" else two, response, before[-1]["sequence_number"])
+    together = before + after
+    assert [event["sequence_number"] for event in together] == list(range(len(together)))
+    assert (text(together), together[-1]["type"]) == (expected(30), "response.completed")
+    assert one.sink.records[0].outcome == "ok"
 
 
-async def test_all_readers_are_told_the_same_at_every_gateway():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(SLOW)
-        client = begin(one)
-        response = await id_of(client)
-        others = [read(bed, response) for bed in (one, one, two, two)]
-        found = [told(await each.done()) for each in (client, *others)]
-        assert all(each == found[0] for each in found)
-        assert text(found[0]) == expected(30)
-        assert one.gateway.readers._all == two.gateway.readers._all == set()
+@pytest.mark.parametrize("where", ["same", "other"])
+async def test_one_is_read_again_after_its_end(one, two, where):
+    whole = told(await begin(one).done())
+    bed, response = one if where == "same" else two, whole[0]["response"]["id"]
+    assert await read_all(bed, response) == whole
+    for after in (0, 5, len(whole) - 2):
+        assert await read_all(bed, response, after) == whole[after + 1 :]
+    assert await read_all(bed, response, len(whole) - 1) == [], "it has had all"
+    beyond = await read(bed, response, len(whole)).done()
+    assert (beyond.status, beyond.error["param"]) == (400, "starting_after")
 
 
-async def test_readers_at_another_gateway_hear_of_it_while_it_is_computed():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(HANGS)
-        response = await id_of(begin(one))
-        reader = read(two, response)
-        await until_on_loop(lambda: text(events(reader.answer)) == expected(5))
-        assert not reader.answer.ended.is_set()
-        await reader.hang_up()
-        assert (await shown(two, response))["status"] == "in_progress", "a reader that goes ends nothing"
-        await shown(two, response, "/cancel", "POST")
+async def test_all_readers_are_told_the_same_at_every_gateway(one, two):
+    one.every(SLOW)
+    client = begin(one)
+    response = await id_of(client)
+    others = [read(bed, response) for bed in (one, one, two, two)]
+    found = [told(await each.done()) for each in (client, *others)]
+    assert all(each == found[0] for each in found)
+    assert text(found[0]) == expected(30)
+    assert one.gateway.readers._all == two.gateway.readers._all == set()
 
 
-async def test_calls_of_functions_and_steps_that_are_stored_are_streamed_too():
+async def test_readers_at_another_gateway_hear_of_it_while_it_is_computed(one, two):
+    one.every(HANGS)
+    _, response, reader = await followed(one, two)
+    await until_on_loop(lambda: text(events(reader.answer)) == expected(5))
+    assert not reader.answer.ended.is_set()
+    await reader.hang_up()
+    assert (await shown(two, response))["status"] == "in_progress", "a reader that goes ends nothing"
+    await shown(two, response, "/cancel", "POST")
+
+
+async def test_calls_of_functions_and_steps_that_are_stored_are_streamed_too(one, two):
     """What is replayed is an answer like any other."""
     step = {"metadata": {"workflow_id": "w1", "step_key": "s1"}}
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        await begin(one, **step).done()
-        await until_on_loop(lambda: one.gateway.steps.counts["kept"] == 1)
-        again = told(await begin(two, **step).done())
-        assert text(again) == expected(4)
-        assert await read_all(one, again[0]["response"]["id"]) == again
+    await begin(one, **step).done()
+    await until_on_loop(lambda: one.gateway.steps.counts["kept"] == 1)
+    again = told(await begin(two, **step).done())
+    assert text(again) == expected(4)
+    assert await read_all(one, again[0]["response"]["id"]) == again
 
 
-async def test_equal_ones_share_a_call_and_have_events_of_their_own():
-    async with gateway() as bed:
-        bed.every(SLOW)
-        clients = [begin(bed, temperature=0, share_call=True) for _ in range(2)]
-        found = [told(await each.done()) for each in clients]
-        assert {text(each) for each in found} == {expected(30)}
-        assert found[0][0]["response"]["id"] != found[1][0]["response"]["id"]
-        assert sum(len(bed.backend(name).calls) for name in ("e1", "e2")) == 1
+async def test_equal_ones_share_a_call_and_have_events_of_their_own(one):
+    one.every(SLOW)
+    clients = [begin(one, temperature=0, share_call=True) for _ in range(2)]
+    found = [told(await each.done()) for each in clients]
+    assert {text(each) for each in found} == {expected(30)}
+    assert found[0][0]["response"]["id"] != found[1][0]["response"]["id"]
+    assert sum(len(one.backend(name).calls) for name in ("e1", "e2")) == 1
 
 
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.5", "", "9" * 40, "٣"])
-async def test_a_bad_starting_after_is_named(after):
-    async with gateway() as bed:
-        response = told(await begin(bed).done())[0]["response"]["id"]
-        refused = await read(bed, response, after).done()
-        assert (refused.status, refused.error["param"]) == (400, "starting_after")
+async def test_a_bad_starting_after_is_named(one, after):
+    response = told(await begin(one).done())[0]["response"]["id"]
+    refused = await read(one, response, after).done()
+    assert (refused.status, refused.error["param"]) == (400, "starting_after")
 
 
 @pytest.mark.parametrize(
     ("query", "field"),
     [("stream=yes", "stream"), ("stream=", "stream"), ("starting_after=1", "starting_after"), ("before=1", "before")],
 )
-async def test_a_bad_query_is_named(query, field):
-    async with gateway() as bed:
-        made = await ask(bed, asked())
-        refused = await call(bed, made["id"], query=query)
-        assert (refused.status, refused.error["param"]) == (400, field)
-        assert (await call(bed, made["id"], query="stream=false&include_obfuscation=false")).status == 200
+async def test_a_bad_query_is_named(one, query, field):
+    made = await ask(one, asked())
+    refused = await call(one, made["id"], query=query)
+    assert (refused.status, refused.error["param"]) == (400, field)
+    assert (await call(one, made["id"], query="stream=false&include_obfuscation=false")).status == 200
 
 
-async def test_only_one_that_is_streamed_in_the_background_has_events():
-    async with gateway() as bed:
-        for fields in ({}, {"background": True}):
-            made = await ask(bed, asked(**fields))
-            await ended(bed, made["id"])
-            refused = await read(bed, made["id"]).done()
-            assert (refused.status, refused.error["param"]) == (400, "stream")
+async def test_only_one_that_is_streamed_in_the_background_has_events(one):
+    for fields in ({}, {"background": True}):
+        made = await ask(one, asked(**fields))
+        await ended(one, made["id"])
+        refused = await read(one, made["id"]).done()
+        assert (refused.status, refused.error["param"]) == (400, "stream")
 
 
-async def test_another_tenants_and_unknown_ones_do_not_exist():
-    async with gateway() as bed:
-        response = told(await begin(bed).done())[0]["response"]["id"]
-        for name, key in ((response, OTHER), ("resp_" + "0" * 24, KEY)):
-            refused = await read(bed, name, 0, key).done()
-            assert (refused.status, refused.error["code"]) == (404, "not_found")
+async def test_another_tenants_and_unknown_ones_do_not_exist(one):
+    response = told(await begin(one).done())[0]["response"]["id"]
+    for name, key in ((response, OTHER), ("resp_" + "0" * 24, KEY)):
+        refused = await read(one, name, 0, key).done()
+        assert (refused.status, refused.error["code"]) == (404, "not_found")
 
 
-async def test_a_tenant_has_so_many_readers_at_once(monkeypatch):
+async def test_a_tenant_has_so_many_readers_at_once(one, monkeypatch):
     monkeypatch.setattr("api.openai.response_readers.MOST_READERS", 1)
-    async with gateway() as bed:
-        bed.every(HANGS)
-        response = await id_of(begin(bed))
-        reader = read(bed, response)
-        await first(reader)
-        refused = await read(bed, response).done()
-        assert (refused.status, refused.error["param"]) == (429, "stream")
-        await reader.hang_up()
-        reader = read(bed, response)
-        await first(reader)
-        await shown(bed, response, "/cancel", "POST")
-        await reader.done()
+    one.every(HANGS)
+    response = await id_of(begin(one))
+    reader = read(one, response)
+    await first(reader)
+    refused = await read(one, response).done()
+    assert (refused.status, refused.error["param"]) == (429, "stream")
+    await reader.hang_up()
+    reader = read(one, response)
+    await first(reader)
+    await shown(one, response, "/cancel", "POST")
+    await reader.done()
 
 
 # ---- ended ----------------------------------------------------------------------------------------------------------
 
 
-async def test_one_that_its_engine_refuses_has_failed_for_all_readers():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(Script(refuse_status=400))
-        found = told(await begin(one).done())
-        assert [event["type"] for event in found] == [
-            "response.created",
-            "response.in_progress",
-            "response.failed",
-            "error",
-        ]
-        assert found[2]["response"]["error"]["message"] == "scripted refusal"
-        assert await read_all(two, found[0]["response"]["id"]) == found
+async def test_one_that_its_engine_refuses_has_failed_for_all_readers(one, two):
+    one.every(Script(refuse_status=400))
+    found = told(await begin(one).done())
+    assert [event["type"] for event in found] == [
+        "response.created",
+        "response.in_progress",
+        "response.failed",
+        "error",
+    ]
+    assert found[2]["response"]["error"]["message"] == "scripted refusal"
+    assert await read_all(two, found[0]["response"]["id"]) == found
 
 
-async def test_one_that_is_cut_off_keeps_what_it_said():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(Script(cut_after=2))
-        found = told(await begin(one).done())
-        failed = found[-2]
-        assert (failed["type"], found[-1]["type"], found[-1]["code"]) == ("response.failed", "error", "engine_failed")
-        assert failed["response"]["output"][0]["content"][0]["text"] == expected(2)
-        assert await shown(two, failed["response"]["id"]) == failed["response"]
-        again = await read_all(two, failed["response"]["id"], len(found) - 1)
-        assert [event["type"] for event in again] == ["response.failed", "error"], "told again: it may have been missed"
+async def test_one_that_is_cut_off_keeps_what_it_said(one, two):
+    one.every(Script(cut_after=2))
+    found = told(await begin(one).done())
+    failed = found[-2]
+    assert (failed["type"], found[-1]["type"], found[-1]["code"]) == ("response.failed", "error", "engine_failed")
+    assert failed["response"]["output"][0]["content"][0]["text"] == expected(2)
+    assert await shown(two, failed["response"]["id"]) == failed["response"]
+    again = await read_all(two, failed["response"]["id"], len(found) - 1)
+    assert [event["type"] for event in again] == ["response.failed", "error"], "told again: it may have been missed"
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-async def test_readers_hear_that_one_was_ended_elsewhere(how):
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(HANGS)
-        client = begin(one)
-        response = await id_of(client)
-        reader = read(two, response)
-        await first(reader, 3)
-        if how == "cancel":
-            assert (await shown(two, response, "/cancel", "POST"))["status"] == "cancelled"
-        else:
-            await shown(two, response, method="DELETE")
-        for each in (client, reader):
-            *_, last = events(await each.done())
-            assert (last["type"], last["code"]) == ("error", {"cancel": "cancelled", "delete": "not_found"}[how])
-        if how == "cancel":
-            *_, failed, _ = events(client.answer)
-            assert (failed["type"], failed["response"]["status"]) == ("response.failed", "cancelled")
-            assert text(await read_all(two, response)) == expected(5)
-        else:
-            assert [name for name in names() if not name.endswith("|lease")] == []
-            assert (await read(two, response).done()).status == 404
+async def test_readers_hear_that_one_was_ended_elsewhere(one, two, how):
+    one.every(HANGS)
+    client, response, reader = await followed(one, two)
+    await first(reader, 3)
+    if how == "cancel":
+        assert (await shown(two, response, "/cancel", "POST"))["status"] == "cancelled"
+    else:
+        await shown(two, response, method="DELETE")
+    for each in (client, reader):
+        *_, last = events(await each.done())
+        assert (last["type"], last["code"]) == ("error", {"cancel": "cancelled", "delete": "not_found"}[how])
+    if how == "cancel":
+        *_, failed, _ = events(client.answer)
+        assert (failed["type"], failed["response"]["status"]) == ("response.failed", "cancelled")
+        assert text(await read_all(two, response)) == expected(5)
+    else:
+        assert [name for name in names() if not name.endswith("|lease")] == []
+        assert (await read(two, response).done()).status == 404
 
 
-async def test_a_gateway_that_stops_ends_its_own_and_sends_other_readers_elsewhere():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(HANGS)
-        client = begin(one)
-        response = await id_of(client)
-        reader = read(two, response)
-        before = await first(reader, 4)
-        two.gateway.closing = True
-        last = events(await reader.done())[-1]
-        assert (last["type"], last["code"]) == ("error", "shutting_down")
-        assert last["sequence_number"] == events(reader.answer)[-2]["sequence_number"] >= before[-1]["sequence_number"]
-        one.gateway.closing = True
-        assert not client.answer.ended.is_set()
-        one.gateway.runtime.give_up()
-        *_, failed, error = events(await client.done())
-        assert (failed["type"], error["code"]) == ("response.failed", "shutting_down")
+async def test_a_gateway_that_stops_ends_its_own_and_sends_other_readers_elsewhere(one, two):
+    one.every(HANGS)
+    client, _, reader = await followed(one, two)
+    before = await first(reader, 4)
+    two.gateway.closing = True
+    last = events(await reader.done())[-1]
+    assert (last["type"], last["code"]) == ("error", "shutting_down")
+    assert last["sequence_number"] == events(reader.answer)[-2]["sequence_number"] >= before[-1]["sequence_number"]
+    one.gateway.closing = True
+    assert not client.answer.ended.is_set()
+    one.gateway.runtime.give_up()
+    *_, failed, error = events(await client.done())
+    assert (failed["type"], error["code"]) == ("response.failed", "shutting_down")
 
 
-async def test_a_revoked_key_reads_no_further():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(HANGS)
-        response = await id_of(begin(one))
-        reader = read(two, response)
-        await first(reader, 3)
-        found = two.gateway.snapshot
-        others = tuple(each for each in found.keys if each.tenant != "acme")
-        two.gateway.configure(replace(found, keys=(*others, key_config("sk-new", id=9)), version=found.version + 1))
-        last = events(await reader.done())[-1]
-        assert (last["type"], last["code"]) == ("error", "invalid_api_key")
-        await shown(one, response, "/cancel", "POST")
+async def test_a_revoked_key_reads_no_further(one, two):
+    one.every(HANGS)
+    _, response, reader = await followed(one, two)
+    await first(reader, 3)
+    found = two.gateway.snapshot
+    others = tuple(each for each in found.keys if each.tenant != "acme")
+    two.gateway.configure(replace(found, keys=(*others, key_config("sk-new", id=9)), version=found.version + 1))
+    last = events(await reader.done())[-1]
+    assert (last["type"], last["code"]) == ("error", "invalid_api_key")
+    await shown(one, response, "/cancel", "POST")
 
 
 async def test_readers_of_one_whose_gateway_has_died_hear_that_it_failed(monkeypatch):
@@ -363,28 +360,27 @@ def slow(bed, body, path, method="POST", query=""):
     )
 
 
-async def test_a_reader_slower_than_the_engine_holds_up_nobody_and_takes_no_memory(monkeypatch):
+async def test_a_reader_slower_than_the_engine_holds_up_nobody_and_takes_no_memory(one, monkeypatch):
     monkeypatch.setattr("api.openai.response_events.TAIL_BYTES", 2_000)
     monkeypatch.setattr("api.openai.response_events.READ_BYTES", 1_000)
-    async with gateway() as bed:
-        bed.every(Script(tokens=400, token_delay_s=0.001))
-        client = slow(bed, asked(background=True, stream=True), PATH)
-        response = await id_of(client)
-        reader, late = read(bed, response), slow(bed, {}, f"{PATH}/{response}", "GET", "stream=true")
-        log = next(iter(bed.gateway.responses.logs.values()))
-        most = 0
-        while not reader.answer.ended.is_set():
-            most = max(most, log._bytes)
-            await asyncio.sleep(0.005)
-        assert (text(told(await reader.done())), most < 30_000) == (expected(400), True), most
-        assert (await shown(bed, response))["status"] == "completed"
-        assert len(events(client.answer)) < 100
-        for each in (client, late):
-            each.goes.set()
-            assert text(told(await each.done())) == expected(400)
+    one.every(Script(tokens=400, token_delay_s=0.001))
+    client = slow(one, asked(background=True, stream=True), PATH)
+    response = await id_of(client)
+    reader, late = read(one, response), slow(one, {}, f"{PATH}/{response}", "GET", "stream=true")
+    log = next(iter(one.gateway.responses.logs.values()))
+    most = 0
+    while not reader.answer.ended.is_set():
+        most = max(most, log._bytes)
+        await asyncio.sleep(0.005)
+    assert (text(told(await reader.done())), most < 30_000) == (expected(400), True), most
+    assert (await shown(one, response))["status"] == "completed"
+    assert len(events(client.answer)) < 100
+    for each in (client, late):
+        each.goes.set()
+        assert text(told(await each.done())) == expected(400)
 
 
-async def test_readers_of_one_tenant_unpack_one_after_the_other(monkeypatch):
+async def test_readers_of_one_tenant_unpack_one_after_the_other(one, monkeypatch):
     """Many that read long answers at once must not keep the loop from others."""
     passes, unpacked, after = [0], [], Unpacked.after
     monkeypatch.setattr("api.openai.response_events.READ_BYTES", 1_000)
@@ -395,42 +391,37 @@ async def test_readers_of_one_tenant_unpack_one_after_the_other(monkeypatch):
             passes[0] += 1
             await asyncio.sleep(0)
 
-    async with gateway() as bed:
-        bed.every(Script(tokens=50))
-        whole = told(await begin(bed).done())
-        counting = asyncio.create_task(count())
-        found = await asyncio.gather(*(read_all(bed, whole[0]["response"]["id"]) for _ in range(10)))
-        counting.cancel()
-        assert all(each == whole for each in found)
-        assert len(unpacked) == len(set(unpacked)) > 100
+    one.every(Script(tokens=50))
+    whole = told(await begin(one).done())
+    counting = asyncio.create_task(count())
+    found = await asyncio.gather(*(read_all(one, whole[0]["response"]["id"]) for _ in range(10)))
+    counting.cancel()
+    assert all(each == whole for each in found)
+    assert len(unpacked) == len(set(unpacked)) > 100
 
 
-async def test_events_that_take_too_much_are_dropped_and_that_is_said(monkeypatch):
+async def test_events_that_take_too_much_are_dropped_and_that_is_said(one, two, monkeypatch):
     monkeypatch.setattr(stored_responses, "EVENTS_BYTES", 1_000)
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(Script(tokens=200, token_delay_s=0.005))
-        client = begin(one)
-        response = await id_of(client)
-        reader = read(two, response)
-        found = told(await client.done())
-        assert (text(found), found[-1]["type"]) == (expected(200), "response.completed")
-        last = events(await reader.done())[-1]
-        assert (last["type"], last["code"]) == ("error", "events_dropped")
-        for bed in (one, two):
-            refused = await read(bed, response, 3).done()
-            assert (refused.status, refused.error["code"], refused.error["param"]) == (410, "events_dropped", "stream")
-        assert await read_all(two, response, len(found) - 2) == found[-1:], "how it ended is stored with it"
-        assert (await shown(two, response)) == found[-1]["response"]
-        assert one.gateway.responses.counts["events_dropped"] == 1
+    one.every(Script(tokens=200, token_delay_s=0.005))
+    client, response, reader = await followed(one, two)
+    found = told(await client.done())
+    assert (text(found), found[-1]["type"]) == (expected(200), "response.completed")
+    last = events(await reader.done())[-1]
+    assert (last["type"], last["code"]) == ("error", "events_dropped")
+    for bed in (one, two):
+        refused = await read(bed, response, 3).done()
+        assert (refused.status, refused.error["code"], refused.error["param"]) == (410, "events_dropped", "stream")
+    assert await read_all(two, response, len(found) - 2) == found[-1:], "how it ended is stored with it"
+    assert (await shown(two, response)) == found[-1]["response"]
+    assert one.gateway.responses.counts["events_dropped"] == 1
 
 
-async def test_events_that_made_room_for_others_are_said_to_be_gone(monkeypatch):
-    async with gateway() as bed:
-        response = told(await begin(bed).done())[0]["response"]["id"]
-        monkeypatch.setattr("workers.steps.MOST_STEPS", 2)
-        await ask(bed, asked())
-        refused = await read(bed, response).done()
-        assert (refused.status, refused.error["code"]) in {(410, "events_dropped"), (404, "not_found")}
+async def test_events_that_made_room_for_others_are_said_to_be_gone(one, monkeypatch):
+    response = told(await begin(one).done())[0]["response"]["id"]
+    monkeypatch.setattr("workers.steps.MOST_STEPS", 2)
+    await ask(one, asked())
+    refused = await read(one, response).done()
+    assert (refused.status, refused.error["code"]) in {(410, "events_dropped"), (404, "not_found")}
 
 
 async def test_events_end_with_their_response_and_are_counted_with_what_the_tenant_keeps(monkeypatch):
@@ -453,41 +444,39 @@ class Away:
         raise live.LiveUnavailable("away")
 
 
-async def test_while_redis_is_away_the_client_is_told_and_others_hear_of_it(monkeypatch):
+@contextmanager
+def redis_away(*beds):
+    boards = [bed.gateway.steps.board for bed in beds]
+    for bed in beds:
+        bed.gateway.steps.board = Away()
+    try:
+        yield
+    finally:
+        for bed, board in zip(beds, boards, strict=True):
+            bed.gateway.steps.board = board
+
+
+async def test_while_redis_is_away_the_client_is_told_and_others_hear_of_it(one, two, monkeypatch):
     monkeypatch.setattr("api.openai.response_readers.PATIENCE_S", 0.2)
     monkeypatch.setattr("api.openai.response_events.UNWRITTEN_BYTES", 5_000)
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(Script(tokens=60, token_delay_s=0.01))
-        client = begin(one)
-        response = await id_of(client)
-        reader = read(two, response)
-        await first(reader, 5)
-        boards = one.gateway.steps.board, two.gateway.steps.board
-        one.gateway.steps.board = two.gateway.steps.board = Away()
+    one.every(Script(tokens=60, token_delay_s=0.01))
+    client, response, reader = await followed(one, two)
+    await first(reader, 5)
+    with redis_away(one, two):
         last = events(await reader.done())[-1]
         assert (last["type"], last["code"]) == ("error", "responses_unavailable")
         await until_on_loop(lambda: text(events(client.answer)) == expected(60))
-        one.gateway.steps.board, two.gateway.steps.board = boards
-        assert told(await client.done())[-1]["type"] == "response.completed"
-        assert (await read(two, response).done()).error["code"] == "events_dropped"
-        refused = await begin_without(two)
-        assert (refused.status, refused.error["code"]) == (503, "responses_unavailable")
+    assert told(await client.done())[-1]["type"] == "response.completed"
+    assert (await read(two, response).done()).error["code"] == "events_dropped"
+    with redis_away(two):
+        refused = await begin(two).done()
+    assert (refused.status, refused.error["code"]) == (503, "responses_unavailable")
 
 
-async def begin_without(bed):
-    bed.gateway.steps.board = Away()
-    return await begin(bed).done()
-
-
-async def test_a_short_absence_of_redis_loses_no_event():
-    async with gateway("gw-a") as one, gateway("gw-b") as two:
-        one.every(Script(tokens=40, token_delay_s=0.01))
-        client = begin(one)
-        response = await id_of(client)
-        reader = read(two, response)
-        await first(reader, 5)
-        boards = one.gateway.steps.board, two.gateway.steps.board
-        one.gateway.steps.board = two.gateway.steps.board = Away()
+async def test_a_short_absence_of_redis_loses_no_event(one, two):
+    one.every(Script(tokens=40, token_delay_s=0.01))
+    client, _, reader = await followed(one, two)
+    await first(reader, 5)
+    with redis_away(one, two):
         await asyncio.sleep(0.15)
-        one.gateway.steps.board, two.gateway.steps.board = boards
-        assert told(await reader.done()) == told(await client.done())
+    assert told(await reader.done()) == told(await client.done())
