@@ -5,7 +5,7 @@ import { refresh } from "../base.js";
 import { LiveTopic } from "../live.js";
 import { ENDED, isEnded } from "../session.js";
 
-const GIVE_UP_MS = 30_000; // the worker itself gives up after ten seconds
+const SILENT_MS = 30_000; // a worker that simulates tells its progress twice a second, and gives up by itself
 const pane = document.querySelector("[data-preview]");
 const form = document.querySelector("form[data-preview-at]");
 const find = (name) => pane.querySelector(`[data-${name}]`);
@@ -98,8 +98,18 @@ async function ended(slug) {
 
 function hear(each) {
   if (!running.slug || each.slug !== running.slug) return;
-  if (each.state === "queued" || each.state === "running") progress(each.progress, each.step || "Waiting for a worker");
-  else ended(each.slug);
+  if (each.state === "queued" || each.state === "running") {
+    progress(each.progress, each.step || "Waiting for a worker");
+    if (each.state === "running") awaitWord();
+  } else ended(each.slug);
+}
+
+function awaitWord() {
+  clearTimeout(running.timer);
+  running.timer = setTimeout(() => {
+    end();
+    say("The worker is not responding. Check that the analysis process is running.");
+  }, SILENT_MS);
 }
 
 async function simulate() {
@@ -124,10 +134,7 @@ async function simulate() {
   running.slug = said.slug;
   find("running").hidden = false;
   progress(0, "Waiting for a worker");
-  running.timer = setTimeout(() => {
-    end();
-    say("The worker is not responding. Check that the analysis process is running.");
-  }, GIVE_UP_MS);
+  awaitWord();
   if (!running.topic) running.topic = new LiveTopic("experiments", { data: (data) => data.experiments.forEach(hear), state: () => {} });
   else running.topic.refetch();
 }

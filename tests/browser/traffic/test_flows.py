@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -92,3 +93,31 @@ def test_an_ordering_is_simulated_before_it_is_saved(visit, recorded, width):
     expect(simulated).to_contain_text("This simulation is for earlier values. Run it again for the current ones.")
     page.reload()
     expect(page.get_by_label("Ordering of waiting requests")).to_have_value("")
+
+
+def test_a_simulation_is_given_up_only_once_its_worker_says_nothing_more(visit):
+    """A busy machine takes longer than the thirty seconds that the page waits for a word."""
+    page = visit("operator")
+    sockets = []
+
+    def keep(socket):
+        sockets.append(socket)
+
+    page.route_web_socket("**/ws/experiments", keep)
+    page.route("**/flows/settings/preview/", lambda route: route.fulfill(json={"errors": {}, "slug": "preview-slow"}))
+    page.clock.install()
+    page.goto("/flows/settings/")
+    page.get_by_role("button", name="Run simulation").click()
+    meter = page.get_by_role("progressbar", name="Simulation progress")
+    expect(meter).to_be_visible()
+    within(10, lambda: page.evaluate("1") and sockets)
+    for step in range(1, 11):
+        told = {"slug": "preview-slow", "state": "running", "progress": step / 20, "step": f"step {step}"}
+        frame = {"type": "snapshot", "seq": step, "age_s": 0, "stale": False, "data": {"experiments": [told]}}
+        sockets[-1].send(json.dumps(frame))
+        expect(page.get_by_text(f"step {step}", exact=True)).to_be_visible()
+        page.clock.fast_forward(4_000)
+    expect(meter).to_be_visible()
+    page.clock.fast_forward(31_000)
+    expect(page.locator("[data-simulated]")).to_contain_text("The worker is not responding.")
+    expect(meter).to_be_hidden()
