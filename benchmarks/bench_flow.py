@@ -4,8 +4,8 @@
 deadline), Poisson arrivals at half of the ports' capacity, sizes exponential with a mean of 64 MB, senders and
 receivers at random; policy `mfs`, one scheduler for each sending port. Then Alg. 1 over 1,000 batches of 8 requests
 with loads on two ports each, a twentieth of which may be pruned. Then 2,000 transfers/s at a real transfer daemon, from
-submit to first permit. Then 100 arrivals, each from its event to the enforced order of the coordinator of pruning.
-Goals: 120 s and 2 GB; 50 ms; 1 ms (99th percentile); 250 ms (95th).
+submit to first permit, and as many lines to a process that echoes them. Then 100 arrivals, each from its event to the
+enforced order of the coordinator of pruning. Goals: 120 s and 2 GB; 50 ms; 1 ms (99th percentile); 250 ms (95th).
 
 QUICK=1: 10,000 flows and 20 arrivals. Last line: JSON with `sim_s`, `sim_peak_mb`, `coordinator_ms`, `permit_p99_ms`,
 `order_p95_ms`.
@@ -23,7 +23,7 @@ import statistics
 import time
 
 from benchmarks.flow.orders import order_seconds
-from benchmarks.flow.permits import permit_seconds
+from benchmarks.flow.permits import echo_seconds, milliseconds, permit_seconds
 from benchmarks.servers.engines import prefer
 from controller.flow.batches import Batch, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
@@ -118,9 +118,10 @@ def main() -> None:
     count = QUICK_FLOWS if quick else FLOWS
     coordinator_ms, pruned = coordinate(args.seed, passes=5)
     print(f"order between {BATCHES} batches: {coordinator_ms:.1f} ms, {pruned} of {BATCHES * BATCH_REQUESTS} pruned")
-    took = permit_seconds(PERMITS_A_SECOND, PERMITS_S)
-    permit_ms = {share: round(1e3 * took[int(share / 100 * (len(took) - 1))], 2) for share in (50, 99)}
+    took, echoed = permit_seconds(PERMITS_A_SECOND, PERMITS_S), echo_seconds(PERMITS_A_SECOND, PERMITS_S)
+    permit_ms, echo_ms = ({share: milliseconds(each, share) for share in (50, 99)} for each in (took, echoed))
     print(f"{len(took)} permits at {PERMITS_A_SECOND:g}/s: {permit_ms[50]} ms median, {permit_ms[99]} ms at p99")
+    print(f"{len(echoed)} echoes at that rate: {echo_ms[50]} ms median, {echo_ms[99]} ms at p99")
     orders = order_seconds(QUICK_ORDERS if quick else ORDERS)
     order_ms = {share: round(1e3 * orders[int(share / 100 * (len(orders) - 1))], 1) for share in (50, 95)}
     print(f"{len(orders)} orders of the coordinator: {order_ms[50]} ms median, {order_ms[95]} ms at p95")
@@ -134,6 +135,8 @@ def main() -> None:
         "pruned": pruned,
         "permit_p50_ms": permit_ms[50],
         "permit_p99_ms": permit_ms[99],
+        "echo_p50_ms": echo_ms[50],
+        "echo_p99_ms": echo_ms[99],
         "order_p50_ms": order_ms[50],
         "order_p95_ms": order_ms[95],
         "flows": count,

@@ -2,7 +2,7 @@
 
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
 from benchmarks.flow.orders import order_seconds
-from benchmarks.flow.permits import permit_seconds
+from benchmarks.flow.permits import echo_seconds, milliseconds, permit_seconds
 from controller.flow.flows import FlowStage
 
 
@@ -25,6 +25,13 @@ def test_a_real_daemon_gives_every_transfer_its_permit():
     took = permit_seconds(100.0, 0.5)
     assert 20 <= len(took) <= 60
     assert 0.0 < took[0] <= took[-1] < 0.5
+
+
+def test_a_process_that_decides_nothing_echoes_every_line():
+    took = echo_seconds(100.0, 0.5)
+    assert 20 <= len(took) <= 60
+    assert 0.0 < took[0] <= took[-1] < 0.5
+    assert milliseconds([0.001, 0.002, 0.003], 50) == 2.0
 
 
 def test_orders_of_a_real_coordinator_are_enforced():

@@ -49,6 +49,7 @@ from controller.flow.policies import FLOW_POLICIES
 from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
 from workers.flowd.client import LINK, MEMORY
 from workers.flowd.lines import line_batches
+from workers.flowd.pauses import StepPauses
 from workers.flowd.report import FlowHistory, exchange, first, keep_reporting, port_loads
 from workers.flowd.settings import FlowdSettings
 from workers.live import LiveState
@@ -64,8 +65,6 @@ MOST_DUE_S = 1e6
 MOST_BATCHES = 1_000  # that a client computes
 MOST_UNREAD = 1 << 20  # bytes that a client has not read; beyond it is disconnected
 SHORTEST_PAUSE_S = 0.001
-STEP_PAUSES = 2.0  # between two long steps, in lengths of the last one
-LONG_STEP_S = 0.002
 # What a client calls a field, where it differs.
 SAID = {"ingress": "to", "deadline": "due_in_s"}
 OPS = ("submit", "progress", "urgent", "completion", "layer", "computed", "queue", "status")
@@ -98,6 +97,7 @@ class FlowDaemon:
         self._next: asyncio.TimerHandle | None = None
         self._pending = False  # a step is due
         self._stepped_at = self._pause_s = 0.0  # end of the last step, and least pause after it
+        self._pauses = StepPauses()
         self._ticker: asyncio.Task[None] | None = None
 
     def _gate_of(self, policy: str) -> Gate | None:
@@ -276,8 +276,7 @@ class FlowDaemon:
     # ---- what they are told -----------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
-        """Step once for all that was heard meanwhile. With very many transfers a step takes long, and more than a part
-        of the time for steps would leave none for hearing what has ended."""
+        """Step once for all that was heard meanwhile."""
         if not self._pending:
             self._pending = True
             loop = asyncio.get_running_loop()
@@ -302,11 +301,10 @@ class FlowDaemon:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+        self._stepped_at, self._pause_s = self._now(), self._pauses.after(time.thread_time() - worked_from)
         if math.isfinite(wake_at):
-            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, _pause_after(time.thread_time() - worked_from))
+            pause_s = max(wake_at - now, SHORTEST_PAUSE_S, self._pause_s)
             self._next = asyncio.get_running_loop().call_later(pause_s, self._step)
-        self._stepped_at = self._now()
-        self._pause_s = _pause_after(time.thread_time() - worked_from)
 
     def _told(self, action: GateAction, now: float) -> dict[str, Any]:
         """Note it in the history, and return what its client is told."""
@@ -346,10 +344,6 @@ class FlowDaemon:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _pause_after(step_s: float) -> float:
-    return STEP_PAUSES * step_s if step_s >= LONG_STEP_S else 0.0
 
 
 def _remove_stale(path: str) -> None:
