@@ -139,6 +139,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--rates", default="1.0,1.3,1.7,2.2", help="workflows/s, comma-separated")
     parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--seconds", type=float, default=60.0, help="arrivals of each run")
     parser.add_argument(
         "--targets", default=",".join(map(str, TARGETS)), help="TTFT, TBT and the deadline of a stage, seconds"
@@ -158,7 +159,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--seeds must be at least 1, --seconds, --rates and --targets above 0")
     try:
         arguments.overrides = json.loads(arguments.overrides)
-        seeds = [FIRST_SEED + 37 * turn for turn in range(arguments.seeds)]
+        seeds = [arguments.first_seed + 37 * turn for turn in range(arguments.seeds)]
         arguments.plan = experiment(
             arguments.policies.split(","), seeds, arguments.seconds, arguments.overrides, targets
         )

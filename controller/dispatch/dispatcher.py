@@ -19,7 +19,6 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Copy, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
-from controller.dispatch.company import Company
 from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
@@ -30,6 +29,7 @@ from controller.dispatch.shadow_state import ShadowInstance
 # These start no pass: they free no room, and most come often.
 QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay, ev.DecodePace})
 RETRY_SAME_S = 0.5  # before the instance that failed is tried again: by then it is known whether it is up
+HELD_COST = 8  # skipped requests, as one counts that waits for a TPOT: to find that out takes longer
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 ENGINE_RANKS = ("none", "class", "deadline")
 
@@ -93,7 +93,6 @@ class Pass:
         tpot = instance.tightest_tpot(self._config.tightest_share)
         queued = len(lane.queue.ready) / max(1, len(lane.instances))
         room = self._pacing.room(instance, ttft, tpot, now, queued)
-        company = Company(lane.instances.values(), lane.paces.tightest(now, default=math.inf))
         free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
         idle = not instance.outstanding
         chosen: list[Chosen] = []
@@ -119,9 +118,12 @@ class Pass:
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
             if fits or alone:
-                until = self._pacing.waits_until(entry, instance, company, own, now)
-                lane.again_at = min(lane.again_at, until if until > now else math.inf)
-                fits, alone = fits and until <= now, alone and until <= now
+                until = self._pacing.waits_until(entry, instance, lane, own, now)
+                if until > now:
+                    entry.waited_for_tpot = True
+                    lane.again_at = min(lane.again_at, until)
+                    skipped += HELD_COST
+                    continue
             if not (fits or alone):
                 skipped += not request.ended  # many suspects in front must not hide the requests behind them
                 continue
@@ -406,6 +408,7 @@ class StageDispatcher:
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         lane.advance(now)
         lane.again_at = math.inf
+        lane.company.begin(lane.paces.tightest(now, default=math.inf))
         actions += lane.expire(now, late=True)
         actions += lane.screen(now)
         blocked: set[str] = set()
@@ -445,6 +448,7 @@ class StageDispatcher:
         request = entry.request
         copy = lane.queue.frames.sent(request.id, instance.id) if lane.queue.frames is not None else None
         lane.queue.remove(request.id)
+        lane.company.begin(lane.company.tight_s)
         slack = request.ttft_due - now
         rank = self._rank(request, entry.hopeless)
         figures: dict[str, Figure] = {
@@ -462,7 +466,7 @@ class StageDispatcher:
             for other in (lane.instances.values() if len(lane.instances) <= MOST_NAMED + 1 else ())
             if other is not instance
         }
-        reason = "fits_budget"
+        reason = "waited_for_tpot" if entry.waited_for_tpot else "fits_budget"
         if copy is not None:
             reason = _ranked(copy, figures, rejected)
         if entry.hopeless:

@@ -16,6 +16,7 @@ from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.policy import Cost, Replica, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
+from controller.dispatch.company import Company
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 
@@ -107,6 +108,7 @@ class Lane:
         self._screening = screening
         self.traffic = traffic
         self.paces = paces
+        self.company = Company(self._able)
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
         self._best: list[ShadowInstance] = []  # see `best`
@@ -129,6 +131,7 @@ class Lane:
 
     def leave(self, instance: ShadowInstance) -> None:
         self.instances.pop(instance.id, None)
+        self.company.leave(instance)
         self._best_at = -1
 
     def advance(self, now: float) -> None:
@@ -279,6 +282,16 @@ class Lane:
             self._kept_free = None
             return True
         return where != instance.id
+
+    def _able(self, entry: Entry, instance: ShadowInstance) -> bool:
+        """Whether the instance could take it now: it did not fail it, and has a slot and room for its KV."""
+        return (
+            instance.takes
+            and instance.free_slots > 0
+            and instance.id not in entry.excluded
+            and instance.free_tokens() > instance.kv_need(entry.request)
+            and self._long_enough(entry.request, instance)
+        )
 
     def _another(self, request: Request, than: frozenset[str]) -> bool:
         """Whether an instance that is not among these takes it."""

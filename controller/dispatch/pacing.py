@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.dispatch.company import Company, crowds, joins_others, patient_until, too_slow
+from controller.dispatch.company import patient_until, too_slow
+from controller.dispatch.lane import Lane, guessed
 from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
 
@@ -60,7 +61,7 @@ class Pacing(Protocol):
         """`queued`: requests that wait in the gateway, by instance."""
         ...
 
-    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
+    def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
         """Until when the request, which there is room for, should not go beside the answers there; `now` if it may."""
         ...
 
@@ -91,7 +92,7 @@ PACINGS: Registry[type[Pacing]] = Registry("pacing")
 class Anywhere:
     """For pacings that do not mind which answers are where."""
 
-    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
+    def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
         return now
 
 
@@ -295,17 +296,20 @@ class Backlog:
         lone_s = self.config.most_s if few and not instance.waiting else 0.0
         return Room(tokens, instance.free_slots, waiting, lone_s, amortised=not few)
 
-    def waits_until(self, entry: Entry, instance: ShadowInstance, company: Company, room: Room, now: float) -> float:
-        if room.amortised or entry.forced or not (instance.decodes and instance.outstanding):
+    def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
+        if room.amortised or entry.forced or guessed(instance) or not (instance.decodes and instance.outstanding):
             return now
         until = patient_until(entry, self.config.patience)
-        if until <= now or not (
-            too_slow(entry.request, instance)
-            or crowds(entry, instance, now)
-            or joins_others(entry, instance, company, self.config.margin, now)
-        ):
+        if until <= now:
             return now
-        return until
+        lane.company.know(lane.instances.values())
+        step_s = instance.decode_with(entry.request.prompt_tokens)
+        waits = (
+            too_slow(entry, instance, step_s)
+            or entry.cost.prefill_s > lane.company.spare_s(instance, now)
+            or lane.company.joins_others(entry, instance, step_s, self.config.margin, now)
+        )
+        return until if waits else now
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""

@@ -27,7 +27,7 @@ class Entry:
 
     `context`: tokens of its prompt and longest answer. `excluded`: instances that failed it. `deferred`: others are
     served first, so that they are in time. `hopeless`: it is in the tier that is served last. `pruned`: orders put it
-    there, so that others are in time.
+    there, so that others are in time. `waited_for_tpot`: it could have gone, but a TPOT would have been missed for it.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class Entry:
         "retry_at",
         "turn_at",
         "valid_until",
+        "waited_for_tpot",
     )
 
     def __init__(self, request: Request, cost: Cost, now: float, excluded: frozenset[str] = frozenset()) -> None:
@@ -59,6 +60,7 @@ class Entry:
         self.deferred = False
         self.paused = False
         self.pruned = False
+        self.waited_for_tpot = False
         self.hopeless_at = math.inf
         self.valid_until = math.inf  # of its rank
         self.turn_at = math.inf  # when it is looked at again

@@ -265,6 +265,7 @@ REASONS: dict[str, str] = {
     "no_time_to_retry": "its engine failed, and too little waiting time was left for a retry",
     # dispatches
     "fits_budget": "fits within the instance's token budget",
+    "waited_for_tpot": "sent after a wait that spares TPOT targets, its own or those of other answers",
     "goodput_window": "of similar prompt length as the others that are worth most for their time on this instance",
     "goodput_first": "worth most for its time on this instance, of the requests that it had room for",
     "late_everywhere": "too late to meet its targets on any instance, and no other request was ahead of it",

@@ -6,6 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError
+from controller.core.types import InstanceSpec
 from controller.dispatch import build_dispatcher
 from controller.dispatch.pacing import Backlog
 from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
@@ -118,3 +119,43 @@ def test_settings_have_bounds():
     for name, value in (("patience", -0.1), ("patience", 1.1), ("margin", 0.5), ("margin", math.nan)):
         with pytest.raises(ConfigError, match=name):
             Backlog.Config(**{name: value})
+
+
+def test_it_does_not_wait_for_an_instance_that_cannot_take_it():
+    """Too short a context, no KV left, or one that failed it."""
+    for short in ({"max_model_len": 120}, {"kv_capacity_tokens": 400}):
+        dispatcher = build_dispatcher("slackline")
+        dispatcher.handle([up("a"), up("b", **short)], 0.0)
+        now = begin(dispatcher, "tight", "a", tpot=SPEED.decode_a + 6 * SPEED.decode_c, output=2)
+        dispatcher.handle([ev.Finished("tight", 2)], now)
+        for index, where in enumerate("babab"):
+            now = begin(dispatcher, f"loose{index}", where, at=now, **{**LOOSE, "prompt": 50, "output": 20})
+        assert arrive(dispatcher, "long", now, **{**LOOSE, "prompt": 300}) == [("long", "a")], short
+
+
+def test_it_does_not_wait_for_steps_that_no_instance_has():
+    dispatcher = fleet("a")
+    now = begin(dispatcher, "running", "a", ttft=5.0, tpot=10.0, output=400)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=0.95 * STEP) == [("next", "a")]
+
+
+def test_nothing_waits_on_the_guess_of_an_instance_that_nobody_profiled():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([ev.InstanceUp(InstanceSpec("a", "m", max_num_seqs=32))], 0.0)
+    now = begin(dispatcher, "running", "a", ttft=5.0, tpot=10.0, output=400)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=0.012) == [("next", "a")]
+
+
+def test_nothing_waits_under_an_admission_that_knows_no_latest_time():
+    dispatcher = build_dispatcher("slackline", {"admission": {"name": "admit_all"}})
+    dispatcher.handle([up("a")], 0.0)
+    now = begin(dispatcher, "running", "a", ttft=5.0, tpot=10.0, output=400)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=STEP + 0.0005) == [("next", "a")]
+
+
+def test_the_record_says_that_it_waited():
+    dispatcher = fleet("a")
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=4)
+    assert arrive(dispatcher, "next", now, ttft=5.0, tpot=10.0) == []
+    (sent,) = dispatcher.handle([ev.Finished("tight", 4)], now + 0.1).actions
+    assert (sent.decision.reason, sent.decision.figures["waited_s"]) == ("waited_for_tpot", pytest.approx(0.1))
