@@ -407,8 +407,6 @@ class StageDispatcher:
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         lane.advance(now)
-        lane.again_at = math.inf
-        lane.company.begin(lane.paces.tightest(now, default=math.inf))
         actions += lane.expire(now, late=True)
         actions += lane.screen(now)
         blocked: set[str] = set()
@@ -448,7 +446,7 @@ class StageDispatcher:
         request = entry.request
         copy = lane.queue.frames.sent(request.id, instance.id) if lane.queue.frames is not None else None
         lane.queue.remove(request.id)
-        lane.company.begin(lane.company.tight_s)
+        lane.sent()
         slack = request.ttft_due - now
         rank = self._rank(request, entry.hopeless)
         figures: dict[str, Figure] = {

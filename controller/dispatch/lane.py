@@ -11,12 +11,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
 from controller.core.policy import Cost, Replica, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
-from controller.dispatch.company import Company
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 
@@ -97,6 +97,14 @@ class RecentTargets:
             del self._counts[target]
 
 
+class DecodeStep(NamedTuple):
+    """`seconds`: a decode step there beside one more sequence."""
+
+    instance: ShadowInstance
+    outstanding: int
+    seconds: float
+
+
 class Lane:
     """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets. `screening`: the
     admission, if it looks at the whole queue."""
@@ -108,7 +116,7 @@ class Lane:
         self._screening = screening
         self.traffic = traffic
         self.paces = paces
-        self.company = Company(self._able)
+        self._steps: list[DecodeStep] | None = None  # see `steps`
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
         self._best: list[ShadowInstance] = []  # see `best`
@@ -131,12 +139,12 @@ class Lane:
 
     def leave(self, instance: ShadowInstance) -> None:
         self.instances.pop(instance.id, None)
-        self.company.leave(instance)
         self._best_at = -1
 
     def advance(self, now: float) -> None:
         """Passes begin. Until they end no event changes an instance, so the longest context is computed once."""
-        self._longest = None
+        self._longest = self._steps = None
+        self.again_at = math.inf
         reference = self._reference_cost()
         if reference is not None and (self._costed is None or _differs(reference, self._costed)):
             self._costed = reference
@@ -283,7 +291,17 @@ class Lane:
             return True
         return where != instance.id
 
-    def _able(self, entry: Entry, instance: ShadowInstance) -> bool:
+    def steps(self) -> list[DecodeStep]:
+        """Of all instances, as they were when the passes began or something was sent last."""
+        if self._steps is None:
+            self._steps = [DecodeStep(each, each.outstanding, step_beside(each)) for each in self.instances.values()]
+        return self._steps
+
+    def sent(self) -> None:
+        """Something was: steps are others now."""
+        self._steps = None
+
+    def able(self, entry: Entry, instance: ShadowInstance) -> bool:
         """Whether the instance could take it now: it did not fail it, and has a slot and room for its KV."""
         return (
             instance.takes
@@ -467,6 +485,12 @@ def _infeasible(
     return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
 
+def step_beside(instance: ShadowInstance) -> float:
+    """Seconds of a decode step with one more sequence like those there."""
+    ours = len(instance.waiting) + len(instance.running)
+    return instance.decode_with((instance.context_tokens + instance.waiting_tokens) // max(1, ours))
+
+
 def guessed(instance: ShadowInstance) -> bool:
     """Whether nobody profiled it and too little was measured yet: a plan on guesses would defer what can be in time."""
     return instance.spec.latency is None and instance.doubt() != (1.0, 1.0)
@@ -481,10 +505,8 @@ def longest_context(instances: Iterable[ShadowInstance]) -> int:
 
 def steps_of(instance: ShadowInstance) -> tuple[float, float]:
     """Seconds of a decode step beside what is there, and of the quickest one. No guess makes a request late."""
-    ours = len(instance.waiting) + len(instance.running)
-    mean = (instance.context_tokens + instance.waiting_tokens) // max(1, ours)
     quicker = instance.doubt()[1] if guessed(instance) else 1.0
-    return instance.decode_with(mean), instance.latency.decode(1, 0) / quicker
+    return step_beside(instance), instance.latency.decode(1, 0) / quicker
 
 
 def replica_of(instance: ShadowInstance) -> Replica:

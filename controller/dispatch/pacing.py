@@ -2,6 +2,10 @@
 
 `Unlimited` and `FixedWindow` are what routers do today; `Maturity` is HyperFlexis (Alg. 1, eq. 5, App. B); `Backlog`
 evaluates eq. 5 at every event instead of at maturity times, so that no arrival waits for an instance that has room.
+
+Eq. 5 and 7 bound prefill work and say nothing of which sequences share a step, of which each makes it longer. So a
+request that can wait does not go where an answer would miss its TPOT for it (`spare_s`), nor where its own steps would
+be too long; and requests that are content with long steps go together (`joins_others`).
 """
 
 from __future__ import annotations
@@ -9,15 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.dispatch.company import patient_until, too_slow
-from controller.dispatch.lane import Lane, guessed
+from controller.dispatch.lane import Lane, guessed, step_beside
 from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
 
 MOST_MISSING = 1  # see `spares`
+NEAR = 0.85  # of a TPOT: a longer step leaves too little for the prompts that come between
+SPARE_AGAIN_S = 0.05  # two decode steps: until answers are looked at again, if none comes or goes
 
 
 class Room(NamedTuple):
@@ -46,6 +52,65 @@ def spares(instance: ShadowInstance, prefill_s: float, now: float) -> bool:
             if missing > MOST_MISSING:
                 return False
     return True
+
+
+class SpareTime(NamedTuple):
+    """`spare_s` of an instance at a time. `sequences`: by which one sees that some came or went."""
+
+    at: float
+    sequences: tuple[int, int, int]
+    seconds: float
+
+
+def spare_s(instance: ShadowInstance, now: float) -> float:
+    """Seconds of prefill work that all answers there which keep their mean TPOT can wait through beside one more
+    sequence, and still keep it; infinite where none is bound to one. Cost: O(batch)."""
+    before, after = instance.decode_s(), step_beside(instance)
+    spare = math.inf
+    for sent in instance.running.values():
+        waits = sent.waits_until(after)
+        if waits is not None and waits[0] - now < spare and (sent.waits_until(before) or waits)[0] > now:
+            spare = waits[0] - now
+    for sent in instance.waiting.values():
+        tpot_s = sent.request.targets.tpot_s
+        if sent.binds and before <= tpot_s:
+            spare = min(spare, (sent.to_come - 1) * (tpot_s - after))
+    return spare
+
+
+def patient_until(entry: Entry, share: float) -> float:
+    """When less than this share is left of the time in which the request must be sent. Some admissions know no such
+    time: then it does not wait."""
+    if math.isinf(entry.hopeless_at):
+        return -math.inf
+    return entry.hopeless_at - share * (entry.hopeless_at - entry.request.arrival)
+
+
+def too_slow(entry: Entry, instance: ShadowInstance, step_s: float) -> bool:
+    """Whether its decode steps there (`step_s`) would be longer than its TPOT, and would not be if it were alone."""
+    request = entry.request
+    tpot_s = request.targets.tpot_s
+    return request.output_tokens > 1 and step_s > tpot_s >= instance.latency.decode(1, request.prompt_tokens)
+
+
+def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: float, margin: float, now: float) -> bool:
+    """Whether an able instance that has more to do should have the request: its steps here (`step_s`) would be near the
+    tightest TPOT of recent traffic, and it has time for steps that are `margin` times those of the other."""
+    targets, tight_s = entry.request.targets, lane.paces.tightest(now, default=math.inf)
+    if targets.tpot_s * NEAR <= tight_s or step_s <= NEAR * tight_s:
+        return False
+    pace_s = targets.tpot_s
+    if targets.deadline_s is not None:
+        left_s = entry.request.arrival + targets.deadline_s - now - entry.cost.prefill_s
+        pace_s = min(pace_s, left_s / max(1, entry.request.output_tokens))
+    here = instance.outstanding
+    return any(
+        step.outstanding > here
+        and margin * step.seconds <= pace_s
+        and step.instance is not instance
+        and lane.able(entry, step.instance)
+        for step in lane.steps()
+    )
 
 
 class Pacing(Protocol):
@@ -235,8 +300,7 @@ class Backlog:
     one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
     of prefills follows, and that time bounds them alone; who cannot wait `most_s` may go alone (decision 266).
     `patience` 0.3: meanwhile, who has more than that share of its time left waits for an instance where no TPOT is
-    missed for it; `margin` 4: who has time for that many times the steps of a busier instance goes there (decision 280,
-    `controller.dispatch.company`).
+    missed for it; `margin` 4: who has time for that many times the steps of a busier one goes there (decision 280).
     """
 
     name: ClassVar[str] = "backlog"
@@ -271,6 +335,7 @@ class Backlog:
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
+        self._spares: WeakKeyDictionary[ShadowInstance, SpareTime] = WeakKeyDictionary()
 
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0 or instance.spec.selects
@@ -302,14 +367,21 @@ class Backlog:
         until = patient_until(entry, self.config.patience)
         if until <= now:
             return now
-        lane.company.know(lane.instances.values())
         step_s = instance.decode_with(entry.request.prompt_tokens)
         waits = (
             too_slow(entry, instance, step_s)
-            or entry.cost.prefill_s > lane.company.spare_s(instance, now)
-            or lane.company.joins_others(entry, instance, step_s, self.config.margin, now)
+            or entry.cost.prefill_s > self._spare(instance, now)
+            or joins_others(entry, instance, lane, step_s, self.config.margin, now)
         )
         return until if waits else now
+
+    def _spare(self, instance: ShadowInstance, now: float) -> float:
+        """`spare_s`, computed again once a sequence comes or goes there, or after SPARE_AGAIN_S."""
+        sequences = instance.sent_total, len(instance.waiting), len(instance.running)
+        known = self._spares.get(instance)
+        if known is None or known.sequences != sequences or now >= known.at + SPARE_AGAIN_S:
+            known = self._spares[instance] = SpareTime(now, sequences, spare_s(instance, now))
+        return known.seconds
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """Nothing to plan: room is computed when it is needed."""
