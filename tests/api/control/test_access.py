@@ -111,6 +111,7 @@ RULES = {
     ("get", "/goodput/stages"): EVERYBODY,
     ("get", "/graph-versions"): PEOPLE,
     ("get", "/graph-versions/graphs"): PEOPLE,
+    ("get", "/learned-takeovers"): PEOPLE,
     ("get", "/length-versions"): PEOPLE,
     ("get", "/queue"): EVERYBODY,
     ("post", "/queue/cancel"): OPERATORS,
