@@ -172,13 +172,13 @@ def refusal(names: Iterable[str]) -> str:
     return ""
 
 
-def values_refused(spec: Mapping[str, Any], now: float, max_num_seqs: int = 1) -> dict[str, str]:
+def values_refused(spec: Mapping[str, Any], now: float, max_num_seqs: int = 1, ranks: int = 1) -> dict[str, str]:
     """What each invalid value of a `spec` may be, by name. A value of None counts as not given.
 
-    `now`: epoch seconds. `max_num_seqs`: of the instance itself.
+    `now`: epoch seconds. `max_num_seqs`, `ranks` (its `tp`): of the instance itself.
     """
     wrong = _unfit(spec, RULES) | start_refused(spec, now)
-    return wrong or _at_odds(spec, max_num_seqs)
+    return wrong or _at_odds(spec, max_num_seqs, ranks)
 
 
 def values_refused_of_all(spec: Mapping[str, Any], now: float) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _unfit(spec: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, str]
     return {name: f"must be {rules[name].allowed}." for name, value in said.items() if not rules[name].fits(value)}
 
 
-def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
+def _at_odds(spec: Mapping[str, Any], max_num_seqs: int, ranks: int) -> dict[str, str]:
     """Values that are valid alone and that the engine refuses in combination."""
     wrong = {}
     step = spec.get("max_num_batched_tokens")
@@ -232,7 +232,7 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
     if batching not in (None, PREEMPTIVE_BATCHING) and scheduler == "preemptive":
         wrong["batching"] = f"the preemptive scheduler batches by {PREEMPTIVE_BATCHING}."
     if spec.get("swap_bytes"):
-        wrong |= _swap_refused(spec, torch, scheduler)
+        wrong |= _swap_refused(spec, torch, scheduler, ranks)
     for name in ("boundary", "chunk_tokens"):
         if spec.get(name) is not None and scheduler == "continuous":
             wrong[name] = "needs scheduler preemptive."
@@ -242,7 +242,9 @@ def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
     return wrong
 
 
-def _swap_refused(spec: Mapping[str, Any], torch: bool, scheduler: str) -> dict[str, str]:
+def _swap_refused(spec: Mapping[str, Any], torch: bool, scheduler: str, ranks: int) -> dict[str, str]:
+    if ranks > 1:
+        return {"swap_bytes": f"an engine of {ranks} ranks swaps no KV: set it to 0, or tp to 1."}
     if scheduler == "preemptive":
         return {"swap_bytes": "the preemptive scheduler evicts no sequence."}
     block_bytes = EMULATED_TOKEN_BYTES * (spec.get("block_size") or BLOCK_SIZE)

@@ -50,6 +50,7 @@ ONE_SIDED: dict[str, str] = {
 }  # what each cannot become
 FROM_TEMPLATE = {"folder", "start_after", *FACTS}  # what the spec of an instance with a template may have
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a file
+SPEC_CHECKED_WITH = {"spec", "tp", "max_num_seqs"}  # whose changes may be at odds with the spec
 PLACED_BY = {"device_kind", "tp", "host"}
 
 
@@ -157,7 +158,7 @@ def instance_update(*, actor: Actor, instance_id: str, version: int | None, chan
             version=version,
             changes=changes,
             editable=(*EDITABLE, "seqs_unsaid"),
-            check=partial(_check, new_spec="spec" in changes),
+            check=partial(_check, new_spec=not SPEC_CHECKED_WITH.isdisjoint(changes)),
         )
         if row.version != before and PLACED_BY & changes.keys():
             devices_move(row=row)
@@ -351,7 +352,10 @@ def _check_spec(row: Instance) -> None:
     elif own and (refused_whole := refusal(row.spec)):
         raise ValidationError({"spec": refused_whole})
     now = timezone.now().timestamp()
-    refused = values_refused(row.spec, now, row.max_num_seqs) if own else values_refused_of_all(row.spec, now)
+    if own:
+        refused = values_refused(row.spec, now, row.max_num_seqs, row.ranks)
+    else:
+        refused = values_refused_of_all(row.spec, now)
     if refused:
         raise ValidationError({f"spec.{name}": why for name, why in refused.items()})
 

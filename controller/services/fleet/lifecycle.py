@@ -186,7 +186,7 @@ def _given_up(row: Instance, step: Replace, never_ready: int) -> GivenUp | None:
     if row.template is not None:
         return _given_up_of_template(row.template, step, never_ready)
     own = row.abilities.starts and row.backend == "reference"
-    if own and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
+    if own and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs, row.ranks)):
         name, why = next(iter(wrong.items()))
         return GivenUp("settings_refused", f"{Instance.SETTINGS_REFUSED}: spec.{name} {why}")
     if step.refused and never_ready >= REFUSED_TRIES:

@@ -89,6 +89,13 @@ def test_what_the_engine_takes_is_not_refused(spec):
     parse(engine_argv(1, spec)[3:])
 
 
+def test_only_an_engine_of_one_rank_swaps():
+    spec = {**TORCH, "swap_bytes": 1 << 31}
+    assert values_refused(spec, NOW) == {}
+    assert list(values_refused(spec, NOW, ranks=2)) == ["swap_bytes"]
+    assert values_refused({**spec, "swap_bytes": 0}, NOW, ranks=2) == {}
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -158,6 +158,24 @@ def test_a_part_of_the_kv_cannot_be_moved_so_such_an_engine_takes_both_stages():
     assert instance_set_role(actor=ACTOR, instance_id=emulated.pk, role="prefill").role == "prefill"
 
 
+def test_an_engine_of_two_ranks_that_would_swap_is_refused_before_it_is_started():
+    model = factories.served_model()
+    swaps = {**TWO_RANKS["spec"], "swap_bytes": 1 << 30}
+    with pytest.raises(ValidationError) as refused:
+        instance_create(actor=ACTOR, model=model, tp=2, spec=swaps)
+    assert list(refused.value.message_dict) == ["spec.swap_bytes"]
+    one = instance_create(actor=ACTOR, model=model, spec=swaps)
+    with pytest.raises(ValidationError, match="an engine of 2 ranks swaps no KV"):
+        instance_update(actor=ACTOR, instance_id=one.pk, version=one.version, changes={"tp": 2})
+
+
+def test_more_sequences_than_a_step_of_the_spec_has_tokens_are_refused():
+    row = instance_create(actor=ACTOR, model=factories.served_model(), spec={"max_num_batched_tokens": 64})
+    with pytest.raises(ValidationError) as refused:
+        instance_update(actor=ACTOR, instance_id=row.pk, version=row.version, changes={"max_num_seqs": 65})
+    assert list(refused.value.message_dict) == ["spec.max_num_batched_tokens"]
+
+
 @pytest.mark.parametrize(("kv_role", "cannot"), [("kv_producer", "decode"), ("kv_consumer", "prefill")])
 def test_a_vllm_server_of_one_side_gets_no_role_of_the_other(kv_role, cannot):
     model, spec = factories.served_model(), {"kv_role": kv_role}
