@@ -122,16 +122,15 @@ def order_batches(
         ((effective_deadline([r.deadline for r in batch.requests]), batch) for batch in batches),
         key=lambda pair: (pair[0].red, pair[1].id),
     )
-    ahead: dict[str, float] = {}
+    ahead: dict[str, float] = {}  # seconds of each port
     computed_until: dict[str, float] = {}
-    candidates = _Candidates()
+    candidates = _Candidates(bandwidth)
     pruned: list[Pruned] = []
     finish: dict[str, float] = {}
     for deadline, batch in ranked:
-        own = _total(batch.requests)
-        _check_ports(own, bandwidth)
+        own = _seconds(batch.requests, bandwidth)
         if within_batch:
-            candidates = _Candidates()
+            candidates = _Candidates(bandwidth)
         for request in batch.requests:
             candidates.add(batch, request)
         computed = computed_until.get(batch.unit, now) + batch.compute_s
@@ -146,8 +145,8 @@ def order_batches(
             candidates.keep()
             pruned += [each.why for each in taken]
         finish[batch.id] = check.finish()[1]
-        for loaded, load in own.items():
-            ahead[loaded] = ahead.get(loaded, 0.0) + load
+        for port, seconds in own.items():
+            ahead[port] = ahead.get(port, 0.0) + seconds
     return BatchOrder(tuple(batch.id for _, batch in ranked), tuple(pruned), finish)
 
 
@@ -161,7 +160,8 @@ class _Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Whether a batch is in time behind the loads `ahead` of it. Pruning takes from `ahead` and its `own` load."""
+    """Whether a batch is in time behind what is `ahead` of it, in seconds of each port. Pruning takes from `ahead` and
+    from its `own` seconds."""
 
     batch: Batch
     computed: float
@@ -172,12 +172,12 @@ class _Check:
 
     def finish(self) -> tuple[str, float]:
         """The busiest port, and when the batch has finished."""
-        port, seconds = _busiest(self.ahead, self.own, self.bandwidth)
+        port, seconds = _busiest(self.ahead, self.own)
         return port, self.computed + seconds
 
-    def futile(self, exempt: Load) -> bool:
+    def futile(self, exempt: Mapping[str, float]) -> bool:
         """Whether it would be too late without anything that may be pruned."""
-        return self.computed + _busiest(exempt, {}, self.bandwidth)[1] > self.loose
+        return self.computed + _busiest(exempt, {})[1] > self.loose
 
     def prune(self, candidates: _Candidates, most: int) -> list[_Taken]:
         """Take out the heaviest on the busiest port, at most so many, until the batch is in time."""
@@ -190,7 +190,7 @@ class _Check:
             owner, request = heaviest
             why = Pruned(request.id, owner.id, port, self.batch.id, finish, self.loose)
             taken.append(_Taken(owner, request, why))
-            _subtract(self._load_of(owner), request.load)
+            _subtract(self._seconds_of(owner), request.load, self.bandwidth)
             port, finish = self.finish()
         return taken
 
@@ -201,19 +201,20 @@ class _Check:
 
     def give_back(self, taken: Sequence[_Taken]) -> None:
         for each in taken:
-            load = self._load_of(each.owner)
-            for port, part in each.request.load.items():
-                load[port] = load.get(port, 0.0) + part
+            total = self._seconds_of(each.owner)
+            for port, load in each.request.load.items():
+                total[port] = total.get(port, 0.0) + load / self.bandwidth[port]
 
-    def _load_of(self, owner: Batch) -> dict[str, float]:
+    def _seconds_of(self, owner: Batch) -> dict[str, float]:
         return self.own if owner is self.batch else self.ahead
 
 
 class _Candidates:
     """Requests that may be pruned, the largest load by value on a port first; of equal ones that which was added
-    first. `exempt`: the load by port of those that may not."""
+    first. `exempt`: seconds of each port for those that may not."""
 
-    def __init__(self) -> None:
+    def __init__(self, bandwidth: Mapping[str, float]) -> None:
+        self._bandwidth = bandwidth
         self.exempt: dict[str, float] = {}
         self._by_port: dict[str, list[tuple[float, int]]] = {}
         self._entries: list[tuple[Batch, BatchRequest]] = []
@@ -224,7 +225,7 @@ class _Candidates:
     def add(self, batch: Batch, request: BatchRequest) -> None:
         if request.exempt:
             for port, load in request.load.items():
-                self.exempt[port] = self.exempt.get(port, 0.0) + load
+                self.exempt[port] = self.exempt.get(port, 0.0) + load / self._bandwidth[port]
             return
         for port, load in request.load.items():
             if load > 0:
@@ -257,35 +258,29 @@ class _Candidates:
         self.keep()
 
 
-def _total(requests: Sequence[BatchRequest]) -> dict[str, float]:
+def _seconds(requests: Sequence[BatchRequest], bandwidth: Mapping[str, float]) -> dict[str, float]:
+    """How long each port takes for these requests. Raises ConfigError for a port without bandwidth."""
     total: dict[str, float] = {}
     for request in requests:
         for port, load in request.load.items():
-            total[port] = total.get(port, 0.0) + load
+            if not bandwidth.get(port, 0.0) > 0:
+                raise ConfigError(f"port {port!r} has no bandwidth", field="bandwidth")
+            total[port] = total.get(port, 0.0) + load / bandwidth[port]
     return total
 
 
-def _check_ports(load: Load, bandwidth: Mapping[str, float]) -> None:
-    for port in load:
-        if not bandwidth.get(port, 0.0) > 0:
-            raise ConfigError(f"port {port!r} has no bandwidth", field="bandwidth")
-
-
-def _busiest(ahead: Load, own: Load, bandwidth: Mapping[str, float]) -> tuple[str, float]:
+def _busiest(ahead: Mapping[str, float], own: Mapping[str, float]) -> tuple[str, float]:
     """The port that needs the most seconds for what goes before and the batch itself, and those seconds."""
-    worst, seconds = "", 0.0
-    for port, load in ahead.items():
-        needed = load / bandwidth[port]
-        if needed > seconds and port not in own:
-            worst, seconds = port, needed
-    for port, load in own.items():
-        needed = (ahead.get(port, 0.0) + load) / bandwidth[port]
+    worst = max(ahead, key=ahead.__getitem__, default="")
+    seconds = ahead.get(worst, 0.0)
+    for port, alone in own.items():
+        needed = alone + ahead.get(port, 0.0)
         if needed > seconds:
             worst, seconds = port, needed
-    return worst, seconds
+    return (worst, seconds) if seconds > 0 else ("", 0.0)
 
 
-def _subtract(total: dict[str, float], load: Load) -> None:
+def _subtract(total: dict[str, float], load: Load, bandwidth: Mapping[str, float]) -> None:
     for port, part in load.items():
-        left = total.get(port, 0.0) - part
+        left = total.get(port, 0.0) - part / bandwidth[port]
         total[port] = left if not math.isclose(left, 0.0, abs_tol=1e-9) else 0.0
