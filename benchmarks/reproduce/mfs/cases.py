@@ -1,10 +1,10 @@
-"""`python -m benchmarks.reproduce.mfs.cases`: single cases of the reproduction, with other seeds or over a fat tree.
+"""`python -m benchmarks.reproduce.mfs.cases`: single cases with other seeds, of the paper's size or over a fat tree.
 
-Share of first tokens in time, in percent, on 64 servers: the mean over the seeds, and each of them. The readings of MFS
-were chosen on seeds 1 to 3 (decisions 221 to 242), so seeds 4 to 6, the default, show whether they hold for requests
-that they were not chosen by. With `--leaf-servers` reuse and KV transfers take hashed paths through a fat tree with so
-many servers on a leaf; without it only ports can be full. Last line: JSON, by case, load and contender a list with one
-share a seed.
+Share of first tokens in time, in percent: the mean over the seeds, and each of them, on 64 servers or, with `--size
+paper`, on the paper's 256 with its 512 + 1,024 requests. The readings of MFS were chosen on seeds 1 to 3 (decisions 221
+to 242), so seeds 4 to 6, the default, show whether they hold for requests that they were not chosen by. With
+`--leaf-servers` reuse and KV transfers take hashed paths through a fat tree with so many servers on a leaf; without it
+only ports can be full. Last line: JSON, by case, load and contender a list with one share a seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from benchmarks.reproduce.mfs.setting import (
     LONG_CONVERSATION,
     MFS,
     NOT_IN_VAIN,
+    PAPER,
     REDUCED,
+    ClusterSize,
     FlowContender,
     FlowSetting,
     PromptMix,
@@ -34,6 +36,7 @@ from benchmarks.reproduce.mfs.setting import (
 )
 
 SEEDS = (4, 5, 6)
+SIZES = {"paper": PAPER, "reduced": REDUCED}
 CONTENDERS = {each.name: each for each in (*BASELINES, MFS, LEAST_FIRST[0], NOT_IN_VAIN, LEAST_FIRST[1])}
 
 
@@ -58,20 +61,21 @@ Shares = dict[str, dict[str, dict[str, list[float]]]]  # percent in time by case
 
 
 def in_time(
-    cases: Sequence[str], seeds: Sequence[int], contenders: Sequence[FlowContender], leaf_servers: int
+    cases: Sequence[str],
+    size: ClusterSize,
+    contenders: Sequence[FlowContender],
+    leaf_servers: int,
 ) -> Shares:
     """Prints each contender as soon as it has run."""
     found: Shares = {}
     for name in cases:
         case = CASES[name]
-        setting = FlowSetting(
-            case.model, case.workload, replace(REDUCED, seeds=seeds), case.bandwidth, leaf_servers=leaf_servers
-        )
+        setting = FlowSetting(case.model, case.workload, size, case.bandwidth, leaf_servers=leaf_servers)
         for load in case.loads:
             print(f"{name} at {load:g}")
             of = found.setdefault(name, {})[f"{load:g}"] = {}
             for each in contenders:
-                shares = [round(100 * serve(setting, each, load, seed).attainment, 1) for seed in seeds]
+                shares = [round(100 * serve(setting, each, load, seed).attainment, 1) for seed in size.seeds]
                 of[each.name] = shares
                 print(f"  {fmean(shares):5.1f}  {each.name}: {' '.join(f'{share:g}' for share in shares)}", flush=True)
     return found
@@ -82,10 +86,12 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=list(CASES), help="may be given more than once")
     parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="the same")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--size", choices=list(SIZES), default="reduced")
     parser.add_argument("--leaf-servers", type=int, default=0)
     args = parser.parse_args()
     contenders = [CONTENDERS[name] for name in args.contender or CONTENDERS]
-    print(json.dumps(in_time(args.case or list(CASES), args.seeds, contenders, args.leaf_servers)))
+    size = replace(SIZES[args.size], seeds=args.seeds)
+    print(json.dumps(in_time(args.case or list(CASES), size, contenders, args.leaf_servers)))
 
 
 if __name__ == "__main__":

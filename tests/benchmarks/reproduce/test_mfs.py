@@ -20,7 +20,6 @@ from benchmarks.reproduce.mfs.setting import (
     MFS,
     NO_KV,
     PAPER,
-    REDUCED,
     SHAPES,
     ClusterSize,
     FlowFigures,
@@ -129,8 +128,5 @@ def test_transfers_that_meet_on_links_of_a_fat_tree_are_later():
 
 
 def test_a_case_is_run_for_each_seed_and_contender():
-    size = replace(REDUCED, gpus=128, warm_up=0, counted=4)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cases, "REDUCED", size)
-        found = cases.in_time(["llama-conversation"], (4, 5), [FAIR, MFS], 0)
+    found = cases.in_time(["llama-conversation"], ClusterSize(128, 0, 4, (4, 5)), [FAIR, MFS], leaf_servers=0)
     assert {name: len(shares) for name, shares in found["llama-conversation"]["1.1"].items()} == {"FS": 2, "MFS": 2}
