@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -378,10 +378,10 @@ class Lane:
         able = [instance for instance in self.instances.values() if instance.takes]
         if self._screening is None or not able or not self.queue.ready:
             return []
-        model, backlog = able[0].latency, min(instance.waiting_prefill_s() for instance in able)
+        backlog = min(instance.waiting_prefill_s() for instance in able)
         waiting = [entry.request for _, entry in self.queue.ready if not entry.forced]
         refused: list[ev.Refuse] = []
-        for name in self._screening.screen(waiting, lambda n: model.prefill_sums(n, 0), backlog, len(able), now):
+        for name in self._screening.screen(waiting, _prefill_of_all(able), backlog, len(able), now):
             if not self._screening.refuses:
                 self.queue.give_up(name, now)
             elif (entry := self.queue.remove(name)) is not None:
@@ -421,6 +421,14 @@ class Fleet(Roster):
         if instance is not None:
             self.lane(instance.spec.model).leave(instance)
         return instance
+
+
+def _prefill_of_all(able: Sequence[ShadowInstance]) -> Callable[[int], float]:
+    """Seconds for prompt tokens on one of as many equal instances that together prefill as fast as these."""
+    rates = [1.0 / max(1e-9, each.latency.prefill_sums(REFERENCE_TOKENS, 0)) for each in able]
+    one = able[0].latency
+    factor = len(able) * rates[0] / sum(rates)
+    return lambda tokens: factor * one.prefill_sums(tokens, 0)
 
 
 def _differs(costs: tuple[float, float], than: tuple[float, float]) -> bool:
