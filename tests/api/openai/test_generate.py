@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from api.openai.status import fleet_message, gauges, windows
 from controller.core import events as ev
-from controller.core.snapshot import TenantConfig
+from controller.core.snapshot import ClassConfig, TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot
 from tests.waiting import until_on_loop
@@ -266,6 +267,26 @@ async def test_waiting_longer_than_the_waiting_time_is_an_error_in_time() -> Non
         assert expired[0].answer.error["code"] == "waiting_time_exceeded"
         for client in clients:
             await client.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [({"target_ttft": 3.0}, 200), ({"target_ttft": 3.0, "waiting_time": 0.2}, 504), ({}, 504)],
+    ids=["its own target", "its own target and waiting time", "the class's"],
+)
+async def test_a_request_behind_a_full_engine_waits_as_long_as_its_own_target(
+    said: dict[str, float], status: int
+) -> None:
+    short = ClassConfig("chat", None, 0.2, 0.1, None, 0.2, 0.95, 1.0)
+    fleet = snapshot(("e1",), classes=(short,))
+    async with TestBed(replace(fleet, instances=(replace(fleet.instances[0], max_num_seqs=1),))) as bed:
+        bed.every(Script(first_delay_s=0.6))
+        first = bed.send(completion(stream=True, target_ttft=3.0))
+        await until_on_loop(lambda: bool(bed.backend("e1").calls))
+        answer = await bed.ask(completion(stream=True, **said))
+        assert answer.status == status
+        await first.answer.ended.wait()
+        assert first.answer.status == 200
 
 
 async def test_a_revoked_key_is_refused_with_the_next_request() -> None:
