@@ -110,6 +110,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         decisions=decisions(gateway),
         learned=gateway.learned_versions(),
         capacity=capacity(gateway.named_models, known, gateway.fleet.coming, gateway.fleet.on_demand),
+        pruning_orders=dict(gateway.scheduler.dispatcher.orders.taken),
     )
 
 
@@ -202,6 +203,9 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         who = {"tenant": said["tenant"], "slo_class": said["slo_class"]}
         what = {"kind": said["kind"], "reason": said["reason"]}
         yield "decisions_total", "Decisions about requests.", who | what, said["count"]
+    orders = "Orders of the coordinator of pruning, by what became of them."
+    for outcome, count in sorted(gateway.scheduler.dispatcher.orders.taken.items()):
+        yield "pruning_orders_total", orders, {"outcome": outcome}, count
     yield from _agents(gateway)
     for model, state in gateway.tokenizers.states().items():
         yield (

@@ -16,8 +16,11 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connections
 
+from api.openai import status
 from api.openai.pruning_feed import PruningFeed
-from controller.core.pruning import PruneReason, report_from_json
+from console.views.traffic.pruning import pruning_context
+from controller.core.messages import PRUNING_CHANNEL
+from controller.core.pruning import PruneReason, PruningOrders, orders_to_json, report_from_json
 from controller.core.snapshot import ClassConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
@@ -33,6 +36,8 @@ from workers.backends.fake import Script
 from workers.live import LiveState, follow
 from workers.pruning import read_orders, read_reports
 from workers.tasks import pruning
+from workers.tasks.heartbeat import heartbeat_send
+from workers.tasks.names import PRUNING_PROCESS
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
 
@@ -122,6 +127,31 @@ async def test_what_two_gateways_cannot_serve_in_time_is_pruned_and_comes_back()
         await sync_to_async(decide)()
         await until_on_loop(lambda: pruned(one, two) == [])
         assert (pruning._untold.returned, pruning._untold.left) == (at_one, at_two)
+
+
+async def test_late_orders_and_orders_out_of_sequence_show_in_metrics_and_on_the_page():
+    redis = live._client(settings.REDIS_URL)
+
+    def send(sequence, expires_in_s):
+        now = time.time()
+        sent = PruningOrders(sequence, now, now + expires_in_s, {}, 4, 1, ["gw-a"])
+        redis.publish(PRUNING_CHANNEL, orjson.dumps(orders_to_json(sent)))
+
+    stored = await sync_to_async(flow_settings_create)(actor=SYSTEM, drop_budget=0.5)
+    await sync_to_async(heartbeat_send)(PRUNING_PROCESS)
+    async with gateway("gw-a") as one:
+        await until_on_loop(lambda: redis.pubsub_numsub(PRUNING_CHANNEL)[0][1] == 1)
+        taken = one.gateway.scheduler.dispatcher.orders.taken
+        for sequence, expires_in_s in ((7, -1.0), (7, 60.0), (7, 60.0), (3, 60.0)):
+            send(sequence, expires_in_s)
+        await until_on_loop(lambda: taken["out_of_sequence"] == 2)
+        one.gateway.instruments.watch(lambda: status.gauges(one.gateway))  # as the service does
+        page = status.metrics(one.gateway).decode()
+        for outcome, count in (("taken", 1), ("late", 1), ("out_of_sequence", 2)):
+            assert f'slackline_pruning_orders_total{{outcome="{outcome}"}} {count}.0\n' in page
+        await one.feed._board.publish_fleet(status.fleet_message(one.gateway, 1, []), 60.0)
+        shown = await sync_to_async(pruning_context)(stored)
+    assert shown["ignored"] == [{"gateway": "gw-a", "late": 1, "out_of_sequence": 2}]
 
 
 async def test_each_request_says_why_it_was_pruned():

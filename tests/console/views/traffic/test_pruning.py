@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 
+import orjson
 import pytest
 from django.conf import settings
 from django.urls import reverse
 
+from controller.core.messages import FLEET_KEY, GATEWAYS_KEY
 from controller.core.pruning import PruneReason
 from controller.models import Decision, FlowSettings
 from controller.services.actors import SYSTEM
 from controller.services.slo.flow_settings import flow_settings_create
 from tests import factories
+from tests.console.live.live_data import fleet
 from workers import live
 from workers.pruning import publish_orders
 from workers.tasks.heartbeat import heartbeat_send
@@ -55,6 +58,28 @@ def test_orders_in_force_are_counted(viewer):
     text = shown(viewer)
     assert "2 of 9 waiting requests of 2 gateways are served last now" in text
     assert "Drop budget 25" in text
+
+
+@pytest.mark.parametrize(
+    ("counted", "line"),
+    [
+        ({"taken": 9, "late": 2, "out_of_sequence": 1}, "gateway-1: 2 were too late, 1 was out of sequence"),
+        ({"late": 1}, "gateway-1: 1 was too late."),
+        ({"out_of_sequence": 1200}, "gateway-1: 1,200 were out of sequence."),
+        ({"taken": 9, "expired": 3}, None),
+        (None, None),  # a gateway of an older release
+    ],
+)
+def test_orders_that_a_gateway_ignored_are_told(viewer, counted, line):
+    flow_settings_create(actor=SYSTEM, drop_budget=0.25)
+    heartbeat_send(PRUNING_PROCESS)
+    message = fleet(at=time.time()) | ({} if counted is None else {"pruning_orders": counted})
+    board = live._client(settings.REDIS_URL)
+    board.sadd(GATEWAYS_KEY, "gateway-1")
+    board.set(FLEET_KEY.format(gateway="gateway-1"), orjson.dumps(message))
+    text = shown(viewer)
+    assert ("Orders that changed nothing" in text) == (line is not None)
+    assert line is None or line in text
 
 
 def test_what_was_pruned_and_whether_it_made_it(viewer):
