@@ -1,6 +1,7 @@
 """The fleet matrix: files are as the cells say, no policy loses a request in any of them, and the report adds up."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from benchmarks.fleets.cells import DEFAULT, FOLDER, cells, text
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.runner import run_once
+from controller.simulator.simulation import Simulation
 from tests.controller.simulator.runs import simulate, some_demands
 
 RATE = {"disaggregated_1_1": 20.0}
@@ -32,6 +34,27 @@ def test_in_every_fleet_all_requests_end_once_and_none_is_refused_wrongly(name):
     assert sorted(record.id for record in result.records) == expected
     latencies = [instance.latency for instance in plan.settings.instances]
     assert not any(bench_fleets.wrongly_refused(record, latencies) for record in result.records)
+
+
+@pytest.mark.parametrize(("cell", "busy", "quiet"), [("elastic", 80.0, 8.0), ("elastic_mixed", 9.0, 1.0)])
+def test_a_scaler_follows_a_wave_once_and_takes_no_instance_that_work_needs(cell, busy, quiet):
+    """40 s of traffic for three or four instances, 60 s for one, and 40 s again."""
+    plan = parse_experiment(cells()[cell], bench_fleets._no_files, bench_fleets._no_files)
+    demands, began = [], 0.0
+    for number, (seconds, rate) in enumerate(((40.0, busy), (60.0, quiet), (40.0, busy))):
+        phase = replace(plan.workload, duration_s=seconds).demands(rate, 1000 + number)
+        demands += [replace(each, id=f"{number}.{each.id}", at=began + each.at) for each in phase]
+        began += seconds
+    contender = next(each for each in plan.contenders if each.label == DEFAULT)
+    result = Simulation(contender.settings(plan.settings), contender.build(), demands).run()
+    drained_at = [decision.at for decision in result.decisions if decision.kind == "scale_in"]
+    assert drained_at
+    assert bench_fleets.direction_changes(result) == 2, "out, in, and out again"
+    for at in drained_at:
+        around = [record.attained for record in result.records if at - 5 <= record.at < at + 10]
+        assert around
+        assert all(around)
+    assert sum(record.attained for record in result.records) >= 0.99 * len(demands)
 
 
 def test_a_refusal_is_wrong_only_where_an_instance_could_have_kept_the_targets():
