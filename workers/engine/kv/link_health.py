@@ -27,6 +27,7 @@ class LinkHealth:
         self.latency_s: float | None = None
         self.bandwidth_bytes_s: float | None = None
         self.bytes = self.transfers = self.failures = 0
+        self.measurements = 0  # of its bandwidth
         self.last_error = ""
         self.down_since: float | None = None
         self._known = False
@@ -47,6 +48,7 @@ class LinkHealth:
             self.bandwidth_bytes_s = _mean(self.bandwidth_bytes_s, nbytes / seconds)
             self._best = max(self.bandwidth_bytes_s, self._best * BEST_FADES)
             self._unmeasured = False
+            self.measurements += 1
 
     def moved(self, nbytes: int, seconds: float) -> None:
         """A transfer succeeded. `seconds` 0: it was limited by something other than the link."""

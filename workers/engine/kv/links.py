@@ -2,8 +2,8 @@
 
 As in HyperFlexis' TransferLink Manager, links are created when an instance joins, so that no request waits for them.
 Each link has a watched connection (one ping a second; bandwidth from a probe at first, then from transfers) and a few
-idle connections for pulls. A pull from an engine that was not announced creates its link, if an engine of the fleet
-made its offer; such a link is removed when it stays down.
+idle connections for pulls. It is not probed while a transfer uses it, or is held there. A pull from an engine that was
+not announced creates its link, if an engine of the fleet made its offer; such a link is removed when it stays down.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from workers.engine.kv.wire import KvTransferError, as_transfer_errors
 PING_S = 1.0
 CONNECT_S = 2.0
 PROBE_BYTES = 4 << 20
-PROBE_S = 5.0  # between two probes of a link that is slow, or whose transfers do not measure bandwidth
+PROBE_S = 5.0  # from a measurement to the probe of a link that is slow, or whose transfers do not measure bandwidth
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two attempts to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # a link that was not announced is removed after being down this long
@@ -61,6 +61,7 @@ class KvLink:
         self._idle: list[KvConnection] = []
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
+        self._transfers = 0  # that use it now
 
     def start(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -86,6 +87,15 @@ class KvLink:
 
     async def open(self) -> KvConnection:
         return await KvConnection.open(self.peer.host, self.peer.port, self._token, CONNECT_S)
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While a transfer uses the link, or waits or is held there: a probe would take bandwidth from it."""
+        self._transfers += 1
+        try:
+            yield
+        finally:
+            self._transfers -= 1
 
     def give_back(self, connection: KvConnection) -> None:
         if len(self._idle) < KEPT and not self._closed:
@@ -130,8 +140,7 @@ class KvLink:
 
     async def _use(self, control: KvConnection) -> None:
         """Ping and probe the connection until it breaks. Raises KvTransferError."""
-        if self.health.wants_probe:
-            self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
+        await self._probe(control)
         self.health.answered(await control.ping())
         for gone in [connection for connection in self._idle if connection.gone]:
             self._idle.remove(gone)
@@ -140,13 +149,19 @@ class KvLink:
             self.give_back(await self.open())  # so that the first request has an open connection
         self.health.connected()
         self.tried.set()
-        probed_at = time.monotonic()
+        measurements, measured_at = self.health.measurements, time.monotonic()
         while True:
             await asyncio.sleep(PING_S)
             self.health.answered(await control.ping())
-            if self.health.wants_probe and time.monotonic() - probed_at >= PROBE_S:
-                probed_at = time.monotonic()
-                self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
+            if self.health.measurements != measurements:
+                measurements, measured_at = self.health.measurements, time.monotonic()
+            if time.monotonic() - measured_at >= PROBE_S:
+                await self._probe(control)
+
+    async def _probe(self, control: KvConnection) -> None:
+        """Measure the link if nothing else does. Raises KvTransferError."""
+        if self.health.wants_probe and not self._transfers:
+            self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
 
 
 class Links:
@@ -215,7 +230,7 @@ class Links:
         began = time.monotonic()
         transfer = _Transfer(link, offer, seq, self._about(seq))
         try:
-            with as_transfer_errors(f"KV of {offer.request}", "unreachable"):
+            with link.moving(), as_transfer_errors(f"KV of {offer.request}", "unreachable"):
                 async with asyncio.timeout(self._timeout_s) as limit:
                     loop = asyncio.get_running_loop()
                     at_last = loop.time() + LONGEST_PREFILL_S

@@ -234,7 +234,7 @@ class PrefixBorrower:
         try:
             async with asyncio.timeout(whole_s):
                 async with asyncio.timeout(copy.patience_s) as copy.limit:
-                    with self._beside_others(copy):
+                    with self._beside_others(copy), copy.link.moving():
                         await self._copy(copy)
         except TimeoutError:
             told = "a prefix of %d tokens took longer than %g s, or a layer of it longer than %g s"

@@ -16,6 +16,7 @@ from controller.policies.batching import BATCHINGS
 from tests.waiting import until_on_loop
 from workers.engine.engine import Engine
 from workers.engine.kv import digests, lender, link_health, prefixes
+from workers.engine.kv import links as kv_links
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import KvLink, Peer
 from workers.engine.kv.prefixes import MOST_FETCHES
@@ -412,6 +413,34 @@ async def test_a_link_that_looked_too_slow_is_measured_again(sides):
     assert not health.wants_probe
     await mine.fetch(PROMPT)
     assert (mine.stages.prefixes.traffic.dearer, health.wants_probe) == (1, True)
+
+
+async def test_a_link_is_not_probed_while_a_copy_uses_it(sides, monkeypatch):
+    monkeypatch.setattr(kv_links, "PING_S", 0.01)
+    monkeypatch.setattr(kv_links, "PROBE_S", 0.02)
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    measured(mine, 1e9, 1.0)
+    health = mine.stages.links.up()[0].health
+    lend, begun, goes_on = source.stages.lender._lend, asyncio.Event(), asyncio.Event()
+
+    async def held(*args: Any) -> None:
+        begun.set()
+        await goes_on.wait()
+        await lend(*args)
+
+    monkeypatch.setattr(source.stages.lender, "_lend", held)
+    fetching = asyncio.ensure_future(mine.fetch(PROMPT))
+    await asyncio.wait_for(begun.wait(), 10.0)
+    health.doubted()
+    before = health.measurements
+    await asyncio.sleep(0.3)
+    assert (health.measurements, health.wants_probe) == (before, True)
+    goes_on.set()
+    await fetching
+    health.doubted()
+    await until_on_loop(lambda: not health.wants_probe)
 
 
 async def test_copies_beside_each_other_do_not_measure_the_link(sides, monkeypatch):
