@@ -10,7 +10,7 @@ from tests.workers.engine.kv import test_damaged, test_link_connections, test_ov
 from tests.workers.engine.kv import test_disaggregation as test_handover
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
-link = test_link_connections.link
+link, probes = test_link_connections.link, test_link_connections.probes
 
 for module in (test_damaged, test_handover, test_link_connections, test_overlap):
     for name, case in vars(module).items():
