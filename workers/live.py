@@ -158,11 +158,17 @@ def _published(key: str, clock: SharedClock) -> Dialogue[list[Any]]:
     names = yield from gateways()
     if not names:
         return []
-    sent = time.monotonic()
-    told = yield ("TIME",)
-    clock.heard(_seconds(told), sent, time.monotonic())
+    yield from _hear(clock)
     values = yield ("MGET", *(key.format(gateway=name) for name in names))
     return _messages(values)
+
+
+def _hear(clock: SharedClock) -> Dialogue[float]:
+    """Redis' own time goes to `clock`, and is returned."""
+    sent = time.monotonic()
+    told = _seconds((yield ("TIME",)))
+    clock.heard(told, sent, time.monotonic())
+    return told
 
 
 def server_time() -> Dialogue[float]:
@@ -179,8 +185,8 @@ def _ask_queue() -> Dialogue[int]:
     return int((yield ("INCR", QUEUE_ASKED_KEY)))
 
 
-def _exchange_flows(message: HostFlows) -> Dialogue[str | None]:
-    message["at"] = yield from server_time()
+def _exchange_flows(message: HostFlows, clock: SharedClock) -> Dialogue[str | None]:
+    message["at"] = yield from _hear(clock)
     yield ("HSET", HOST_FLOWS_KEY, message["host"], orjson.dumps(message))
     yield ("EXPIRE", HOST_FLOWS_KEY, HOST_FLOWS_KEPT_S)
     policy = yield ("GET", FLOW_POLICY_KEY)
@@ -284,7 +290,7 @@ class LiveState:
 
     async def exchange_flows(self, message: HostFlows) -> str | None:
         """Publish what a transfer daemon schedules. Returns the stored flow policy, None if none is known."""
-        return await self.run(_exchange_flows(message))
+        return await self.run(_exchange_flows(message, self.clock))
 
     async def leave(self) -> None:
         """Remove this gateway's state at shutdown, so that pages need not wait until it expires."""

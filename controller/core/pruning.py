@@ -5,6 +5,8 @@ Moments are epoch seconds on the clock that gateways share.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,6 +82,43 @@ class PruningOrders(NamedTuple):
     waiting: int = 0
     batches: int = 0
     gateways: Sequence[str] = ()
+
+
+class OrdersInForce:
+    """Which orders count, for one that enforces them. Moments are those of its own clock, in seconds.
+
+    `taken`: how many orders were taken, or not and why: `taken`, `late`, `out_of_sequence`; and how many were in force
+    when their time was over, without new ones: `expired`.
+    """
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.sequence = 0
+        self.expires_at = math.inf  # infinite: none are in force
+
+    @property
+    def in_force(self) -> bool:
+        return not math.isinf(self.expires_at)
+
+    def admit(self, sequence: int, expires_at: float, now: float) -> bool:
+        """Whether these count from now on, in place of those before."""
+        if expires_at <= now:
+            self.taken["late"] += 1
+            return False
+        if self.in_force and sequence <= self.sequence:
+            self.taken["out_of_sequence"] += 1
+            return False
+        self.taken["taken"] += 1
+        self.sequence, self.expires_at = sequence, expires_at
+        return True
+
+    def end_if_over(self, now: float) -> bool:
+        """Whether those in force ended, since their time is over."""
+        if now < self.expires_at:
+            return False
+        self.taken["expired"] += 1
+        self.expires_at = math.inf
+        return True
 
 
 Row = TypeVar("Row", bound="WaitingPrefill | PrefillUnit | PruneReason")

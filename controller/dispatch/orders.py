@@ -6,38 +6,25 @@ pruned goes back to its place: the dispatcher goes on by its own policies.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.pruning import OrdersInForce
 from controller.dispatch.lane import Lane
 
 
-class OrderBook:
-    """`taken`: how many orders were taken, or not and why. `in_force`: whether pruning is coordinated now."""
+class OrderBook(OrdersInForce):
+    """Those that one gateway enforces. `in_force`: whether pruning is coordinated now."""
 
     def __init__(self) -> None:
-        self.taken: Counter[str] = Counter()  # taken, late, out_of_sequence, expired
-        self.sequence = 0
-        self.expires_at = math.inf  # infinite: none are in force
+        super().__init__()
         self._pruned: set[str] = set()
-
-    @property
-    def in_force(self) -> bool:
-        return not math.isinf(self.expires_at)
 
     def take(self, orders: ev.Orders, lanes: Iterable[Lane], now: float) -> list[ev.Prune]:
         """Put new orders into force."""
-        if orders.expires_at <= now:
-            self.taken["late"] += 1
+        if not self.admit(orders.sequence, orders.expires_at, now):
             return []
-        if self.in_force and orders.sequence <= self.sequence:
-            self.taken["out_of_sequence"] += 1
-            return []
-        self.taken["taken"] += 1
-        self.sequence, self.expires_at = orders.sequence, orders.expires_at
         actions: list[ev.Prune] = []
         lanes = list(lanes)
         for name in sorted(self._pruned - orders.scavengers.keys()):
@@ -52,10 +39,8 @@ class OrderBook:
 
     def expire(self, lanes: Iterable[Lane], now: float) -> list[ev.Prune]:
         """End orders whose time is over."""
-        if now < self.expires_at:
+        if not self.end_if_over(now):
             return []
-        self.taken["expired"] += 1
-        self.expires_at = math.inf
         actions: list[ev.Prune] = []
         lanes = list(lanes)
         for name in sorted(self._pruned):

@@ -26,6 +26,7 @@ from controller.flow.scheduler import (
     FlowScheduler,
     LayerStarted,
     NotTaken,
+    OrderSent,
     PortSeen,
     Pressed,
     Submitted,
@@ -205,6 +206,10 @@ class Gate:
         if flow_id in self._senders:
             self._events.append(Pressed(flow_id))
         return flow_id in self._senders
+
+    def obey(self, order: OrderSent) -> None:
+        """The coordinator has sent an order."""
+        self._events.append(order)
 
     def layer_started(self, unit: str, batch: str, layer: int, now: float) -> None:
         """The unit computes this layer of the batch now, from 0, or waits for what it needs. Until `computed`, its KV

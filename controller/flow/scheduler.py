@@ -90,7 +90,7 @@ class BatchComputed(NamedTuple):
 
 
 class OrderSent(NamedTuple):
-    """The coordinator's order between batches. One with a `sequence` that is not larger than the last is ignored.
+    """The coordinator's order between batches. One with a `sequence` that is not larger than that in force is ignored.
 
     `scavengers`: requests that were pruned. `expires_at`: from then on the order counts no more.
     """
@@ -359,6 +359,7 @@ class FlowScheduler:
         touched |= dict.fromkeys(self._of_unit.get(unit, ()), True)
 
     def _take_order(self, order: OrderSent, now: float, touched: dict[str, bool]) -> None:
+        self._expire(now, touched)  # its sequence counts no more either: a new coordinator may have begun at 1
         if (self._order is not None and order.sequence <= self._order.sequence) or order.expires_at <= now:
             return
         self._order = order
@@ -367,9 +368,8 @@ class FlowScheduler:
             touched.setdefault(flow_id, False)
 
     def _expire(self, now: float, touched: dict[str, bool]) -> None:
-        if self._ranks and self._order is not None and self._order.expires_at <= now:
-            self._ranks = {}
-            self._order = self._order._replace(scavengers=frozenset())
+        if self._order is not None and self._order.expires_at <= now:
+            self._order, self._ranks = None, {}
             for flow_id in self._flows:
                 touched.setdefault(flow_id, False)
 
@@ -437,7 +437,7 @@ class FlowScheduler:
         state.band = band
 
     def _wake_at(self, now: float) -> float:
-        at: float = self._order.expires_at if self._ranks and self._order is not None else math.inf
+        at: float = math.inf if self._order is None else self._order.expires_at
         change = self._looks.first_key()
         if change is None:
             return at

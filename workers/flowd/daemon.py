@@ -43,14 +43,15 @@ import uvloop
 
 from controller.core.errors import ConfigError, SlacklineError
 from controller.core.messages import HostFlows
+from controller.core.pruning import OrdersInForce, PruningOrders
 from controller.flow.flows import STAGES, FlowStage, MsFlow
 from controller.flow.gate import GATED, OFF, Expired, Gate, GateAction, GateConfig, Go
 from controller.flow.policies import FLOW_POLICIES
-from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken
+from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, NotTaken, OrderSent
 from workers.flowd.client import LINK, MEMORY
 from workers.flowd.lines import line_batches
 from workers.flowd.pauses import StepPauses
-from workers.flowd.report import FlowHistory, exchange, first, keep_reporting, port_loads
+from workers.flowd.report import FlowHistory, exchange, first, keep_obeying, keep_reporting, port_loads
 from workers.flowd.settings import FlowdSettings
 from workers.live import LiveState
 
@@ -87,6 +88,8 @@ class FlowDaemon:
         self._path = settings.socket
         self._policy = settings.policy
         self._bandwidth, self._config = settings.bandwidth, config
+        self._orders = OrdersInForce()  # of the coordinator of pruning
+        self._order: OrderSent | None = None  # the last one that was taken
         self._gate = self._gate_of(settings.policy)  # of new flows; None: they are not scheduled
         self._ending: list[Gate] = []  # of policies before, with flows
         self._owners: dict[str, tuple[asyncio.StreamWriter, Gate]] = {}
@@ -104,7 +107,10 @@ class FlowDaemon:
         if policy == OFF:
             return None
         scheduler = FlowScheduler(FLOW_POLICIES[policy](), FlowSchedulerConfig(PERIOD_S, lazy=True))
-        return Gate(scheduler, self._bandwidth, self._config)
+        gate = Gate(scheduler, self._bandwidth, self._config)
+        if self._order is not None:
+            gate.obey(self._order)
+        return gate
 
     def follow(self, policy: str) -> None:
         """Schedule new flows by this policy, or not at all (OFF). Those that go on end as they began: the gates of two
@@ -122,6 +128,16 @@ class FlowDaemon:
         self._policy, self._gate = policy, self._gate_of(policy)
         for writer in list(self._clients):
             self._say_policy(writer)
+
+    def obey(self, orders: PruningOrders, left_s: float) -> None:
+        """Send transfers of the requests that these orders prune after all others, for `left_s` seconds from now."""
+        now = self._now()
+        self._orders.end_if_over(now)
+        if self._orders.admit(orders.sequence, now + left_s, now):
+            self._order = OrderSent(orders.sequence, (), frozenset(orders.scavengers), now + left_s)
+            for gate in self._gates():
+                gate.obey(self._order)
+            self._soon()
 
     def _gates(self) -> Iterator[Gate]:
         yield from self._ending
@@ -325,7 +341,9 @@ class FlowDaemon:
     def status(self) -> dict[str, Any]:
         """All transfers, the first to send first."""
         flows = [view for gate in self._gates() for view in gate.view(self._now())]
-        return {"event": "status", "policy": self._policy, "bandwidth": self._bandwidth, "flows": flows}
+        self._orders.end_if_over(self._now())
+        about = {"policy": self._policy, "bandwidth": self._bandwidth, "orders": dict(self._orders.taken)}
+        return {"event": "status", **about, "flows": flows}
 
     def report(self, host: str) -> HostFlows:
         """What the console shows of this host."""
@@ -466,16 +484,17 @@ async def _until_stopped(settings: FlowdSettings) -> None:
     away = live is not None and not await exchange(daemon, live, settings.host)
     await daemon.start()
     gc.freeze()  # imported modules stay, so that no collection looks at them while transfers wait
-    reporting = None
+    tasks = []
     if live is not None:
-        reporting = asyncio.create_task(keep_reporting(daemon, live, settings.host, away=away))
+        reporting = keep_reporting(daemon, live, settings.host, away=away)
+        tasks = [asyncio.create_task(each) for each in (reporting, keep_obeying(daemon, live))]
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         await stopped.wait()
     finally:
-        if reporting is not None:
-            reporting.cancel()
+        for task in tasks:
+            task.cancel()
         with contextlib.suppress(OSError):
             await daemon.close()

@@ -1,6 +1,7 @@
 """What the transfer daemon tells the console, through Redis: the load of its ports and the history of its flows.
 
-Each second it publishes that and reads the stored flow policy in return. Without Redis it goes on by the last policy.
+Each second it publishes that and reads the stored flow policy in return. Orders of the coordinator of pruning come as
+they are published. Without Redis it goes on by the last policy, and orders in force end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from itertools import islice
 from typing import Protocol
 
 from controller.core.messages import HostFlow, HostFlows, LevelLoad, PortLoad
+from controller.core.pruning import PruningOrders
 from controller.flow.flows import MsFlow
 from controller.flow.gate import FlowView
-from workers.live import LiveState, LiveUnavailable
+from workers.live import LiveState, LiveUnavailable, follow
+from workers.pruning import VALID_S
 
 PERIOD_S = 1.0
 SHORTEST_WINDOW_S = 0.5  # over which a rate is measured
@@ -148,6 +151,8 @@ class Reports(Protocol):
 
     def follow(self, policy: str) -> None: ...
 
+    def obey(self, orders: PruningOrders, left_s: float) -> None: ...
+
 
 async def keep_reporting(daemon: Reports, live: LiveState, host: str, *, away: bool) -> None:
     """Exchange each second until cancelled. `away`: whether Redis was when this was last tried."""
@@ -157,6 +162,17 @@ async def keep_reporting(daemon: Reports, live: LiveState, host: str, *, away: b
             away = not await exchange(daemon, live, host, say=not away)
     finally:
         await live.close()
+
+
+async def keep_obeying(daemon: Reports, live: LiveState) -> None:
+    """Pass the orders of the coordinator of pruning on until cancelled. None count for longer than the coordinator's
+    do, whatever they say."""
+
+    def obey(orders: PruningOrders) -> None:
+        daemon.obey(orders, min(orders.expires_at - live.clock.now(), VALID_S))
+
+    # It is no gateway: no commands come for it, and the flow policy is all that it reads of the configuration.
+    await follow(live, lambda command: None, lambda version: None, obey)
 
 
 async def exchange(daemon: Reports, live: LiveState, host: str, *, say: bool = True) -> bool:

@@ -207,6 +207,17 @@ def test_weight_loads_come_after_requests_with_a_floor_and_before_scavengers():
     assert back["a"].rank < turns["w"].rank
 
 
+def test_orders_that_only_prune_end_as_well_and_so_does_their_sequence():
+    made = scheduler()
+    made.handle([Submitted(kv("a", 0.001))], 0.0)
+    actions, wake_at = made.handle([OrderSent(5, (), frozenset({"a"}), 1.0)], 0.1)
+    assert permits(actions)["a"].rank == (math.inf,)
+    assert wake_at <= 1.0
+    assert permits(made.handle([], 1.0)[0])["a"].rank < (math.inf,)
+    again = permits(made.handle([OrderSent(1, (), frozenset({"a"}), 2.0)], 1.1)[0])
+    assert again["a"].rank == (math.inf,)
+
+
 def test_what_cannot_be_in_time_any_more_says_so():
     turns = permits(scheduler().handle([Submitted(kv("a", 2.0))], 0.0)[0])
     assert turns["a"].infeasible
