@@ -40,6 +40,7 @@ def test_every_resource_is_described(document):
         "scaling-policies", "decisions", "requests", "attainment", "queue", "health", "simulations", "traces",
         "actions", "starts", "transfers", "instance-links", "kv-transfers", "launch-templates", "flow-settings",
         "workflows", "workflow-results", "goodput", "length-versions", "graph-versions",
+        "learned-takeovers",
     }  # fmt: skip
 
 
