@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import zlib
 from collections.abc import Callable, Coroutine
@@ -42,6 +43,8 @@ from workers.vllm_connector.plan import Kept
 from workers.vllm_connector.settings import ConnectorSettings
 
 UNSENT_BYTES = 128 << 10
+# vLLM 0.32 calls a request by its endpoint, the name that was sent, its place among several prompts, and a random part.
+NAMED = re.compile(r"(?:cmpl-(.+)-\d+|chatcmpl-(.+))-[0-9a-f]{8}")
 ASK_S = 5.0  # until a connected receiver has asked
 KNOWN_S = 1.0  # an offer may be used before this server's next step, with which the worker learns of it
 LOOK_S = 0.005
@@ -236,11 +239,18 @@ class KvSource:
         due = asked.get("due_in_s")
         due_in_s = float(due) if isinstance(due, int | float) and -1e6 < due < 1e6 else None
         to = str(writer.get_extra_info("peername")[0])
-        flow = self._client.submit(FlowStage.KV_TRANSFER, size, to, due_in_s, held.kept.request_id[:200])
+        flow = self._client.submit(FlowStage.KV_TRANSFER, size, to, due_in_s, name_of(held.kept.request_id)[:200])
         if flow.scheduled:
             writer.transport.set_write_buffer_limits(0)
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         return flow
+
+
+def name_of(request_id: str) -> str:
+    """The name under which the gateway sent a request, which orders and records know it by; what vLLM calls it if that
+    has another form."""
+    found = NAMED.fullmatch(request_id)
+    return request_id if found is None else found[1] or found[2]
 
 
 async def _confirmed(sending: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> bytes:

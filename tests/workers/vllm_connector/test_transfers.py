@@ -215,6 +215,19 @@ async def test_a_daemon_that_never_answers_stops_no_transfer(path: str) -> None:
     daemon.close()
 
 
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("cmpl-req-0af3-0-1b2c3d4e", "req-0af3"),
+        ("chatcmpl-req-0af3-1b2c3d4e", "req-0af3"),
+        ("cmpl-req-0af3-0", "cmpl-req-0af3-0"),
+        ("p", "p"),
+    ],
+)
+def test_a_transfer_is_named_as_the_gateway_names_its_request(called: str, name: str) -> None:
+    assert source.name_of(called) == name
+
+
 async def test_a_transfer_that_has_time_waits_for_one_that_has_none(shared: Shared) -> None:
     """The link is full until the other one ends; then it is sent, and its bytes are marked."""
     daemon, other, made = shared
