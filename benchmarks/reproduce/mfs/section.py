@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -133,17 +134,22 @@ def _judged(
     )
 
 
-def _headroom(of: Curves, names: Sequence[str]) -> str:
-    """By load, what is in time if no KV is on the links, beside the best baseline and MFS."""
-    parts = []
-    for load, most in attainments(of, NO_KV.name).items():
-        best = max(attainments(of, name)[load] for name in names)
-        ours = attainments(of, MFS.name)[load]
-        parts.append(f"{100 * most:.1f} % against {100 * best:.1f} and {100 * ours:.1f} % at load {load:g}")
+def headroom(of: Curves, names: Sequence[str]) -> str:
+    """By load, what is in time if links cost nothing and if no KV is on them, beside the best baseline and MFS. The
+    steps between them are what collectives cost, and what KV beside them does."""
+    free, alone, ours = (attainments(of, each.name) for each in (FREE, NO_KV, MFS))
+    best = {load: max(attainments(of, name)[load] for name in names) for load in alone}
+    rows = {load: [round(100 * each[load], 1) for each in (free, alone, best, ours)] for load in alone}
+    worst = max(rows, key=lambda load: rows[load][0] - rows[load][2])
+    own, beside = (before - after for before, after in itertools.pairwise(rows[worst][:3]))
+    shown = "; ".join(
+        f"{', '.join(map(str, row[:-1]))} and {row[-1]} % at load {load:.3g}" for load, row in rows.items()
+    )
     return (
-        "an order of flows can win back only what KV costs the collectives, and at these rates links are mostly idle. "
-        f"In time with collectives alone on the links, against the best of {', '.join(names)} and MFS: "
-        f"{'; '.join(parts)}"
+        "no order of flows shortens the bytes of the collectives; it can win back only what KV beside them costs. At "
+        f"load {worst:.3g}, where links cost most, collectives cost {own:.1f} points of first tokens in time, and KV "
+        f"{max(0.0, beside):.1f} under the best of {', '.join(names)}. In time with links 1,000 times faster, with "
+        f"collectives alone on the links, with that best, and with MFS: {shown}"
     )
 
 
@@ -196,14 +202,14 @@ def _attainment(part: str, pairs: Sequence[tuple[str, PromptMix]], size: Cluster
             gain = largest_gain(of, [KARUNA.name])
             bar = 1.3 if workload is LONG_CONVERSATION else 1.4
             what, names = f"{called}: attainment over Karuna (factor)", [KARUNA.name]
-            claims.append(_judged(figure, what, bar, gain and gain[0], where, size, _headroom(of, names)))
+            claims.append(_judged(figure, what, bar, gain and gain[0], where, size, headroom(of, names)))
             if workload is LONG_AGENT:
                 claims.append(_rate(figure, called, 1.15, rate, where, size, of))
         else:
             gain = largest_gain(of, STRONGEST)
             what = f"{called}: attainment over the best of FS, SJF and EDF (factor)"
             claims.append(
-                _judged(figure, what, GAINS[part][model], gain and gain[0], where, size, _headroom(of, STRONGEST))
+                _judged(figure, what, GAINS[part][model], gain and gain[0], where, size, headroom(of, STRONGEST))
             )
             claims.append(_rate(figure, called, RATES[part][model], rate, where, size, of))
         tables.append(_table(f"{figure}: {called}", setting, of))
@@ -218,7 +224,12 @@ def _rate(
     figure: str, called: str, bar: float, found: float | None, where: str, size: ClusterSize, of: Curves
 ) -> Claim:
     what = f"{called}: rate over Karuna with {100 * SUSTAINED:g} % in time (factor)"
-    return _judged(figure, what, bar, found, where, size, _headroom(of, [KARUNA.name]))
+    return _judged(figure, what, bar, found, where, size, headroom(of, [KARUNA.name]))
+
+
+def best_change(of: Curves, load: float, key: str) -> float:
+    """MFS' change, in percent, from the lowest mean of STRONGEST."""
+    return 100 * (mean(of[MFS.name][load], key) / min(mean(of[name][load], key) for name in STRONGEST) - 1)
 
 
 def _breakdown(part: str, setting: FlowSetting, load: float, progress: Progress) -> Section:
@@ -231,7 +242,11 @@ def _breakdown(part: str, setting: FlowSetting, load: float, progress: Progress)
     changes = {key: 100 * (mean(ours, key) / mean(others, key) - 1) for key in ("cct_s", "early")}
     names = {"cct_s": "mean time of an exchange", "early": "mean positive earliness"}
     took = ", ".join(f"{1e3 * mean(of[each.name][load], 'cct_s'):.2f} with {each.name}" for each in CONTENDERS)
-    why = {"cct_s": f"mean exchange in ms: {took}", "early": _headroom(of, STRONGEST)}
+    best = {key: f"change from the lowest of them {best_change(of, load, key):+.1f} %" for key in changes}
+    why = {
+        "cct_s": f"{best['cct_s']}; mean exchange in ms: {took}",
+        "early": f"{best['early']}; {headroom(of, STRONGEST)}",
+    }
     claims = []
     for key, theirs in (("cct_s", -52.0), ("early", -42.0)):
         what = f"{called}: {names[key]}, change from the mean of FS, SJF and EDF (%)"

@@ -7,11 +7,21 @@ import pytest
 
 from benchmarks.reproduce.__main__ import STORE, stored
 from benchmarks.reproduce.mfs import cases
-from benchmarks.reproduce.mfs.section import GAINS, MOE, PARTS, largest_gain, rate_ratio, reproduce
+from benchmarks.reproduce.mfs.section import (
+    GAINS,
+    MOE,
+    PARTS,
+    best_change,
+    headroom,
+    largest_gain,
+    rate_ratio,
+    reproduce,
+)
 from benchmarks.reproduce.mfs.setting import (
     AGENT,
     BASELINES,
     CONVERSATION,
+    EARLIEST,
     FAIR,
     FREE,
     KARUNA,
@@ -21,6 +31,7 @@ from benchmarks.reproduce.mfs.setting import (
     NO_KV,
     PAPER,
     SHAPES,
+    SHORTEST,
     ClusterSize,
     FlowFigures,
     FlowSetting,
@@ -102,6 +113,29 @@ def test_ratios_of_attainment_and_of_rate():
     assert largest_gain(of, [FAIR.name, KARUNA.name]) == (pytest.approx(1.5), 0.2)
     assert rate_ratio(of, KARUNA.name) == pytest.approx(0.225 / 0.15)
     assert rate_ratio(of, KARUNA.name, level=0.95) is None
+
+
+def test_a_missed_claim_says_what_collectives_and_kv_beside_them_cost():
+    of = {
+        FREE.name: {0.1: share(1.0), 0.2: share(0.95)},
+        NO_KV.name: {0.1: share(0.99), 0.2: share(0.6)},
+        FAIR.name: {0.1: share(0.98), 0.2: share(0.55)},
+        MFS.name: {0.1: share(0.99), 0.2: share(0.58)},
+    }
+    said = headroom(of, [FAIR.name])
+    assert "At load 0.2, where links cost most, collectives cost 35.0 points" in said
+    assert "KV 5.0 under the best of FS." in said
+    assert said.endswith("100.0, 99.0, 98.0 and 99.0 % at load 0.1; 95.0, 60.0, 55.0 and 58.0 % at load 0.2")
+    of[FAIR.name][0.2] = share(0.7)  # better than fair sharing without KV
+    assert "KV 0.0 under the best of FS." in headroom(of, [FAIR.name])
+
+
+def test_changes_are_given_from_the_best_baseline_too():
+    of = {
+        name: {0.4: [FlowFigures(0.5, 0.1, seconds, 0.2, 0.0, 0)]}
+        for name, seconds in ((FAIR.name, 0.06), (SHORTEST.name, 0.08), (EARLIEST.name, 0.05), (MFS.name, 0.04))
+    }
+    assert best_change(of, 0.4, "cct_s") == pytest.approx(-20.0)
 
 
 def test_the_reproduction_runs_in_a_small_form():
