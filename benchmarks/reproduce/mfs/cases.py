@@ -21,6 +21,7 @@ from benchmarks.reproduce.mfs.setting import (
     AGENT,
     BASELINES,
     CONVERSATION,
+    GUESSED,
     LEAST_FIRST,
     LONG_AGENT,
     LONG_CONVERSATION,
@@ -37,7 +38,7 @@ from benchmarks.reproduce.mfs.setting import (
 
 SEEDS = (4, 5, 6)
 SIZES = {"paper": PAPER, "reduced": REDUCED}
-CONTENDERS = {each.name: each for each in (*BASELINES, MFS, LEAST_FIRST[0], NOT_IN_VAIN, LEAST_FIRST[1])}
+CONTENDERS = {each.name: each for each in (*BASELINES, MFS, GUESSED, LEAST_FIRST[0], NOT_IN_VAIN, LEAST_FIRST[1])}
 
 
 class LinkCase(NamedTuple):

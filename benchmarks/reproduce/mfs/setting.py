@@ -128,6 +128,7 @@ class FlowContender:
     in_vain: bool = True
     nic_factor: float = 1.0  # how much faster than the setting's its links are
     kv_share: float = 1.0  # of the KV's bytes that are moved
+    load_error: float = 0.0  # of the loads that the order is made by
 
 
 BUDGET = 0.05  # share of the requests in the cluster that may be pruned
@@ -161,6 +162,7 @@ NOT_IN_VAIN = FlowContender("MFS, nobody pruned in vain", DeferAndPromote, order
 MORE_PRUNING = tuple(
     FlowContender(f"{each.name}, budget {MORE:g}", each.policy, True, MORE) for each in (FAIR, SHORTEST, MFS)
 )
+GUESSED = replace(MFS, name="MFS, loads known to 20 %", load_error=0.2)
 PRUNING = tuple(FlowContender(f"{each.name} with pruning", each.policy, True, BUDGET) for each in BASELINES)
 
 
@@ -244,7 +246,7 @@ def serve(setting: FlowSetting, contender: FlowContender, load: float, seed: int
     settings = PrefillSettings(
         shape, setting.size.instances(setting.shape), TARGET, budget=contender.budget,
         ordered=contender.ordered, in_vain=contender.in_vain, copies=False,
-        leaf_servers=setting.leaf_servers,
+        leaf_servers=setting.leaf_servers, load_error=contender.load_error, seed=seed,
     )  # fmt: skip
     run = PrefillRun(settings, contender.policy)
     found = run.serve(requests)

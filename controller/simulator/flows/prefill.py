@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
+from controller.core.noise import standard_normal
 from controller.flow.batches import Batch, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FlowPolicy
@@ -62,6 +63,9 @@ class PrefillSettings:
     - `leaf_servers`: servers on one leaf switch of a 1:1 fat tree, over which reuse and KV transfers take one path each
       (`fabric.FatTree`); 0: traffic is spread so evenly that only hosts' ports can be full. Collectives, which go to
       many hosts at once, are always spread. A rank's port and a link between switches are equally wide.
+    - `load_error`: standard deviation of the factor, lognormal with mean 1, by which the order's load of a port by a
+      request is wrong, as where history says which experts tokens go to (MFS app. B). One draw for each port and
+      request, by `seed`; what is sent is not changed.
     """
 
     shape: PrefillShape
@@ -76,6 +80,8 @@ class PrefillSettings:
     report_s: float = 0.005
     copies: bool = True
     leaf_servers: int = 0
+    load_error: float = 0.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -88,6 +94,8 @@ class PrefillSettings:
             raise ConfigError("orders_per_s must be positive", field="orders_per_s")
         if self.leaf_servers < 0:
             raise ConfigError("leaf_servers must not be negative", field="leaf_servers")
+        if not 0 <= self.load_error < math.inf:
+            raise ConfigError("load_error must be finite and not negative", field="load_error")
 
 
 def alone_s(shape: PrefillShape, request: PrefillRequest, remote: bool = True) -> float:
@@ -193,6 +201,7 @@ class PrefillRun:
         self._decode = itertools.count()
         self._exchange_began: dict[str, float] = {}
         self._pruned: set[str] = set()
+        self._load_factors: dict[tuple[str, str], float] = {}  # by request and port
         self._sequence = 0
         self._ordered_at = -math.inf
         self._order_waits = False
@@ -492,7 +501,8 @@ class PrefillRun:
         self._start_next(batch.instance)
 
     def _as_batch(self, batch: _Batch) -> Batch:
-        """What is left of a batch: computing of the groups to come, and bytes by port and request."""
+        """What is left of a batch: computing of the groups to come, and bytes by port and request, as far as they are
+        known (`load_error`)."""
         left = self.shape.groups - max(0, batch.group)
         mean = sum(batch.tokens) / self.shape.ranks
         busiest = max(batch.tokens)
@@ -510,7 +520,19 @@ class PrefillRun:
                 fetch = self.shape.kv_bytes(each.request.reuse_tokens) * (self.shape.groups - each.fetched)
                 load[into] += fetch
                 load[each.source] = load.get(each.source, 0.0) + fetch
+            load = {port: size * self._load_factor(each.request.id, port) for port, size in load.items()}
             held = batch.begun and each.fetched < self.shape.groups  # pruned, its reuse would hold up the others
             requests.append(BatchRequest(each.request.id, each.due, load, exempt=held))
         compute = (self.shape.dense_s(busiest, context) + self.shape.experts_s(sum(batch.tokens))) * left
         return Batch(batch.id, f"p{batch.instance}", compute, requests)
+
+    def _load_factor(self, request: str, port: str) -> float:
+        """Drawn by names and not in turn, so that it is the same under every policy."""
+        if not self.settings.load_error:
+            return 1.0
+        key = request, port
+        if key not in self._load_factors:
+            variance = math.log1p(self.settings.load_error**2)  # of the factor's logarithm
+            normal = standard_normal(f"{request} {port}", self.settings.seed)
+            self._load_factors[key] = math.exp(math.sqrt(variance) * normal - variance / 2)
+        return self._load_factors[key]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.reproduce.__main__ import STORE, stored
-from benchmarks.reproduce.mfs import cases
+from benchmarks.reproduce.mfs import cases, setting
 from benchmarks.reproduce.mfs.section import (
     GAINS,
     MOE,
@@ -24,6 +24,7 @@ from benchmarks.reproduce.mfs.setting import (
     EARLIEST,
     FAIR,
     FREE,
+    GUESSED,
     KARUNA,
     LONG_AGENT,
     LONG_CONVERSATION,
@@ -37,6 +38,7 @@ from benchmarks.reproduce.mfs.setting import (
     FlowSetting,
     serve,
 )
+from controller.simulator.flows.prefill import PrefillRun
 
 SMALL = ClusterSize(128, 8, 40, (1,))
 
@@ -164,3 +166,18 @@ def test_transfers_that_meet_on_links_of_a_fat_tree_are_later():
 def test_a_case_is_run_for_each_seed_and_contender():
     found = cases.in_time(["llama-conversation"], ClusterSize(128, 0, 4, (4, 5)), [FAIR, MFS], leaf_servers=0)
     assert {name: len(shares) for name, shares in found["llama-conversation"]["1.1"].items()} == {"FS": 2, "MFS": 2}
+
+
+def test_loads_known_to_a_fifth_are_drawn_by_the_seed_of_the_run(monkeypatch):
+    seen = []
+
+    class Watched(PrefillRun):
+        def __init__(self, settings, policy):
+            seen.append((settings.load_error, settings.seed))
+            super().__init__(settings, policy)
+
+    monkeypatch.setattr(setting, "PrefillRun", Watched)
+    for contender in (MFS, GUESSED):
+        serve(FlowSetting("llama", LONG_AGENT, ClusterSize(128, 0, 2, (4,))), contender, 0.5, 4)
+    assert seen == [(0.0, 4), (0.2, 4)]
+    assert cases.CONTENDERS[GUESSED.name] is GUESSED
