@@ -61,7 +61,8 @@ class Host:
 
 @pytest.fixture
 async def hosts():
-    """Two, the first with a wall clock that is five seconds behind; it also leads."""
+    """Two alone, the first with a wall clock that is five seconds behind; it also leads."""
+    live._client(settings.REDIS_URL).flushdb()
     both = [Host("a", BEHIND_S), Host("b")]
     async with both[0].bed, both[1].bed:
         for _ in range(2):
