@@ -50,7 +50,17 @@ def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | 
         "Python": platform.python_version(),
         "cores": os.cpu_count(),
     }
+    copied = getattr(module, "COPIED_FROM", {})
+    if parts and all(part in copied for part in parts):  # nothing ran but what another section stored
+        meta["deciders"] = _deciders_of(copied[parts[0]])
     return replace(section, meta={**section.meta, **meta})
+
+
+def _deciders_of(paper: str) -> str:
+    """The commit of the deciders with which a stored section was run."""
+    file = STORE / f"{paper}.json"
+    meta = json.loads(file.read_text())["meta"] if file.exists() else {}
+    return str(meta.get("deciders", "unknown"))
 
 
 def _git(*command: str) -> str:

@@ -60,6 +60,7 @@ BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never delays a prefill, a
 
 
 PARTS = ("hyperflexis", "exchanged", "sequences", "stages", "reported", "flowprefill", "kairos", "concord")
+COPIED_FROM = dict.fromkeys(("hyperflexis", "sequences", "reported"), "hyperflexis")  # parts that another section ran
 Rows = Callable[[Progress, bool], Iterable[Claim]]
 
 

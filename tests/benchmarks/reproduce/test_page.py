@@ -98,6 +98,16 @@ def test_a_run_names_the_commit_of_the_deciders(tmp_path, monkeypatch):
     assert "Run from commit aaa, with the deciders of commit bbb.\n" in (tmp_path / "paper.md").read_text()
 
 
+def test_a_part_that_copies_another_section_names_the_deciders_of_that_run(tmp_path, monkeypatch):
+    """Copying it after the deciders changed would name those."""
+    (tmp_path / "source.json").write_text(json.dumps({"meta": {"deciders": "bbb"}}))
+    monkeypatch.setattr("benchmarks.reproduce.__main__.STORE", tmp_path)
+    made = SimpleNamespace(reproduce=lambda *_, **__: replace(SECTION, meta={}), COPIED_FROM={"copied": "source"})
+    monkeypatch.setattr("importlib.import_module", lambda name: made)
+    assert run_paper("paper", True, ("copied",)).meta["deciders"] == "bbb"
+    assert run_paper("paper", True, ("copied", "own")).meta["deciders"] != "bbb"
+
+
 def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
     write([SECTION], tmp_path)
     page = (tmp_path / "paper.md").read_text()
