@@ -151,7 +151,7 @@ class LengthsInForce(NamedTuple):
 
 
 class Foretold(NamedTuple):
-    """Tokens. `features`: what it was told from (`length_bounds.FEATURES`). `bounds`: lower and upper, and `version`
+    """Tokens. `features`: what it was told from (FEATURES). `bounds`: lower and upper, and `version`
     of the forest that they are from; None of both without one."""
 
     expected: int
