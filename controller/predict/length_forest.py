@@ -2,8 +2,8 @@
 Journal of Machine Learning Research 7, 2006).
 
 A forest is trained by `workers.analysis.length_forest` on recorded requests and read here as plain arrays. A request
-goes down every tree to a leaf; the lengths of the training answers in these leaves, counted as often as they occur, are the
-distribution of its own. Refinement: once n tokens are out, only training answers that were longer than n count. The
+goes down every tree to a leaf; the lengths of the training answers in these leaves, counted as often as they occur, are
+the distribution of its own. Refinement: once n tokens are out, only training answers that were longer than n count. The
 paper calls the forest again with more text; text is never kept here, and the condition does the same without it.
 
 Answers that were cut (by `max_tokens`, a deadline, a client that left) say only that they would have been longer. Such
