@@ -56,7 +56,7 @@ TASKS = (
 
 
 def batching_options(batching: str) -> dict[str, Any]:
-    """CALM's are those of the combined set, with the profile's times."""
+    """CALM's are those of the combined set but for `commit`, with the profile's times."""
     times = load_profile(PROFILE).coefficients
     calm = {"rectangles": True, "commit": COMMIT, "token_s": times.decode_a, "prefill_s": times.prefill_b}
     return {"slots": SLOTS, **(calm if batching == "calm" else {})}
