@@ -389,9 +389,9 @@ means over seeds {", ".join(map(str, seeds))} (the paper: five), other figures o
 gives no load; at this one the baselines compare with each other much as in the paper, with LTR earning
 {stand:.1f} times what Autellix does (5.3 to 6.1 over 1.3 to 1.7: about 3.8). Predictors are a noise model (length
 error 0.5, bounds that hold nine times in ten, graph error 0.3); the oracle has no error, and
-runs at each rate at the better of its settings that are best at 2 and 4 programs/s. With the trained analyser and in the parts `chance` and `agents` it
-has the best for 2 programs/s at all loads, which earns less than it could at 4 programs/s: those gaps are larger in
-truth. The time of stages under load is learned from programs that
+runs at each rate at the better of its settings that are best at 2 and 4 programs/s. With the
+trained analyser and in the parts `chance` and `agents` it has the best for 2 programs/s at all
+loads, which earns less than it could at 4 programs/s: those gaps are larger in truth. The time of stages under load is learned from programs that
 ended in time, or is a fixed multiple (`history x`) where the sweep found that better. LTR's ranking
 errs by a Kendall tau of about 0.6. All requests are sent to the engine at once, and only the
 engine orders them. No system drops requests; CALM serves late ones while they delay no other.
