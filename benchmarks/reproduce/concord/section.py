@@ -392,7 +392,8 @@ error 0.5, bounds that hold nine times in ten, graph error 0.3); the oracle has 
 runs at each rate at the better of its settings that are best at 2 and 4 programs/s. With the
 trained analyser and in the parts `chance` and `agents` it has the best for 2 programs/s at all
 loads, which earns less than it could at 4 programs/s: those gaps are larger in truth. The time
-of stages under load is learned from programs that ended in time, or is a fixed multiple (`history x`) where the sweep found that better. LTR's ranking
+of stages under load is learned from programs that ended in time, or is a fixed multiple
+(`history x`) where the sweep found that better. LTR's ranking
 errs by a Kendall tau of about 0.6. All requests are sent to the engine at once, and only the
 engine orders them. No system drops requests; CALM serves late ones while they delay no other.
 Unfinished requests are cut 120 s after the last arrival, when all deadlines have passed. In
