@@ -6,11 +6,9 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import orjson
 import pytest
-from django.conf import settings
 
 from controller.core.messages import PRUNING_CHANNEL
 from controller.core.pruning import PruneReason, PruningOrders, orders_to_json
@@ -28,14 +26,6 @@ WHY = PruneReason("w0", 2.0, 1.0)
 # With each policy the first of these two goes before the second, however late they are on a busy machine.
 URGENT = submitted(id="urgent", requests=["r1"], size_bytes=300 * MB, due_in_s=50.0)
 LATER = submitted(id="later", requests=["r2"], size_bytes=400 * MB, due_in_s=5000.0)
-
-
-@pytest.fixture
-async def redis(redis_server: Any) -> AsyncIterator[LiveState]:
-    state = LiveState(settings.REDIS_URL)
-    await state._redis.flushdb()
-    yield state
-    await state.close()
 
 
 @asynccontextmanager
@@ -139,6 +129,7 @@ async def test_another_policy_and_new_transfers_follow_the_orders_in_force(path,
         async with both(path):
             await until_on_loop(lambda: going(daemon) == ["later"])
             await until_on_loop(lambda: going(daemon) == ["urgent"])
+        assert taken(daemon) == {"taken": 1, "expired": 1}, "once, by the policy before"
 
 
 async def test_of_what_several_requests_share_all_must_be_pruned_and_nobodys_never_is(path, redis):

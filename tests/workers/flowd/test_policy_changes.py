@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -24,14 +22,6 @@ from workers.live import LiveState
 from workers.notices import announce_config, publish_flow_policy
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-async def redis(redis_server: Any) -> AsyncIterator[LiveState]:
-    state = LiveState(settings.REDIS_URL)
-    await state._redis.flushdb()
-    yield state
-    await state.close()
 
 
 async def test_while_it_is_off_nothing_is_submitted(path):

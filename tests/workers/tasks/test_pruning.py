@@ -257,6 +257,7 @@ async def test_no_orders_are_in_force_for_longer_than_the_coordinators(monkeypat
         await until_on_loop(lambda: pruned(one, two) == [])
         await sync_to_async(decide)()
         await until_on_loop(lambda: len(pruned(one, two)) == 2)
+        assert sequence() < 2**60, "the coordinator's own orders, though they come after higher numbers"
 
 
 async def test_anything_but_orders_and_reports_is_ignored():
