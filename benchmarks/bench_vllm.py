@@ -4,14 +4,14 @@ Two real vLLM servers, one core each, prefix caching off, prompts as random toke
 a new gateway process with one policy set, over the same PostgreSQL, Redis, classes and instances, so that only the
 policy differs. Two contenders use no Slackline: the client alternates between the engines, with and without vLLM's
 priorities, while no process of ours runs. Contenders alternate, in a different order for each seed. The client names
-its class, its targets (no waiting time) and its output length (max_tokens with ignore_eos), which the gateway may use
-as an upper bound. Fixed windows are swept once per load, on the
-first seed, outward from the usual one until neither neighbour of the best is better; the best one is used for the other
-seeds.
+its class and its targets (no waiting time). No request tells the length of its answer (`load/lengths.py`).
+Fixed windows are swept once per load, on the first seed, outward from the usual one until neither neighbour of the best
+is better; the best one is used for the other seeds.
 
-QUICK=1: one seed, two loads, six contenders, no sweep, no repeats (`largest_gap_s` shows a disturbed run), the knee
-from the last full run if the profile of that run still holds (else from today's), within 15 minutes. It does not change
-the results of full runs.
+QUICK=1: one seed, two loads, six contenders where none are named, no sweep, no repeats (`largest_gap_s` shows a
+disturbed run), the knee from the last full run if the profile of that run still holds, else searched with
+QUICK_KNEE_PER_TASK requests per task. The loads that it chooses itself fit into 15 minutes. It does not change the
+results of full runs.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm"
 KNEES = RESULTS / "knees.json"
 PROFILE = RESULTS / "profile.json"
 KNEE_SEED = 900
+KNEE_PER_TASK, QUICK_KNEE_PER_TASK = 300, 60  # 300 are the paper's
 FIRST_SEED = 1000
 QUICK_BUDGET_S = 14.5 * 60
 QUICK_RUN_OVERHEAD_S = 6.0  # to start a gateway and wait for idle engines
@@ -103,7 +104,8 @@ class VllmComparison:
     def _arrivals(self, load: PlannedLoad, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
         """The requests of a load with one of its seeds, and the name of its runs in the journal."""
         seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
-        return load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
+        run = {**asdict(load), "rate": round(rate, 4), "seed": seed, "lengths": "hidden"}
+        return load.arrivals(rate, seed), run
 
     def _sweep(
         self, contender: VllmContender, load: PlannedLoad, plan: Sequence[Any], run: Mapping[str, Any]
@@ -152,13 +154,11 @@ def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) ->
         found |= {value: measure(value) for value in neighbours}
 
 
-def search_knee(bench: Bench, mix: str) -> float:
-    """The knee of round robin without Slackline on a mix, with the paper's 300 requests per task; the search starts
-    from the profile's estimate.
-    """
+def search_knee(bench: Bench, mix: str, per_task: int) -> float:
+    """The knee of round robin without Slackline on a mix; the search starts from the profile's estimate."""
 
     def attainment(rate: float) -> float:
-        found = bench.direct(False, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
+        found = bench.direct(False, burst(MIXES[mix], rate, KNEE_SEED, per_task), MIXES[mix])
         note(f"    direct round robin at {rate:.1f} requests/s: {found.attainment:.3f}")
         return found.attainment
 
@@ -185,9 +185,10 @@ def knees(
         elif stored and mix in known_knees():
             found[mix] = {"rate": known_knees()[mix], "from": "the last full run on this machine"}
         elif quick:
-            found[mix] = {"rate": estimated_knee(bench.stack.fleet, MIXES[mix]), "from": "the latency profile"}
+            rate = search_knee(bench, mix, QUICK_KNEE_PER_TASK)
+            found[mix] = {"rate": rate, "from": f"measured with {QUICK_KNEE_PER_TASK} requests per task"}
         else:
-            found[mix] = {"rate": search_knee(bench, mix), "from": "measured"}
+            found[mix] = {"rate": search_knee(bench, mix, KNEE_PER_TASK), "from": "measured"}
             KNEES.parent.mkdir(parents=True, exist_ok=True)
             KNEES.write_text(json.dumps({**known_knees(), mix: found[mix]["rate"]}) + "\n")
     return found
@@ -235,9 +236,9 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def parse() -> argparse.Namespace:
+def parse(quick: bool) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description="Policies on real vLLM.")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, help="how many (3; QUICK=1: 1)")
     parser.add_argument(
         "--from-seed", type=int, default=1, help="first seed to run; earlier ones come from another machine"
     )
@@ -248,14 +249,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee instead of searching for it"
     )
-    parser.add_argument("--per-task", type=int, default=300, help="requests per task in a burst")
-    parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
+    parser.add_argument("--per-task", type=int, help="requests per task in a burst (300; QUICK=1: as time is left)")
+    parser.add_argument("--duration", type=float, help="seconds of a sustained load (90; QUICK=1: as time is left)")
     parser.add_argument("--no-sweep", action="store_true", help="use the usual best windows")
     parser.add_argument("--resume", action="store_true", help="continue an earlier run")
     parser.add_argument(
         "--output", type=Path, help="report, rewritten after every load (default: beside the other results)"
     )
     arguments = parser.parse_args()
+    arguments.seeds = arguments.seeds or (1 if quick else 3)
     if not 1 <= arguments.from_seed <= arguments.seeds:
         parser.error(f"--from-seed: between 1 and --seeds, {arguments.seeds}")
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
@@ -263,43 +265,47 @@ def parse() -> argparse.Namespace:
     unknown = sorted(set(names) - set(known))
     if unknown:
         parser.error(f"--loads: unknown {unknown[0]!r}")
-    wanted = [known[name] for name in names] if names else LOADS
-    arguments.loads = [replace(x, per_task=arguments.per_task, duration_s=arguments.duration) for x in wanted]
-    arguments.contenders = _contenders(parser, arguments.contenders)
+    wanted = [known[name] for name in names] if names else QUICK_LOADS if quick else LOADS
+    changed = {"per_task": arguments.per_task, "duration_s": arguments.duration}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    arguments.loads = [replace(load, **changed) for load in wanted]
+    arguments.fit = quick and not names and not changed  # the loads, to the time of QUICK
+    arguments.contenders = _contenders(parser, arguments.contenders, QUICK_CONTENDERS if quick else CONTENDERS)
     arguments.knee = {mix: float(rate) for mix, rate in (text.split("=", 1) for text in arguments.knee)}
     return arguments
 
 
-def _contenders(parser: argparse.ArgumentParser, text: str) -> Sequence[VllmContender]:
+def _contenders(
+    parser: argparse.ArgumentParser, text: str, unnamed: Sequence[VllmContender]
+) -> Sequence[VllmContender]:
     names = {name.strip() for name in text.split(",") if name.strip()}
     unknown = sorted(names - {contender.name for contender in CONTENDERS})
     if unknown:
         parser.error(f"--contenders: unknown {unknown[0]!r}")
     if names and not {"slackline", "direct_round_robin"} <= names:
         parser.error("--contenders: slackline and direct_round_robin are needed to compare")
-    return [contender for contender in CONTENDERS if not names or contender.name in names]
+    return [contender for contender in CONTENDERS if contender.name in names] if names else unnamed
 
 
 def measure(
     bench: Bench, arguments: argparse.Namespace, quick: bool, started: float, as_stored: bool
 ) -> dict[str, Any]:
     """`as_stored`: as in `Profiled`."""
-    loads = list(QUICK_LOADS) if quick else arguments.loads
+    loads: list[PlannedLoad] = arguments.loads
     stored = arguments.resume or (quick and as_stored)
     found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee, stored)
     rates = {mix: knee["rate"] for mix, knee in found.items()}
-    if quick:
+    if arguments.fit:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
     journal = RunJournal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
-    seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
-    contenders = QUICK_CONTENDERS if quick else arguments.contenders
-    experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), journal, contenders)
+    seeds = range(arguments.from_seed - 1, arguments.seeds)
+    experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), journal, arguments.contenders)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
         "seeds": len(seeds),
         "quick": quick,
-        "output_length": "the gateway sees max_tokens, which is the output length",
+        "output_length": "hidden: max_tokens is one cap for all, and an answer ends by min_tokens and a stop token",
         "waiting_time": "Slackline's default: requests name a class, a TTFT and a TPOT target",
         "profile": bench.stack.fleet.coefficients,
     }
@@ -313,8 +319,8 @@ def measure(
 
 
 def main() -> int:
-    arguments = parse()
     quick = os.environ.get("QUICK", "") not in ("", "0")
+    arguments = parse(quick)
     started = time.monotonic()
     if (missing := vllm_missing()) is not None:
         print(f"bench-vllm: {missing}", file=sys.stderr)
@@ -324,7 +330,7 @@ def main() -> int:
     tasks = [task for mix in MIXES.values() for task in mix]
     try:
         with vllm_pair(tasks, PROFILE, quick, None, arguments.resume) as (stack, profiled):
-            bench = Bench(stack, tries=1 if quick else TRIES, own_targets=True)
+            bench = Bench(stack, tries=1 if quick else TRIES, own_targets=True, lengths_hidden=True)
             report = measure(bench, arguments, quick, started, profiled.as_stored)
     except RuntimeError as error:  # servers or a gateway that do not start, or no knee; finished loads are stored
         print(f"bench-vllm: {error}", file=sys.stderr)

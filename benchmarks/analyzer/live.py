@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ import psycopg
 import uvloop
 
 from benchmarks import bench_overhead as overhead
+from benchmarks.load.lengths import emulated
 from benchmarks.load.trials import note
 from benchmarks.servers.engines import ROOT, RunningEngine, prefer, reference_engines
 from benchmarks.servers.stack import Stack, StackFleet
-from workers.engine.text.pseudo_text import natural_length, seed_of
 
 RATE = 100.0  # requests/s while answers are recorded
 COST_RATE = 200
@@ -46,7 +45,6 @@ QUICK_RECORDED, QUICK_LATER = 800, 300
 MAX_TOKENS = 512
 CONTEXT_TOKENS = 8_192
 PROMPT_PART, ANSWER_PART = 4, 8
-SEEDS_TRIED = 256
 PATIENCE_S = 60.0
 TASK = "import django; django.setup(); from workers.tasks.lengths import train; train()"
 
@@ -56,11 +54,7 @@ Lengths = Sequence[tuple[int, int]]
 def body(prompt_tokens: int, answer_tokens: int, rng: np.random.Generator) -> bytes:
     """A request whose answer has `answer_tokens`, or more where the engine's text would not end by then."""
     prompt = rng.integers(3, 1000, max(1, prompt_tokens)).tolist()
-    tokens = array("q", prompt)  # as the engine hashes it
-    ends = ((natural_length(seed_of(seed, tokens)), seed) for seed in range(SEEDS_TRIED))
-    seed = next((seed for length, seed in ends if length <= answer_tokens), 0)
-    asked = {"model": overhead.MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "seed": seed}
-    return orjson.dumps({**asked, "min_tokens": max(0, min(answer_tokens, MAX_TOKENS) - 1)})
+    return orjson.dumps({"model": overhead.MODEL, "prompt": prompt, **emulated(prompt, answer_tokens, MAX_TOKENS)})
 
 
 async def send(url: str, api_key: str, bodies: Sequence[bytes], rate: float) -> None:

@@ -13,13 +13,14 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 import orjson
 import uvloop
 
+from benchmarks.load.lengths import stopped
 from benchmarks.load.workloads import PlannedArrival, Task
 
 TICK_S = 0.01
@@ -108,6 +109,12 @@ def direct_target(urls: Sequence[str], model: str, tasks: Sequence[Task], by_cla
         return Target(urls, model)
     order = sorted({task.targets.ttft_s for task in tasks})
     return Target(urls, model, extra=lambda arrival: {"priority": order.index(arrival.task.targets.ttft_s)})
+
+
+def without_lengths(target: Target, tasks: Sequence[Task]) -> Target:
+    """`target`, whose requests to real engines all have one cap, that of the longest answer that `tasks` can have."""
+    cap = max(task.output.high for task in tasks)
+    return replace(target, extra=lambda arrival: {**target.extra(arrival), **stopped(arrival.output_tokens, cap)})
 
 
 class _Ticker:

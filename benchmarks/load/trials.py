@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.load.generator import MAX_GAP_S, direct_target, gateway_target, run_plan
+from benchmarks.load.generator import MAX_GAP_S, Target, direct_target, gateway_target, run_plan, without_lengths
 from benchmarks.load.scoring import Score, score
 from benchmarks.load.workloads import PlannedArrival, Task
 from benchmarks.machine.processor import ProcessorShare
@@ -48,13 +48,16 @@ def wait_idle(urls: Sequence[str]) -> None:
 
 class Bench:
     """Engines and stack under test; counts the runs that were dropped. `tries`: most runs per measurement.
-    `own_targets`: requests through the gateway name their targets themselves.
+    `own_targets`: requests through the gateway name their targets themselves. `lengths_hidden`: no request of any
+    contender tells the length of its answer (of real engines; see `load.lengths`).
     """
 
-    def __init__(self, stack: Stack, tries: int = TRIES, own_targets: bool = False) -> None:
+    def __init__(
+        self, stack: Stack, tries: int = TRIES, own_targets: bool = False, lengths_hidden: bool = False
+    ) -> None:
         self.stack = stack
         self.tries = tries
-        self.own_targets = own_targets
+        self.own_targets, self.lengths_hidden = own_targets, lengths_hidden
         self.dropped = 0
 
     def through_gateway(
@@ -66,7 +69,7 @@ class Bench:
             with self.stack.gateway(policy, overrides) as gateway:
                 target = gateway_target(gateway.url, fleet.model, self.stack.api_key, self.own_targets)
                 share = ProcessorShare(self.stack.processes(gateway))
-                run = run_plan(plan, target)
+                run = run_plan(plan, self._sent_to(target, tasks))
                 return replace(score(run, tasks), cpu_share=share.read())
 
         return self.undisturbed(once)
@@ -78,9 +81,13 @@ class Bench:
             fleet = self.stack.fleet
             wait_idle(fleet.urls)
             with self.stack.stopped():
-                return score(run_plan(plan, direct_target(fleet.urls, fleet.model, tasks, by_class)), tasks)
+                target = direct_target(fleet.urls, fleet.model, tasks, by_class)
+                return score(run_plan(plan, self._sent_to(target, tasks)), tasks)
 
         return self.undisturbed(once)
+
+    def _sent_to(self, target: Target, tasks: Sequence[Task]) -> Target:
+        return without_lengths(target, tasks) if self.lengths_hidden else target
 
     def undisturbed(self, once: Any) -> Any:
         """The first run without a stall, by the `largest_gap_s` of `once`'s result."""

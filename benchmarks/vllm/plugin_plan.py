@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from benchmarks.load.lengths import stopped
 from benchmarks.load.scoring import percentile
 from benchmarks.load.workloads import PlannedArrival, Task, sustained
 from controller.core.types import Targets
@@ -22,7 +23,6 @@ from workers.vllm_plugin.hints import PluginHints, hint_fields
 
 CAP_TOKENS = 800
 EARLIER_SEED = 3700
-STOP_TOKEN = 2  # the first plain byte: prompts do not contain it (`FIRST_PLAIN_TOKEN`)
 LONG_TAIL = (
     Task("chat", Targets(1.0, 0.25, None, 3600.0), Lengths(60, 40, 8, 300), Lengths(60, 110, 4, 700, "lognormal")),
     Task("agent", Targets(3.0, 0.4, None, 3600.0), Lengths(200, 120, 16, 700), Lengths(90, 160, 4, 700, "lognormal")),
@@ -51,7 +51,7 @@ class PluginContender:
             lower, upper = class_bounds()[arrival.task.name]
             told = Hints(lower=lower, upper=upper).fields()
             said["vllm_xargs"] = hint_fields(PluginHints(targets.ttft_s, targets.ttft_s, targets.tpot_s), told)
-        return {**length_of(arrival.output_tokens), **said}
+        return {**stopped(arrival.output_tokens, CAP_TOKENS), **said}
 
 
 @cache
@@ -63,15 +63,6 @@ def class_bounds() -> Mapping[str, tuple[int, int]]:
         lengths = [float(arrival.output_tokens) for arrival in earlier if arrival.task.name == task.name]
         found[task.name] = (int(percentile(lengths, 0.1)), int(percentile(lengths, 0.9)))
     return found
-
-
-def length_of(tokens: int) -> dict[str, Any]:
-    return {
-        "max_tokens": CAP_TOKENS,
-        "min_tokens": tokens - 1,
-        "stop_token_ids": [STOP_TOKEN],
-        "logit_bias": {str(STOP_TOKEN): 100.0},
-    }
 
 
 FCFS = PluginContender("fcfs")

@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from benchmarks.load.lengths import stopped
 from benchmarks.load.workloads import FIRST_PLAIN_TOKEN, VOCABULARY
-from benchmarks.vllm.plugin_plan import STOP_TOKEN
 from controller.simulator.workloads.concord_mix import APPS, KINDS, SPREAD, AppMix
 
 LATENCY, DEADLINE, COMPOUND = KINDS
@@ -211,10 +211,7 @@ def body_of(sent: SentCall, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "prompt": list(sent.call.prompt),
-        "max_tokens": CAP_TOKENS,
-        "min_tokens": sent.call.output_tokens - 1,
-        "stop_token_ids": [STOP_TOKEN],
-        "logit_bias": {str(STOP_TOKEN): 100.0},
+        **stopped(sent.call.output_tokens, CAP_TOKENS),
         "temperature": 0,
         "stream": True,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks import bench_vllm
 from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, VllmComparison, climb, fit_to_budget, table
-from benchmarks.load.generator import CUTOFF_S
+from benchmarks.load.generator import CUTOFF_S, direct_target, gateway_target, without_lengths
 from benchmarks.load.scoring import Score
 from benchmarks.load.trials import Bench
 from benchmarks.load.workloads import MIXES
@@ -175,11 +176,41 @@ def test_quick_leaves_what_a_full_run_has_stored(monkeypatch, tmp_path):
     coefficients = LatencyCoefficients(0.01, 1e-4, 0.0, 0.01, 6e-6, 0.0)._asdict()
     bench.stack = SimpleNamespace(fleet=StackFleet("mid", ["a", "b"], "vllm", 32, coefficients=coefficients))
     bench.dropped = 0
-    arguments = SimpleNamespace(loads=[], knee={}, resume=False, seeds=3, no_sweep=False, output=None)
+    monkeypatch.setattr(sys, "argv", ["bench_vllm", "--knee", "4-task=12"])
+    arguments = bench_vllm.parse(quick=True)
     report = bench_vllm.measure(bench, arguments, True, time.monotonic(), as_stored=True)
     assert (tmp_path / "report.json").read_text() == "full"
     assert json.loads((tmp_path / "quick.json").read_text()) == json.loads(json.dumps(report))
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "quick.json"}
-    assert (report["seeds"], report["knee"]["4-task"]["from"]) == (1, "the latency profile")
+    assert (report["seeds"], report["knee"]["4-task"]["from"]) == (1, "--knee")
     assert len(bench.ran) + len(bench.direct_runs) == len(QUICK_CONTENDERS) * len(QUICK_LOADS)
     assert table(report["by_load"])
+
+
+def test_quick_runs_what_is_named_and_else_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ["--seeds", "2", "--loads", "2-task burst 1.3x", "--contenders", "slackline,direct_round_robin"]
+    monkeypatch.setattr(sys, "argv", ["bench_vllm", *named])
+    arguments = bench_vllm.parse(quick=True)
+    assert (arguments.seeds, [load.name for load in arguments.loads]) == (2, ["2-task burst 1.3x"])
+    assert {contender.name for contender in arguments.contenders} == {"slackline", "direct_round_robin"}
+    assert not arguments.fit
+    monkeypatch.setattr(sys, "argv", ["bench_vllm"])
+    arguments = bench_vllm.parse(quick=True)
+    assert (arguments.seeds, arguments.loads, arguments.contenders) == (1, list(QUICK_LOADS), QUICK_CONTENDERS)
+    assert arguments.fit
+
+
+def test_no_request_of_any_contender_tells_its_length() -> None:
+    (load,) = (load for load in LOADS if load.mix == "2-task")
+    sent = []
+    for target in (
+        gateway_target("http://gateway", "m", "key", own_targets=True),
+        direct_target(["http://engine"], "m", load.tasks, by_class=True),
+    ):
+        hidden = without_lengths(target, load.tasks)
+        for arrival in load.arrivals(8.0, 1)[:50]:
+            body = arrival.body("m", **hidden.extra(arrival))
+            assert (body["max_tokens"], body.pop("min_tokens")) == (1200, arrival.output_tokens - 1)
+            assert body.items() >= target.extra(arrival).items()
+            sent.append(body)
+    assert len({body["max_tokens"] for body in sent}) == 1

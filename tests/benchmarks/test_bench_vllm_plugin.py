@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.load.lengths import STOP_TOKEN
 from benchmarks.load.workloads import sustained
 from benchmarks.vllm.plugin_plan import (
     CAP_TOKENS,
     CONTENDERS,
     LONG_TAIL,
-    STOP_TOKEN,
     PluginFigures,
     differing_share,
     over_best,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.vllm.plugin_plan import STOP_TOKEN
+from benchmarks.load.lengths import STOP_TOKEN
 from benchmarks.workflows.analyser import IDLE_S
 from benchmarks.workflows.plan import (
     CAP_TOKENS,
