@@ -11,8 +11,9 @@ Four reference engines behind the gateway, emulated: their steps take the time o
 - the same, but the decode engine is chosen when the prefill is sent (one-shot).
 
 KV is really transferred, as bytes of the emulated size over TCP. There are two kinds of requests: long documents with a
-tight TPOT, and short prompts with long answers and a loose one. The simulator runs the same arrivals on the same
-settings. Gateway and simulator run the policy set `slackline`; only one-shot placement replaces its Migrator.
+tight TPOT, and short prompts with long answers and a loose one. No request tells the length of its answer
+(`load/lengths.py`). The simulator runs the same arrivals on the same settings, with lengths that the gateway knows.
+Gateway and simulator run the policy set `slackline`; only one-shot placement replaces its Migrator.
 
 Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `kv_bytes` and
 `kv_gb_per_s` by mode (over all seeds), and `by_mode` (there `kv_early_share` is the share of KV bytes that moved before
@@ -38,13 +39,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.generator import gateway_target, run_plan
+from benchmarks.load.generator import gateway_target, run_plan, without_lengths
 from benchmarks.load.scoring import Score, score
 from benchmarks.load.trials import Bench, note, wait_idle
 from benchmarks.load.workloads import PlannedArrival, Task, burst
 from benchmarks.machine.names import keep
 from benchmarks.pd import deadlines
-from benchmarks.servers.engines import ROOT, RunningEngine, reference_engines, stop_on_sigterm
+from benchmarks.servers.engines import ROOT, reference_engines, stop_on_sigterm
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.types import Targets
 from controller.simulator.__main__ import read_profile, read_trace
@@ -218,11 +219,8 @@ def live(fleet: PdFleet, mode: Mode, rate: float, per_task: int, seeds: Sequence
 def _once(stack: Stack, fleet: PdFleet, mode: Mode, plan: Sequence[PlannedArrival]) -> Score:
     wait_idle(stack.fleet.urls)
     with stack.gateway(POLICY, mode.overrides) as gateway:
-        return score(run_plan(plan, _target(stack, gateway)), fleet.tasks)
-
-
-def _target(stack: Stack, gateway: RunningEngine) -> Any:
-    return gateway_target(gateway.url, stack.fleet.model, stack.api_key)
+        target = gateway_target(gateway.url, stack.fleet.model, stack.api_key)
+        return score(run_plan(plan, without_lengths(target, fleet.tasks, engines_emulated=True)), fleet.tasks)
 
 
 def best_chunk(fleet: PdFleet, rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, dict[int, float]]:

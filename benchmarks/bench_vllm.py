@@ -10,7 +10,7 @@ is better; the best one is used for the other seeds.
 
 QUICK=1: one seed, two loads, six contenders where none are named, no sweep, no repeats (`largest_gap_s` shows a
 disturbed run), the knee from the last full run if the profile of that run still holds, else searched with
-QUICK_KNEE_PER_TASK requests per task. The loads that it chooses itself fit into 15 minutes. It does not change the
+QUICK_KNEE_S seconds of arrivals. The loads that it chooses itself fit into 15 minutes. It does not change the
 results of full runs.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -53,8 +54,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm"
 KNEES = RESULTS / "knees.json"
 PROFILE = RESULTS / "profile.json"
 KNEE_SEED = 900
-KNEE_PER_TASK, QUICK_KNEE_PER_TASK = 300, 60  # 300 are the paper's
+KNEE_PER_TASK, QUICK_KNEE_S = 300, 40.0  # 300 are the paper's; QUICK: arrivals of so many seconds
 FIRST_SEED = 1000
+STEP, QUICK_STEP = 1.15, 1.3  # between the rates of the search
 QUICK_BUDGET_S = 14.5 * 60
 QUICK_RUN_OVERHEAD_S = 6.0  # to start a gateway and wait for idle engines
 QUICK_DRAIN_S = 18.0  # length of a burst's run, averaged over the policies
@@ -154,16 +156,18 @@ def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) ->
         found |= {value: measure(value) for value in neighbours}
 
 
-def search_knee(bench: Bench, mix: str, per_task: int) -> float:
+def search_knee(bench: Bench, mix: str, quick: bool) -> float:
     """The knee of round robin without Slackline on a mix; the search starts from the profile's estimate."""
 
     def attainment(rate: float) -> float:
+        per_task = math.ceil(QUICK_KNEE_S * rate / len(MIXES[mix])) if quick else KNEE_PER_TASK
         found = bench.direct(False, burst(MIXES[mix], rate, KNEE_SEED, per_task), MIXES[mix])
         note(f"    direct round robin at {rate:.1f} requests/s: {found.attainment:.3f}")
         return found.attainment
 
     note(f"knee of direct round robin on the {mix} mix")
-    knee, _ = find_knee(attainment, estimated_knee(bench.stack.fleet, MIXES[mix]))
+    factor = QUICK_STEP if quick else STEP
+    knee, _ = find_knee(attainment, estimated_knee(bench.stack.fleet, MIXES[mix]), factor)
     return knee
 
 
@@ -185,10 +189,9 @@ def knees(
         elif stored and mix in known_knees():
             found[mix] = {"rate": known_knees()[mix], "from": "the last full run on this machine"}
         elif quick:
-            rate = search_knee(bench, mix, QUICK_KNEE_PER_TASK)
-            found[mix] = {"rate": rate, "from": f"measured with {QUICK_KNEE_PER_TASK} requests per task"}
+            found[mix] = {"rate": search_knee(bench, mix, quick), "from": f"measured for {QUICK_KNEE_S:.0f} s a rate"}
         else:
-            found[mix] = {"rate": search_knee(bench, mix, KNEE_PER_TASK), "from": "measured"}
+            found[mix] = {"rate": search_knee(bench, mix, quick), "from": "measured"}
             KNEES.parent.mkdir(parents=True, exist_ok=True)
             KNEES.write_text(json.dumps({**known_knees(), mix: found[mix]["rate"]}) + "\n")
     return found

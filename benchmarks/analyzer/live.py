@@ -52,9 +52,9 @@ Lengths = Sequence[tuple[int, int]]
 
 
 def body(prompt_tokens: int, answer_tokens: int, rng: np.random.Generator) -> bytes:
-    """A request whose answer has `answer_tokens`, or more where the engine's text would not end by then."""
+    """A request whose answer has `answer_tokens`, at most MAX_TOKENS."""
     prompt = rng.integers(3, 1000, max(1, prompt_tokens)).tolist()
-    return orjson.dumps({"model": overhead.MODEL, "prompt": prompt, **emulated(prompt, answer_tokens, MAX_TOKENS)})
+    return orjson.dumps({"model": overhead.MODEL, "prompt": prompt, **emulated(answer_tokens, MAX_TOKENS)})
 
 
 async def send(url: str, api_key: str, bodies: Sequence[bytes], rate: float) -> None:

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from benchmarks.load.lengths import stopped
+from benchmarks.load.lengths import emulated, stopped
 from benchmarks.load.workloads import PlannedArrival, Task
 
 TICK_S = 0.01
@@ -111,10 +111,14 @@ def direct_target(urls: Sequence[str], model: str, tasks: Sequence[Task], by_cla
     return Target(urls, model, extra=lambda arrival: {"priority": order.index(arrival.task.targets.ttft_s)})
 
 
-def without_lengths(target: Target, tasks: Sequence[Task]) -> Target:
-    """`target`, whose requests to real engines all have one cap, that of the longest answer that `tasks` can have."""
-    cap = max(task.output.high for task in tasks)
-    return replace(target, extra=lambda arrival: {**target.extra(arrival), **stopped(arrival.output_tokens, cap)})
+def without_lengths(target: Target, tasks: Sequence[Task], engines_emulated: bool = False) -> Target:
+    """`target`, whose requests all have one cap, that of the longest answer that `tasks` can have."""
+    cap, ending = max(task.output.high for task in tasks), emulated if engines_emulated else stopped
+
+    def extra(arrival: PlannedArrival) -> dict[str, Any]:
+        return {**target.extra(arrival), **ending(arrival.output_tokens, cap)}
+
+    return replace(target, extra=extra)
 
 
 class _Ticker:

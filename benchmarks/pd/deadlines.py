@@ -3,7 +3,8 @@
 Two reference engines that prefill and two that decode, with the profile of Llama-2-70B on two A100. Two kinds of
 requests at equal shares, which differ in their deadline alone: questions and reports. All have the same loose TTFT and
 TPOT, so that nothing but the deadline says which is urgent, and the same lengths, since CALM weighs requests by their
-tokens and not by their number. Engines batch by `--batching`, which reads what they are told.
+tokens and not by their number. No request tells the length of its answer (`load/lengths.py`). Engines batch by
+`--batching`, which reads what they are told.
 Modes, in turn on the same engines:
 
 - `aware`: as the gateway is;
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.load.generator import LoadRun, Target, run_plan
+from benchmarks.load.generator import LoadRun, Target, run_plan, without_lengths
 from benchmarks.load.trials import Bench, note, wait_idle
 from benchmarks.load.workloads import PlannedArrival, Task, burst
 from benchmarks.servers.engines import reference_engines
@@ -128,7 +129,8 @@ class DeadlineBench:
         def extra(arrival: PlannedArrival) -> dict[str, Any]:
             return {"slo_class": arrival.task.name, "deadline": arrival.task.targets.deadline_s}
 
-        return Target([url], self.stack.fleet.model, {"Authorization": f"Bearer {self.stack.api_key}"}, extra)
+        target = Target([url], self.stack.fleet.model, {"Authorization": f"Bearer {self.stack.api_key}"}, extra)
+        return without_lengths(target, TASKS, engines_emulated=True)
 
 
 def fleet_of(urls: Sequence[str], batching: str) -> StackFleet:

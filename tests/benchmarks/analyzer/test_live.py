@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from array import array
 
 import numpy as np
 
 from benchmarks.analyzer.live import MAX_TOKENS, body
-from workers.engine.text.pseudo_text import natural_length, seed_of
 
 
-def test_the_cap_is_one_for_all_and_the_text_ends_by_the_wanted_length():
-    rng = np.random.default_rng(0)
-    for wanted in (30, 90, 300):
-        asked = json.loads(body(50, wanted, rng))
-        assert (asked["max_tokens"], asked["min_tokens"], len(asked["prompt"])) == (MAX_TOKENS, wanted - 1, 50)
-        assert natural_length(seed_of(asked["seed"], array("q", asked["prompt"]))) <= wanted
+def test_the_cap_is_one_for_all_and_min_tokens_alone_tells_lengths_apart():
+    asked = [json.loads(body(50, wanted, np.random.default_rng(0))) for wanted in (1, 30, 300)]
+    assert [each.pop("min_tokens") for each in asked] == [0, 29, 299]
+    assert asked[0] == asked[1] == asked[2]
+    assert (asked[0]["max_tokens"], len(asked[0]["prompt"])) == (MAX_TOKENS, 50)
 
 
 def test_nothing_is_asked_for_beyond_the_cap():

@@ -72,6 +72,6 @@ def test_a_stored_knee_is_used_only_where_it_holds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bench_vllm, "known_knees", lambda: {"4-task": 12.0})
     bench: Any = Bench()
     assert bench_vllm.knees(bench, ["4-task"], True, {}, stored=True)["4-task"]["rate"] == 12.0
-    monkeypatch.setattr(bench_vllm, "search_knee", lambda bench, mix, per_task: 1000.0 + per_task)
+    monkeypatch.setattr(bench_vllm, "search_knee", lambda bench, mix, quick: 11.0 if quick else 13.0)
     found = bench_vllm.knees(bench, ["4-task"], True, {}, stored=False)["4-task"]
-    assert found == {"rate": 1060.0, "from": "measured with 60 requests per task"}
+    assert found == {"rate": 11.0, "from": "measured for 40 s a rate"}

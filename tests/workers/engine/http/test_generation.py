@@ -6,6 +6,7 @@ import time
 import aiohttp
 import pytest
 
+from benchmarks.load.lengths import emulated
 from tests.waiting import until_on_loop
 from tests.workers.engine.client import CHAT, COMPLETIONS, complete, metric, post, streamed
 from tests.workers.engine.process import FLEET, EngineProcess
@@ -211,3 +212,11 @@ async def test_tokens_do_not_come_faster_than_the_profile_says(http):
     chunks = await streamed(http, COMPLETIONS, {"prompt": "hello", "max_tokens": 101, "ignore_eos": True})
     assert len(chunks) == 101
     assert time.monotonic() - begin >= 101 * 0.002 - 0.002  # the timer's own resolution is a millisecond
+
+
+async def test_an_answer_ends_at_the_length_that_min_tokens_and_stop_tokens_give(http):
+    for tokens in (1, 2, 17, 64):
+        answer = await complete(http, **emulated(tokens, 64))
+        assert answer["usage"]["completion_tokens"] == tokens
+        chunks = await streamed(http, COMPLETIONS, {"prompt": "hello", **emulated(tokens, 64)})
+        assert len(chunks) == tokens
