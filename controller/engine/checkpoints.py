@@ -31,11 +31,15 @@ class Checkpoints:
         return sum(len(seq.blocks) for seq in self._kept.values())
 
     def keep(self, seq: Seq) -> None:
-        """Of a sequence that has just ended: its blocks stay. The oldest checkpoints end if there are too many."""
+        """Of a sequence that has just ended: its blocks stay. The oldest checkpoints end if there are too many; one that
+        is larger than all may be is not kept, and ends none."""
         self._blocks.trim(seq)
         before = self._kept.pop(_name(seq), None)
         if before is not None:
             self._blocks.release(before)
+        if len(seq.blocks) > self._most:
+            self._blocks.release(seq)
+            return
         self._kept[_name(seq)] = seq
         while self.held > self._most:
             self.drop()

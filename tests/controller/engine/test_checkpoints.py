@@ -154,6 +154,15 @@ def test_one_that_is_larger_than_the_share_is_not_kept():
     assert driver.scheduler.blocks.usage == 0
 
 
+def test_one_that_is_larger_than_the_share_ends_no_other():
+    """Which may be another tenant's."""
+    driver = Driver(kv_blocks=64, pinned_share=0.1)
+    other = ended(driver, "other", salt=b"other")
+    assert not ended(driver, "large", list(range(500, 540)), salt=b"acme").blocks
+    assert driver.scheduler.checkpoints.holds(other)
+    driver.scheduler.check()
+
+
 def test_the_same_name_again_replaces_the_checkpoint():
     driver = Driver()
     first, second = ended(driver), None

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from tests.waiting import until_on_loop
-from tests.workers.engine.client import COMPLETIONS, complete, post
+from tests.workers.engine.client import COMPLETIONS, complete, metric, post
 from tests.workers.engine.process import FLEET, EngineProcess
 
 PROMPT = list(range(1000, 1100))  # seven blocks of 14 tokens and two
@@ -65,6 +65,21 @@ async def test_the_answer_of_a_branch_is_that_of_the_whole_prompt(http):
     alone = await complete(http, prompt=[*PROMPT, 5], max_tokens=8, seed=1)
     as_branch = await complete(http, prompt=[*PROMPT, 5], max_tokens=8, seed=1, kv_branch_of="step")
     assert alone["choices"] == as_branch["choices"]
+
+
+async def test_a_branch_of_evicted_kv_is_computed_says_the_same_and_leaves_no_block(http):
+    """Answers that need all blocks as they grow take those of the checkpoint, and all that the prefix cache had."""
+    branch = {"prompt": [*PROMPT, 5], "max_tokens": 8, "seed": 1, "kv_branch_of": "step"}
+    await step(http)
+    held = await complete(http, **branch)
+    assert cached(held) == 100
+    others = [list(range(first, first + 400)) for first in range(2000, 6000, 500)]  # from 29 to 37 blocks, of all 256
+    await asyncio.gather(*(complete(http, prompt=prompt, max_tokens=110, ignore_eos=True) for prompt in others))
+    assert await unpinned(http)
+    again = await complete(http, **branch)
+    assert (cached(again), again["choices"]) == (0, held["choices"])
+    assert (await post(http, "/kv/renew", {"request_id": "step", **FLEET}))[0] == 404
+    assert await metric(http, "kv_cache_usage_perc") == 0, "leaked_blocks"
 
 
 async def test_a_lease_ends_a_checkpoint_and_a_renewal_keeps_it(http):

@@ -37,3 +37,23 @@ def test_branches_say_what_whole_prompts_say():
     bench.hand_in(Release(step))
     assert scheduler.blocks.usage == 0
     bench.close()
+
+
+def test_a_branch_of_evicted_kv_says_the_same():
+    scheduler = EngineScheduler(engine_config(prefix_caching=False, pinned_share=1.0), BATCHINGS["chunked_prefill"]())
+    bench = Bench(program(folder()), scheduler)
+    step = bench.add("step", PROMPT, 5, ignore_eos=True, checkpoint="step")
+    bench.run()
+    prompt = [*step.token_ids, 30]
+    held = bench.add("held", prompt, 6, ignore_eos=True, branch_of="step")
+    bench.run()
+    for number in range(2):  # from 25 to 35 blocks each, of all 64
+        bench.add(f"large-{number}", range(10 * number, 100 + 10 * number), 40, ignore_eos=True)
+    bench.run()
+    assert not scheduler.checkpoints
+    late = bench.add("late", prompt, 6, ignore_eos=True, branch_of="step")
+    bench.run()
+    assert (held.cached, late.cached) == (len(PROMPT) + 4, 0)
+    assert bench.tokens["late"] == bench.tokens["held"]
+    assert scheduler.blocks.usage == 0
+    bench.close()
