@@ -37,16 +37,24 @@ def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpo
     return _checkpoint(raw)
 
 
-def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint) -> Dialogue[None]:
+def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint, *, gone: bool = False) -> Dialogue[None]:
+    """`gone`: the checkpoint is not at its engine any more, so no branch goes on from it."""
     ms = int(found.lease_s * 1000)
     left = _key(tenant, "left", fork)
     yield ("SADD", left, *range(branches))
     yield ("PEXPIRE", left, ms)
-    yield ("SET", _key(tenant, "fork", fork), orjson.dumps(list(found)), "PX", ms)
+    if not gone:
+        yield ("SET", _key(tenant, "fork", fork), orjson.dumps(list(found)), "PX", ms)
+
+
+def lose_checkpoint(tenant: str, branch: str) -> Dialogue[None]:
+    """The checkpoint of its fork is gone: further branches are computed. They stay open."""
+    yield ("DEL", _key(tenant, "fork", branch.rpartition("-")[0]))
 
 
 def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
-    """Where the checkpoint of a branch is, whose lease begins again. None: the fork has ended, or never was."""
+    """Where the checkpoint of a branch is, whose lease begins again. None: the fork has ended or never was, or its
+    checkpoint is gone."""
     fork, _, number = branch.rpartition("-")
     if not (yield ("SISMEMBER", _key(tenant, "left", fork), number)):
         return None

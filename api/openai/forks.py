@@ -21,7 +21,15 @@ from controller.core.types import Request
 from controller.dispatch import Scheduler
 from controller.dispatch.shadow_state import ShadowInstance
 from workers.backends.base import Backend, EngineError, NotSupported
-from workers.forks import KvCheckpoint, end_branch, join_branch, keep_checkpoint, open_fork, read_checkpoint
+from workers.forks import (
+    KvCheckpoint,
+    end_branch,
+    join_branch,
+    keep_checkpoint,
+    lose_checkpoint,
+    open_fork,
+    read_checkpoint,
+)
 from workers.live import LiveUnavailable, Talks
 
 log = logging.getLogger(__name__)
@@ -88,10 +96,10 @@ class Forks:
                 raise ApiError("not_found", told, param="step")
             held = await self._renew(found)
             name = f"fork-{secrets.token_hex(12)}"
-            await board.run(open_fork(tenant, name, branches, found))
+            await board.run(open_fork(tenant, name, branches, found, gone=held is False))
         except LiveUnavailable:
             raise _away() from None
-        return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held, found.lease_s)
+        return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held is True, found.lease_s)
 
     async def end(self, tenant: str, branch: str) -> None:
         """A branch is over; after the last one its checkpoint is freed. Raises ApiError."""
@@ -109,13 +117,16 @@ class Forks:
             raise ApiError("workflows_unavailable", "This gateway runs alone and keeps no workflows.")
         return self.board
 
-    async def _renew(self, found: KvCheckpoint) -> bool:
+    async def _renew(self, found: KvCheckpoint) -> bool | None:
+        """Whether the checkpoint is at its engine; None if that did not say."""
         backend = self._backends.get(found.instance)
+        if backend is None:
+            return None
         try:
-            return backend is not None and await backend.renew_kv(found.request_id, found.lease_s)
+            return await backend.renew_kv(found.request_id, found.lease_s)
         except (EngineError, NotSupported) as error:
             log.info("the lease of a checkpoint at %s was not renewed: %s", found.instance, error)
-            return False
+            return None
 
     async def _free(self, found: KvCheckpoint) -> None:
         backend = self._backends.get(found.instance)
@@ -138,11 +149,17 @@ class Forks:
         except (LiveUnavailable, TimeoutError):
             return None
         if found is not None:
-            self._spawn(self._renewed(found))
+            self._spawn(self._renewed(self.board, tenant, branch, found))
         return found
 
-    async def _renewed(self, found: KvCheckpoint) -> None:
-        await self._renew(found)
+    async def _renewed(self, board: Talks, tenant: str, branch: str, found: KvCheckpoint) -> None:
+        """Its lease begins again. If the engine does not have it any more (evicted, or started again), the scheduler
+        must not count with it for further branches."""
+        if await self._renew(found) is False:
+            try:
+                await board.run(lose_checkpoint(tenant, branch))
+            except LiveUnavailable as error:
+                log.info("a lost checkpoint was not forgotten: %s", error)
 
     def place(self, request: Request, found: KvCheckpoint | None, now: float) -> Placed:
         """Go on from the checkpoint, or compute all of it where that costs less: seconds until its first token, by

@@ -14,6 +14,7 @@ from tests.api.openai.test_steps import gateway
 from tests.api.openai.workflow_gateways import OTHER
 from tests.waiting import until_on_loop
 from workers import live
+from workers.backends.base import EngineError
 from workers.backends.fake import Script
 
 pytestmark = pytest.mark.db
@@ -145,11 +146,43 @@ async def test_a_branch_is_tried_elsewhere_if_its_engine_fails():
         assert answer.headers["x-slackline-instance"] != where
 
 
-async def test_a_checkpoint_that_the_engine_has_dropped_is_told_as_lost():
+async def test_a_checkpoint_that_the_engine_has_dropped_is_told_as_lost_and_no_branch_is_bound_to_it():
     async with gateway() as bed:
         where, request_id = await checkpoint(bed)
         bed.backend(where).freed.append(request_id)
-        assert shown(await fork(bed))["checkpoint"] == "lost"
+        told = shown(await fork(bed))
+        assert told["checkpoint"] == "lost"
+        assert (await bed.ask(branch(told["branches"][0]))).status == 200
+        assert decided(bed.sink.records[-1])["reason"] == "checkpoint_lost"
+        assert [(await end(bed, name)).status for name in told["branches"]] == [200] * 3
+
+
+async def test_after_the_first_branch_no_other_is_bound_to_a_checkpoint_that_was_dropped_meanwhile():
+    """The engine evicted it, or was started again under its name."""
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        where, request_id = await checkpoint(one)
+        names = shown(await fork(one))["branches"]
+        one.backend(where).freed.append(request_id)
+        assert (await one.ask(branch(names[0]))).status == 200
+        await until_on_loop(lambda: not live._client(settings.REDIS_URL).keys("answers:acme|fork:*"))
+        assert (await two.ask(branch(names[1]))).status == 200
+        assert decided(two.sink.records[-1])["reason"] == "checkpoint_lost"
+        assert [(await end(two, name)).status for name in names] == [200] * 3
+
+
+async def test_an_engine_that_does_not_answer_keeps_its_branches(monkeypatch):
+    async with gateway() as bed:
+        where, _ = await checkpoint(bed)
+
+        async def fails(request_id, lease_s):
+            raise EngineError("no answer")
+
+        monkeypatch.setattr(bed.backend(where), "renew_kv", fails)
+        told = shown(await fork(bed))
+        assert told["checkpoint"] == "lost"
+        for name in told["branches"]:
+            await bed.ask(branch(name))
+            assert decided(bed.sink.records[-1])["reason"] == "from_checkpoint"
 
 
 # ---- refused --------------------------------------------------------------------------------------------------------

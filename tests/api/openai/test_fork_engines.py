@@ -1,0 +1,170 @@
+"""Forks over real engines whose checkpoints are lost: killed, started again, evicted. Answers stay what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from django.conf import settings
+
+from api.openai.gateway import Gateway, GatewayOptions
+from controller.core.snapshot import ModelConfig
+from controller.core.types import InstanceSpec
+from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
+from tests.api.openai.servers import PATIENT
+from tests.waiting import until_on_loop
+from tests.workers.engine.process import FLEET, EngineProcess
+from workers import live
+from workers.live import LiveState
+
+pytestmark = pytest.mark.db
+
+PROMPT = list(range(1000, 1100))
+LEASE_S = 60
+OPTIONS = ("--model", "demo", "--profile", "constant:10ms", "--max-model-len", "512", "--kv-blocks", "128")
+
+
+@pytest.fixture(autouse=True)
+def empty(redis_server, fleet_token):
+    live._client(settings.REDIS_URL).flushdb()
+
+
+@asynccontextmanager
+async def gateway(engines: Sequence[EngineProcess]) -> AsyncIterator[TestBed]:
+    """Over these engines, of a tenant whose steps are kept."""
+    specs = [InstanceSpec(f"e{at}", "demo", url=each.url, backend="reference") for at, each in enumerate(engines)]
+    config = replace(snapshot(()), instances=tuple(specs), models=(ModelConfig("demo", context_tokens=512),))
+    async with aiohttp.ClientSession() as session:
+        bed = TestBed(replace(config, tenants=(replace(config.tenants[0], retention_s=600),)))
+        bed.gateway = Gateway(GatewayOptions("test", limits=PATIENT), session, bed.sink)
+        board = LiveState(settings.REDIS_URL, "test")
+        bed.gateway.workflows.board = bed.gateway.steps.board = bed.gateway.forks.board = board
+        async with bed:
+            yield bed
+        await board.close()
+
+
+def said(prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    usual = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "seed": 1, "target_ttft": 20, "waiting_time": 60}
+    return completion(**{**usual, **fields})
+
+
+def text_of(answer: Answer) -> str:
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)["choices"][0]["text"]
+
+
+async def forked(bed: TestBed, branches: int) -> tuple[str, dict[str, Any]]:
+    """The instance with the checkpoint, and the fork."""
+    metadata = {"workflow_id": "w1", "step_key": "plan"}
+    step = await bed.ask(said(PROMPT, max_tokens=2, checkpoint=LEASE_S, metadata=metadata))
+    assert step.status == 200, step.body
+    await until_on_loop(lambda: keys("at"))
+    return step.headers["x-slackline-instance"], await fork(bed, branches)
+
+
+async def fork(bed: TestBed, branches: int) -> dict[str, Any]:
+    answer = await bed.ask({"step": "plan", "branches": branches}, "/v1/workflows/w1/fork")
+    assert answer.status == 201, answer.body
+    return json.loads(answer.body)
+
+
+async def ended(bed: TestBed, names: Sequence[str]) -> None:
+    for name in names:
+        assert (await bed.ask(b"", f"/v1/workflows/w1/branches/{name}", method="DELETE")).status == 200
+
+
+def keys(*kinds: str) -> list[bytes]:
+    """What Redis has of checkpoints and forks."""
+    found = live._client(settings.REDIS_URL).keys("answers:acme|*")
+    return [key for key in found if any(b"|%s:" % kind.encode() in key for kind in kinds)]
+
+
+def reasons(bed: TestBed) -> list[str]:
+    """Of the branches that ended, in their order."""
+    steps = [step for record in bed.sink.records for step in record.decisions]
+    return [step["reason"] for step in steps if step["kind"] == "fork"]
+
+
+async def figure(engine: EngineProcess, name: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"{engine.url}/metrics") as response:
+        text = await response.text()
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def nothing_left(bed: TestBed) -> bool:
+    """The gateway counts no request as open or at an instance, and no block as held for one."""
+    lane = bed.gateway.scheduler.dispatcher.lanes["demo"]
+    there = lane.instances.values()
+    return not bed.gateway.runtime.requests and not any(each.outstanding or each.waiting_new for each in there)
+
+
+async def test_branches_of_a_killed_engine_are_computed_elsewhere_and_leave_nothing():
+    """All eight are under way at the engine with the checkpoint when it is killed."""
+    with EngineProcess(*OPTIONS) as first, EngineProcess(*OPTIONS) as second:
+        async with gateway((first, second)) as bed:
+            where, told = await forked(bed, 8)
+            victim, other = (first, second) if where == "e0" else (second, first)
+            asked = [said([*PROMPT, number], branch=name) for number, name in enumerate(told["branches"])]
+            clients = [bed.send(each) for each in asked]
+            seat = bed.gateway.scheduler.dispatcher.lanes["demo"].instances[where]
+            await until_on_loop(lambda: seat.outstanding == 8)
+            await asyncio.sleep(0.1)
+            victim.process.send_signal(signal.SIGKILL)
+            answers = [await client.done() for client in clients]
+            assert {answer.headers["x-slackline-instance"] for answer in answers} == {"e1" if where == "e0" else "e0"}
+            assert reasons(bed) == ["from_checkpoint"] * 8
+            alone = [text_of(await bed.ask({**each, "branch": "none-0"})) for each in asked]
+            assert [text_of(answer) for answer in answers] == alone
+            assert (await fork(bed, 2))["checkpoint"] == "lost"
+            await ended(bed, told["branches"])
+            assert nothing_left(bed)
+            assert await figure(other, "slackline_kv_checkpoint_blocks ") == 0
+            assert await figure(other, "vllm:kv_cache_usage_perc") == 0, "leaked_blocks"
+            client = live._client(settings.REDIS_URL)
+            assert (len(keys("fork")), len(keys("left"))) == (1, 1), "of the second fork"
+            assert all(0 < client.pttl(key) <= LEASE_S * 1000 for key in keys("at", "fork", "left"))
+
+
+async def test_an_engine_that_was_started_again_under_its_address_is_asked_once_and_no_more():
+    with EngineProcess(*OPTIONS) as first:
+        async with gateway((first,)) as bed:
+            _, told = await forked(bed, 3)
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait()
+            with EngineProcess(*OPTIONS, "--port", first.url.rpartition(":")[2]):
+                for number, name in enumerate(told["branches"]):
+                    text_of(await bed.ask(said([*PROMPT, number], max_tokens=2, branch=name)))
+                    await until_on_loop(lambda: not keys("fork"))
+            assert reasons(bed) == ["from_checkpoint", "checkpoint_lost", "checkpoint_lost"]
+            await ended(bed, told["branches"])
+            assert nothing_left(bed)
+
+
+async def test_branches_of_evicted_kv_are_computed_say_the_same_and_leave_no_block():
+    """Answers that need all blocks as they grow take those of the checkpoint."""
+    with EngineProcess(*OPTIONS) as engine:
+        async with gateway((engine,)) as bed:
+            _, told = await forked(bed, 3)
+            asked = [said([*PROMPT, 5], max_tokens=8, branch=name) for name in told["branches"]]
+            held = await bed.ask(asked[0])
+            grown = (said(range(first, first + 400), max_tokens=110) for first in range(2000, 4500, 500))
+            large = [bed.send({**each, "prompt": list(each["prompt"])}) for each in grown]
+            for client in large:
+                assert (await client.done()).status == 200
+            late = [await bed.ask(each) for each in asked[1:]]
+            cached = [json.loads(each.body)["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (held, *late)]
+            assert cached[:2] == [100, 0], "the last one finds what the one before left in the prefix cache"
+            assert {text_of(each) for each in late} == {text_of(held)}
+            assert reasons(bed)[-1] == "checkpoint_lost"
+            await ended(bed, told["branches"])
+            assert nothing_left(bed)
+            assert await figure(engine, "slackline_kv_checkpoint_blocks ") == 0
+            assert await figure(engine, "vllm:kv_cache_usage_perc") == 0, "leaked_blocks"
