@@ -31,8 +31,8 @@ class Checkpoints:
         return sum(len(seq.blocks) for seq in self._kept.values())
 
     def keep(self, seq: Seq) -> None:
-        """Of a sequence that has just ended: its blocks stay. The oldest checkpoints end if there are too many; one that
-        is larger than all may be is not kept, and ends none."""
+        """Of a sequence that has just ended: its blocks stay, and the oldest checkpoints end if there are too many. One
+        that is larger than all may be together is not kept, and ends none."""
         self._blocks.trim(seq)
         before = self._kept.pop(_name(seq), None)
         if before is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 
 import aiohttp
 import pytest
@@ -20,9 +22,11 @@ from controller.dispatch.lifecycle import State
 from controller.predict.answer_lengths import LengthsInForce
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
+from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend
+from workers.backends.reference import ReferenceBackend
 from workers.engine.errors import HttpError
 from workers.engine.http.bounds import parse_bounds
 
@@ -114,6 +118,55 @@ async def told(engine: EngineProcess) -> float:
         text = await response.text()
     name = "slackline_length_bounds_told_total "
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+# By field: what the engine refuses.
+REFUSED = {
+    **dict.fromkeys(("due_in", "workflow_due_in", "waiting_in", "waited", "kv_checkpoint"), "x"),
+    **{"value": -1, "length_lower": -1, "length_upper": 0, "workflow": 5, "tenant": 5, "kv_branch_of": 5},
+    **{"kv_transfer_params": 5, "cache_salt": 5},
+}
+# What would be worth something to a client.
+FORGED = {
+    **{"due_in": 0.001, "workflow_due_in": 0.001, "waiting_in": 86_000, "waited": 8.999, "value": 1e9},
+    **{"length_lower": 1, "length_upper": 1, "workflow": "w", "tenant": "another", "kv_checkpoint": 3_600},
+    **{"kv_branch_of": "req-1", "cache_salt": "another", "request_id": "mine"},
+    "vllm_xargs": {"slackline_ttft": 0.001, "slackline_ttft_left": 0, "SLACKLINE_value": 1e6, "mine": 1},
+}
+
+
+async def test_what_only_a_gateway_may_tell_an_engine_is_taken_from_no_client(monkeypatch):
+    """The engine itself refuses each of these values, and takes those of the second body: none of either comes through,
+    and what the gateway tells is there once."""
+    said = []
+    body_of = ReferenceBackend.body_of
+    monkeypatch.setattr(ReferenceBackend, "body_of", lambda self, call: said.append(body_of(self, call)) or said[-1])
+    asked = {"target_ttft": 9, "target_tbt": 2, "deadline": 30, "waiting_time": 20, "metadata": {"workflow_id": "w"}}
+    with EngineProcess("--model", "demo", "--profile", "constant:2ms") as engine:
+        async with over(spec(engine)) as bed, aiohttp.ClientSession(engine.url) as http:
+            for field, value in REFUSED.items():
+                status, refused = await post(http, "/v1/completions", {"prompt": "a", field: value})
+                assert (status, refused["error"]["param"].split(".")[0]) == (400, field)
+                assert (await bed.ask(completion(**{field: value}))).status == 200, field
+            bed.gateway.answer_lengths.take({"demo": LengthsInForce(7, forest())})
+            messages = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+            response = {"model": "demo", "input": "a", "max_output_tokens": 4}
+            said.clear()
+            for path, body in (("completions", completion()), ("chat/completions", messages), ("responses", response)):
+                assert (await bed.ask({**body, **asked, **FORGED}, f"/v1/{path}")).status == 200, path
+    assert len(said) == 3
+    for raw in said:
+        names = [name for name, _ in json.loads(raw, object_pairs_hook=list)]
+        told = json.loads(raw)
+        assert sorted(names) == sorted(set(names)), "twice: whoever reads it may take the other one"
+        assert not {"workflow_due_in", "workflow", "value", "kv_checkpoint", "kv_branch_of", "cache_salt"} & told.keys()
+        assert (told["target_ttft"], told["target_tbt"], told["tenant"]) == (9, 2, sha256(b"acme").hexdigest()[:16])
+        assert 0 <= told["waited"] < 9
+        assert 20 < told["due_in"] <= 30
+        assert 15 < told["waiting_in"] <= 20
+        assert told["length_upper"] <= 4
+        assert told["request_id"] != "mine"
+        assert told.get("vllm_xargs", {"mine": 1}) == {"mine": 1}
 
 
 @pytest.mark.parametrize(
