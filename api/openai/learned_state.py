@@ -1,5 +1,6 @@
 """What a gateway has learned, for the next process of its name: lengths of prompts and answers, times of reasoning,
-the latency of each instance, what priorities measured, and the attainment windows.
+the latency of each instance, what priorities measured, the attainment windows, and where CALM's ordering has got to:
+its cutoff with what each value earned, its frame, and what each tenant was sent.
 
 The state is copied on the loop each second and written in a thread, to a file that is replaced as a whole: a process
 that is killed loses a second. Times are written as ages, since the monotonic clock starts again with the host, and the
@@ -24,16 +25,20 @@ import orjson
 
 from api.openai.gateway import Gateway
 from api.openai.state.offloop import Busy, OffLoop
+from controller.core import events as ev
 from controller.core.types import InstanceSpec
 from controller.dispatch.learned import relearn
+from controller.dispatch.policy_sets import check_frames
 from controller.dispatch.shadow_state import ShadowInstance
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
+FRAMES_VERSION = 1  # of the part `frames`, which files of older releases lack
 PERIOD_S = 1.0
 WRITE_S = 5.0  # then the disk counts as hanging, and the file stays as it was
 LATENCY_S = 3600.0  # an instance's latency is measured anew after a longer absence: others may share its device now
+FRAMES_S = 3600.0  # what a cutoff earned is of the load at that time
 LENGTHS_S = 7 * 86_400.0  # traffic of a week ago says little of today's
 FUTURE_S = 60.0  # clocks differ by less
 MOST_REQUESTS = 2_000  # of all attainment windows together
@@ -104,7 +109,7 @@ class LearnedState:
         return None if self._saved_at is None else self._gateway.clock() - self._saved_at
 
     def restore(self) -> None:
-        """All but what priorities measured, which needs the configuration."""
+        """All but what needs the configuration."""
         stored = self._stored = self._file.load(self._wall())
         if stored is None:
             return
@@ -120,12 +125,23 @@ class LearnedState:
         gateway.fleet.learned = self._of_instance
         log.info("what was learned until %.0f s ago is used again", stored.age_s)
 
-    def restore_mappings(self) -> None:
-        """Once the gateway has its configuration."""
+    def restore_configured(self) -> None:
+        """What priorities measured, and the frames of the ordering: once the gateway has its configuration."""
         if (stored := self._stored) is not None:
             now = self._gateway.clock()
             since_s = stored.age_s + now - self._stored_at
             self._part("mappings", lambda state: self._gateway.book.restore(state, now, since_s))
+            if "frames" in stored.parts and since_s < FRAMES_S:
+                self._part("frames", lambda state: self._restore_frames(state, since_s))
+
+    def _restore_frames(self, state: Mapping[str, Any], since_s: float) -> None:
+        """Each is tried first, since the scheduler must not fail."""
+        if state["version"] != FRAMES_VERSION:
+            raise ValueError(f"it is of version {state['version']}")
+        for model, known in state["models"].items():
+            if model in self._gateway.named_models:
+                check_frames(state["ordering"], known)
+                self._gateway.runtime.push(ev.FramesLearned(model, state["ordering"], known, since_s))
 
     async def run(self) -> None:
         while True:
@@ -161,6 +177,11 @@ class LearnedState:
             "thinking": gateway.thinking.state(),
             "windows": windows.state(now, each),
             "mappings": gateway.book.state(now, MOST_MEASURED),
+            "frames": {
+                "version": FRAMES_VERSION,
+                "ordering": gateway.scheduler.dispatcher.ordering,
+                "models": gateway.scheduler.dispatcher.frames_state(now),
+            },
             "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},
         }
 

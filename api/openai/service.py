@@ -78,7 +78,7 @@ class GatewayService:
         self._learned = LearnedState(learned, gateway)
         self._learned.restore()
         await self._config.start()
-        self._learned.restore_mappings()
+        self._learned.restore_configured()
         await gateway.monitor.settle(FIRST_POLL_S)
         self._keep("recorder", self._recorder.run)
         self._keep("configuration", self._config.run)

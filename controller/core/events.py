@@ -312,6 +312,17 @@ class OrderingChosen(NamedTuple):
     options: str = "{}"
 
 
+class FramesLearned(NamedTuple):
+    """What an earlier process of the same gateway knew of the order of a model's queue, `age_s` seconds ago
+    (`Frames.state`), checked by the driver. It is not used if `ordering` is not the one in force, or has other settings
+    now."""
+
+    model: str
+    ordering: str
+    state: Mapping[str, Any]
+    age_s: float
+
+
 class ClockOffset(NamedTuple):
     """Seconds to add to this driver's clock for the clock that all gateways of the fleet share: what engines are told
     about urgency has to compare with what other gateways tell them."""
@@ -354,6 +365,7 @@ Event = (
     | Command
     | Orders
     | OrderingChosen
+    | FramesLearned
     | ClockOffset
     | Woke
 )

@@ -185,6 +185,16 @@ class Frames(Protocol):
         """It is about to be sent there; what spoke for that, if these frames ranked it."""
         ...
 
+    def state(self, now: float) -> dict[str, Any] | None:
+        """What another process is to go on from, as JSON can hold it, with its settings; None before the first frame.
+        Times are ages."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], age_s: float, now: float) -> bool:
+        """Go on from a state that is `age_s` seconds old. False, and nothing changes, if its settings were others.
+        Raises KeyError, TypeError or ValueError for anything else than a state."""
+        ...
+
 
 class Framing(Protocol):
     """An ordering that ranks what waits again each frame and on each instance's own costs (optional)."""

@@ -213,6 +213,7 @@ class StageDispatcher:
             ev.ClockOffset: self._clock_offset,
             ev.Orders: self._ordered,
             ev.OrderingChosen: self._ordering_chosen,
+            ev.FramesLearned: self._frames_learned,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -280,6 +281,12 @@ class StageDispatcher:
     def learned_state(self) -> dict[str, dict[str, Any]]:
         """All that was learned of instances, for another process (`controller.dispatch.learned`)."""
         return learned_states(self._fleet.instances.values())
+
+    def frames_state(self, now: float) -> dict[str, Any]:
+        """By model, what another process goes on from where the ordering has frames (`ev.FramesLearned`)."""
+        frames = {model: lane.queue.frames for model, lane in self._fleet.lanes.items()}
+        states = {model: each.state(now) for model, each in frames.items() if each is not None}
+        return {model: state for model, state in states.items() if state is not None}
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -515,6 +522,11 @@ class StageDispatcher:
         self._observers = self._learning()
         for lane in self._fleet.lanes.values():
             lane.queue.order_by(self._ordering, now)
+
+    def _frames_learned(self, event: ev.FramesLearned, now: float, actions: list[ev.Action]) -> None:
+        frames = self._fleet.lane(event.model).queue.frames
+        if frames is not None and event.ordering == self._ordering.name:
+            frames.restore(event.state, event.age_s, now)
 
     @property
     def ordering(self) -> str:

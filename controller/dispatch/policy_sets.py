@@ -146,6 +146,11 @@ def checked_ordering(name: str, options: Mapping[str, Any]) -> None:
     _build("ordering", name, options)
 
 
+def check_frames(name: str, state: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError unless it is what frames of this ordering go on from."""
+    _build("ordering", name, {}).frames().restore(state, 0.0, 0.0)
+
+
 def ordering_options() -> dict[str, dict[str, Any]]:
     """The settings of each ordering with their defaults."""
     return {name: asdict(_config_of(ORDERINGS[name])()) for name in ORDERINGS}

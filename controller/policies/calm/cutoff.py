@@ -9,7 +9,9 @@ O(values) per epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 DECAY = 0.5  # weight of an epoch in the score
 
@@ -31,6 +33,31 @@ class AdaptiveCutoff:
     @property
     def value(self) -> float:
         return self.values[self._index]
+
+    def state(self) -> dict[str, Any]:
+        """All that was learned, as JSON can hold it. What this frame earned so far is not, and is lost with it."""
+        return {
+            "values": list(self.values),
+            "rule": [self._frames, self._explore_every],
+            "scores": [[value, score] for value, score in self._scores.items()],
+            "epoch": [self._index, self._epoch, self._explored],
+            "frames": [self._began, self._last],
+            "earned": self._earned_before,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> AdaptiveCutoff:
+        """One that goes on from `state`. Raises KeyError, TypeError or ValueError for anything else than a state."""
+        frames, explore_every = map(int, state["rule"])
+        made = cls([_finite(each) for each in state["values"]], frames, explore_every)
+        made._scores = {_finite(value): _finite(score) for value, score in state["scores"]}
+        made._index, made._epoch, made._explored = map(int, state["epoch"])
+        made._began, made._last = map(int, state["frames"])
+        made._earned = made._earned_before = _finite(state["earned"])
+        known = frames > 0 < explore_every and made._scores.keys() <= set(made.values)
+        if not (known and 0 <= made._index < len(made.values) and 0 <= made._began <= made._last):
+            raise ValueError("no state of a cutoff")
+        return made
 
     def earned(self, goodput: float) -> None:
         self._earned += goodput
@@ -62,3 +89,10 @@ class AdaptiveCutoff:
             self._explored += 1
             return self._explored % count
         return max(range(count), key=lambda index: (self._scores[self.values[index]], self.values[index]))
+
+
+def _finite(raw: Any) -> float:
+    """Raises TypeError or ValueError for anything else than a finite number."""
+    if not math.isfinite(found := float(raw)):
+        raise ValueError(f"{raw} is no finite number")
+    return found

@@ -32,8 +32,9 @@ import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from heapq import nlargest
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -56,6 +57,7 @@ FEW = 64  # waiting requests of which all are weighed again with each arrival
 WINDOW, REST, LATE = 0.0, 1.0, 2.0  # tiers of a copy
 KINDS = 256  # tenants and classes of which each instance's prefix cache is asked one by one
 SAMPLED = 64  # of the others, those that stand for all of them
+MOST_SERVED = 1_000  # tenants whose share another process goes on with
 SERVED_FRAMES = 100  # after which what a tenant was sent counts half: a minute or so
 
 _Rows = tuple[frozenset[str], list[int]]  # instances, and rows of requests that may not go there
@@ -240,6 +242,32 @@ class CalmFrames:
     def ends(self) -> float:
         """When what waits is to be ranked again; infinite while nothing waits."""
         return self._ends if self._seqs else math.inf
+
+    # ---- for another process --------------------------------------------------------------------------------------
+
+    def state(self, now: float) -> dict[str, Any] | None:
+        if not math.isfinite(self._ends):
+            return None
+        return {
+            "settings": asdict(self.config),
+            "frame": [self.frame, self._ends - self._began, now - self._began],  # number, its length, begun so long ago
+            "cutoff": self._cutoff.state(),
+            "served": nlargest(MOST_SERVED, self._served.items(), key=lambda item: item[1]),
+        }
+
+    def restore(self, state: Mapping[str, Any], age_s: float, now: float) -> bool:
+        """The frames of the time between pass as those in which nothing waited."""
+        cutoff = AdaptiveCutoff.of(state["cutoff"])
+        number, length_s, since_s = state["frame"]
+        served = {str(tenant): float(tokens) for tenant, tokens in state["served"]}
+        if not all(math.isfinite(each) and each >= 0 for each in (number, length_s, since_s, *served.values())):
+            raise ValueError("no frame, or no tokens of tenants")
+        if state["settings"] != asdict(self.config) or cutoff.values != self._cutoff.values:
+            return False
+        self.frame, self._cutoff, self._served = int(number), cutoff, served
+        self._began = now - since_s - age_s
+        self._ends = self._began + length_s
+        return True
 
     # ---- what waits -----------------------------------------------------------------------------------------------
 

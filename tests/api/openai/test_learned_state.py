@@ -12,9 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from api.openai.learned_state import LATENCY_S, LENGTHS_S, MOST_MEASURED, MOST_REQUESTS, LearnedFile, LearnedState
+from api.openai.learned_state import (
+    FRAMES_S,
+    FRAMES_VERSION,
+    LATENCY_S,
+    LENGTHS_S,
+    MOST_MEASURED,
+    MOST_REQUESTS,
+    LearnedFile,
+    LearnedState,
+)
+from controller.core import events as ev
+from controller.core.policy import Replica
 from controller.core.snapshot import MappingConfig
-from controller.core.types import LatencyCoefficients
+from controller.core.types import LatencyCoefficients, Request, Targets
+from controller.policies.ordering.calm import CUTOFFS, CalmOrdering
 from controller.predict.answer_lengths import LengthsInForce
 from controller.predict.lengths import PromptText
 from tests.api.openai.gateways import TestBed, completion, snapshot
@@ -70,7 +82,7 @@ async def restored(file: LearnedFile, wall=time.time, config=None) -> tuple[Test
     learned.restore()
     bed.app._gateway = bed.gateway
     bed.gateway.configure(bed.config)
-    learned.restore_mappings()
+    learned.restore_configured()
     await bed.gateway.monitor.settle(1)
     await asyncio.sleep(0)
     return bed, learned
@@ -258,6 +270,94 @@ def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
             assert ((lengths.level("demo"), lengths.hits.get("demo")) == (level, hits)) == (found is not None)
 
     asyncio.run(run())
+
+
+def by_calm(**options):
+    return profiled(ordering="calm", ordering_options=options)
+
+
+def frames_of(bed: TestBed):
+    return bed.gateway.scheduler.dispatcher.lanes["demo"].queue.frames
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """A file of a gateway whose ordering has adapted its cutoff, and that frame and cutoff."""
+    file = LearnedFile(tmp_path / "test.learned.json")
+    frames = CalmOrdering().frames()
+    for second in range(60):
+        frames.join(Request(f"r{second}", float(second), Targets(1e6, 1e6), 100, 10, "demo"))
+        frames.weigh([Replica("e1", 0.02, 0.02, 0.0, 0.0, 0, 1)], float(second))
+
+    async def run():
+        async with TestBed(by_calm()) as bed:
+            bed.gateway.runtime.push(ev.FramesLearned("demo", "calm", frames.state(60.0), 0.0))
+            assert (await bed.ask(completion())).status == 200
+            await LearnedState(file, bed.gateway).save()
+            return frames_of(bed).frame, frames_of(bed).cutoff
+
+    return file, asyncio.run(run())
+
+
+def gone_on(file, config=None, wall=time.time):
+    """Frame and cutoff of the next process, after a request; None where its ordering has no frames."""
+
+    async def run():
+        bed, learned = await restored(file, wall, config or by_calm())
+        learned.close()
+        frames = frames_of(bed)
+        found = None if frames is None else (frames.frame, frames.cutoff)
+        assert (await bed.ask(completion())).status == 200
+        return found
+
+    return asyncio.run(run())
+
+
+def test_the_next_process_orders_with_the_cutoff_that_the_last_one_had_found(adapted, caplog):
+    file, before = adapted
+    assert before[1] == CUTOFFS[1]
+    assert gone_on(file) == before
+    assert gone_on(file, wall=lambda: time.time() + FRAMES_S - 60) == before
+    assert "is not used" not in caplog.text
+
+
+UNUSED = {
+    "of another version": lambda frames: frames.update(version=FRAMES_VERSION + 1),
+    "without its frame": lambda frames: frames["models"]["demo"].pop("frame"),
+    "with a cutoff that is none": lambda frames: frames["models"]["demo"]["cutoff"].update(epoch=[9, 9, 9]),
+    "of no ordering": lambda frames: frames.update(ordering=None),
+    "of one without frames": lambda frames: frames.update(ordering="earliest_deadline_first"),
+}
+
+
+@pytest.mark.parametrize("how", UNUSED)
+def test_frames_that_cannot_be_read_cost_no_other_part(adapted, how, caplog):
+    file, _ = adapted
+    rewritten(file, lambda parts: UNUSED[how](parts["frames"]))
+    assert gone_on(file) == (0, CUTOFFS[0])
+    assert caplog.text.count("is not used") == 1
+    assert "the part frames" in caplog.text
+
+
+def test_a_file_of_a_release_that_kept_no_frames_is_used(adapted, caplog):
+    file, _ = adapted
+    rewritten(file, lambda parts: parts.pop("frames"))
+    assert gone_on(file) == (0, CUTOFFS[0])
+    assert "is not used" not in caplog.text
+    assert known(file, config=by_calm())[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "later_s", "found"),
+    [
+        (by_calm(frame_steps=20), 0.0, (0, CUTOFFS[0])),
+        (profiled(), 0.0, None),
+        (by_calm(), FRAMES_S + 60, (0, CUTOFFS[0])),
+    ],
+    ids=["other settings", "another ordering", "too old"],
+)
+def test_frames_of_another_time_or_order_are_not_used(adapted, config, later_s, found):
+    assert gone_on(adapted[0], config, lambda: time.time() + later_s) == found
 
 
 def test_what_is_copied_on_the_loop_is_bounded(taken, tmp_path):

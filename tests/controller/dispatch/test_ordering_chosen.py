@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from controller.core import events as ev
@@ -11,8 +13,16 @@ from controller.dispatch import build_dispatcher
 from controller.dispatch import queue as queue_module
 from controller.dispatch.event_log import Encoder, EventDecoder
 from controller.dispatch.lane import GO_ON_S, TOLD_EACH_PASS
-from controller.dispatch.policy_sets import MOST_OPTION, checked_ordering, ordering_of, ordering_options, with_ordering
-from tests.controller.dispatch.fleet import request, up
+from controller.dispatch.policy_sets import (
+    MOST_OPTION,
+    check_frames,
+    checked_ordering,
+    ordering_of,
+    ordering_options,
+    with_ordering,
+)
+from controller.policies.ordering.calm import CUTOFFS
+from tests.controller.dispatch.fleet import request, sends, up
 
 ARRIVED = ("late", "soon", "first")  # in this order; by deadline in the other
 
@@ -180,3 +190,43 @@ def test_an_ordering_takes_the_place_of_that_of_the_overrides_with_options_of_it
         ordering_of("slackline", {"ordering": {"name": "by_colour"}})
     with pytest.raises(ConfigError, match="no setting 'window'"):
         ordering_of("slackline", {"ordering": {"window": 1}})
+
+
+def frames_of(dispatcher):
+    return dispatcher.lanes["m"].queue.frames
+
+
+def learned_frames():
+    """Requests wait for 100 seconds, one is served every two of them, and a frame takes less. The first value of the
+    cutoff has had its epoch of 40 frames."""
+    one_by_one = {"ordering": {"name": "calm"}, "pacing": {"name": "fixed_window", "window": 1}}
+    dispatcher = build_dispatcher("slackline", one_by_one)
+    arrivals = [ev.Arrived(request(f"r{number}", ttft=1e5, wait=1e6)) for number in range(60)]
+    reply = dispatcher.handle([up(slots=1), *arrivals], 0.0)
+    for second in range(2, 102, 2):
+        ((sent, _),) = sends(reply)
+        reply = dispatcher.handle([ev.FirstToken(sent), ev.Finished(sent, 10)], float(second))
+    frames = frames_of(dispatcher)
+    assert frames.cutoff == CUTOFFS[1]
+    return dispatcher.frames_state(100.0)["m"], frames
+
+
+@pytest.mark.parametrize("ordering", ["calm", ""])
+def test_frames_go_on_from_an_earlier_process(dispatcher, ordering):
+    state, before = learned_frames()
+    learned = ev.FramesLearned("m", "calm", state, 1.0)
+    (sent,) = EventDecoder().events(json.loads(json.dumps(Encoder().named([learned]))))
+    dispatcher.handle([ev.OrderingChosen(ordering), sent], 1.0)
+    if not ordering:
+        assert frames_of(dispatcher) is None, "another ordering is in force"
+        return
+    assert (frames_of(dispatcher).cutoff, frames_of(dispatcher).frame) == (before.cutoff, before.frame)
+    assert dispatcher.frames_state(1.0)["m"]["cutoff"] == state["cutoff"]
+
+
+def test_a_state_that_no_frames_go_on_from_is_refused():
+    state, _ = learned_frames()
+    check_frames("calm", state)
+    for name, wrong in (("calm", {}), ("calm", {**state, "frame": "1"}), ("unheard of", state)):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            check_frames(name, wrong)

@@ -1,5 +1,6 @@
 """CALM as an ordering: eq. 4.1 on each replica's own costs, window, frames, cutoff (worked examples C2, C3, C5)."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -11,7 +12,17 @@ from controller.core.steps import Added, Seq
 from controller.core.types import Request, Targets
 from controller.policies.batching.calm import Calm, CalmConfig
 from controller.policies.calm.columns import Columns, Pace
-from controller.policies.ordering.calm import CUTOFFS, DEEP, FEW, KINDS, SAMPLED, CalmOrdering, Config, sequence_of
+from controller.policies.ordering.calm import (
+    CUTOFFS,
+    DEEP,
+    FEW,
+    KINDS,
+    MOST_SERVED,
+    SAMPLED,
+    CalmOrdering,
+    Config,
+    sequence_of,
+)
 
 FREE = Replica("w", token_s=0.02, alone_s=0.02, prefill_b=0.0, prefill_c=0.0, crowd=0, free_slots=64)
 FIXED = Config(adapt=False)
@@ -303,6 +314,87 @@ def test_a_fixed_cutoff_stays():
     for frame in range(100):
         frames.weigh([FREE], frame * 1.0)
     assert frames.cutoff == 0.7
+
+
+def contended(frames, seconds, now=0.0, tenant="rich"):
+    """Something waits for that long, in frames of a second."""
+    for _ in range(seconds):
+        for name in ("waits", f"r{now}"):
+            frames.join(request(name, now, tenant=tenant))
+        frames.weigh([FREE], now)
+        frames.sent(f"r{now}", "w")
+        frames.leave(f"r{now}")
+        now += 1.0
+    return now
+
+
+def restored(state, age_s=0.0, now=5.0, config=None):
+    frames = CalmOrdering(config or Config()).frames()
+    assert frames.restore(json.loads(json.dumps(state)), age_s, now)
+    return frames
+
+
+def test_another_process_goes_on_with_cutoff_frame_and_shares():
+    frames = CalmOrdering().frames()
+    assert frames.state(0.0) is None, "no frame has begun"
+    now = contended(frames, 60)
+    assert frames.cutoff == CUTOFFS[1]
+    again = restored(frames.state(now), now=7.0)
+    assert (again.cutoff, again.frame) == (frames.cutoff, frames.frame)
+    assert again.state(7.0) == frames.state(now)
+    contended(frames, 50, now)
+    contended(again, 50, 7.0)
+    assert again.cutoff == frames.cutoff == CUTOFFS[2]
+    assert again.frame == frames.frame
+
+
+def test_while_no_process_ran_shares_are_forgotten_and_the_cutoff_rests():
+    frames = CalmOrdering().frames()
+    now = contended(frames, 60)
+    state, (before,) = frames.state(now), frames._served.values()
+    again = restored(state, age_s=100.0)
+    again.join(request("new", 5.0))
+    again.weigh([FREE], 5.0)
+    assert again.frame == pytest.approx(frames.frame + 100, abs=1)
+    assert again._served["rich"] == pytest.approx(before / 2, rel=0.02)
+    assert again.cutoff == frames.cutoff
+    contended(again, 15, 6.0)
+    assert again.cutoff == frames.cutoff, "the seconds between are none in which something waited"
+
+
+def test_with_other_settings_a_process_begins_anew():
+    frames = CalmOrdering().frames()
+    state = frames.state(contended(frames, 60))
+    for config in (Config(frame_steps=20), Config(adapt=False), Config(fair_weight=0.5)):
+        other = CalmOrdering(config).frames()
+        before = other.cutoff
+        assert not other.restore(state, 0.0, 5.0)
+        assert (other.cutoff, other.frame, other.state(5.0)) == (before, 0, None)
+
+
+def test_shares_of_the_most_served_are_kept():
+    frames = CalmOrdering().frames()
+    contended(frames, 2)
+    frames._served = {f"t{number}": float(number) for number in range(3 * MOST_SERVED)}
+    served = frames.state(2.0)["served"]
+    assert len(served) == MOST_SERVED
+    assert served[0] == (f"t{3 * MOST_SERVED - 1}", 3.0 * MOST_SERVED - 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frame": [1, 1.0]}, {"frame": [-1, 1.0, 1.0]}, {"frame": [1, math.nan, 1.0]}, {"frame": None},
+        {"served": [["rich", -1.0]]}, {"served": [["rich", "much"]]}, {"served": {"rich": 1.0}}, {"cutoff": {}},
+    ],
+)  # fmt: skip
+def test_what_is_no_state_changes_nothing(wrong):
+    frames = CalmOrdering().frames()
+    state = frames.state(contended(frames, 60))
+    other = CalmOrdering().frames()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        other.restore({**state, **wrong}, 0.0, 5.0)
+    assert (other.cutoff, other.frame, other.state(5.0)) == (CUTOFFS[0], 0, None)
 
 
 def test_nothing_is_kept_of_requests_that_left():
