@@ -105,7 +105,10 @@ class PatternGraphRow(serializers.Serializer):
     nodes = GraphCallRow(many=True, help_text="At most 35.")
     edges = serializers.ListField(
         child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
-        help_text="Pairs of calls, the second of which follows the first.",
+        help_text=(
+            "Each call of a level with each call of the next. Graphs store levels, not the parents that clients name, "
+            "of which a call may have fewer."
+        ),
     )
     levels = GraphLevelRow(many=True)
     more_calls = serializers.IntegerField(help_text="After `nodes`.")

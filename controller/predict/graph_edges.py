@@ -25,8 +25,8 @@ class GraphNode:
 @dataclass(frozen=True, slots=True)
 class SpelledGraph:
     """`used`: how many workflows it stands for, those of the last hours counting more. `edges`: pairs of numbers of
-    nodes: each call of a level leads to each of the next. `more_calls`, `more_levels`: that follow and are not stored
-    one by one."""
+    nodes: each call of a level leads to each of the next, since graphs store levels and not the parents that clients
+    name. `more_calls`, `more_levels`: that follow and are not stored one by one."""
 
     number: int
     used: float

@@ -210,6 +210,7 @@ def test_the_graphs_in_use_are_shown_call_by_call_with_what_each_follows(viewer)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
     assert answer.status_code == 200
     assert "Stands for 4 workflows" in text
+    assert "without the parents that clients name" in text
     assert "1 plan (demo) – 1 " in text
     assert f"3 {kind_of('demo', 'b'):08x} 1 2 " in text
 
