@@ -76,9 +76,18 @@ class RequestOutput(serializers.ModelSerializer):
         help_text="Lower and upper bound of the answer's tokens, as predicted at its arrival; empty: there were none.",
     )
 
+    refined_bounds = serializers.ListField(
+        child=serializers.IntegerField(),
+        allow_null=True,
+        help_text=(
+            "Of the bounds that were predicted last while it ran (every 50 tokens): the tokens that it had then, the "
+            "lower and the upper bound, by the version in force then. Null: they were not predicted again."
+        ),
+    )
+
     class Meta:
         model = RequestRecord
-        fields = (*SUMMARY, "type", "decisions", "token_times", "length_bounds", "length_version")
+        fields = (*SUMMARY, "type", "decisions", "token_times", "length_bounds", "refined_bounds", "length_version")
         read_only_fields = fields
 
     @extend_schema_field(serializers.ChoiceField(choices=TYPES))
@@ -101,7 +110,7 @@ class RequestList(_RequestsView):
     def get(self, request: Request) -> Response:
         query = self.query(RequestQuery)
         rows = self.narrowed(requests.search(**without_page(query)))
-        short = rows.defer("decisions", "token_times", "length_features", "length_bounds")
+        short = rows.defer("decisions", "token_times", "length_features", "length_bounds", "refined_bounds")
         return self.page(short, requests.ORDER, RequestSummary, query)
 
 

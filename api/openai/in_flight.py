@@ -85,6 +85,7 @@ class InFlightRequest:
         "quota",
         "reasoning_tokens",
         "refine_at",
+        "refined",
         "request",
         "salt",
         "send",
@@ -126,8 +127,8 @@ class InFlightRequest:
     ) -> None:
         self.request = request
         self.foretold = foretold  # of the length of its answer, at its arrival
-        # Output tokens at which its bound is predicted again.
-        self.refine_at = REFINE_TOKENS if foretold is not None and foretold.bounds is not None else math.inf
+        self.refine_at = math.inf if foretold is None or foretold.bounds is None else REFINE_TOKENS  # tokens out
+        self.refined: tuple[int, int, int] | None = None  # tokens out, and the bounds that were predicted then
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall

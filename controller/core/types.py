@@ -236,6 +236,7 @@ class RequestRecord:
     step_key: str = ""
     parents: list[str] | None = None
     tool_steps: list[dict[str, Any]] = field(default_factory=list)  # reported since the request before
+    refined_bounds: list[int] | None = None  # its tokens when bounds were predicted last, and these; None: never
 
     @property
     def counted_as(self) -> str:

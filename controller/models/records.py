@@ -66,6 +66,7 @@ class RequestRecord(models.Model):
     step_key = models.CharField(max_length=120, blank=True, default="", db_default="")
     parents = models.JSONField(null=True)
     tool_steps = models.JSONField(default=list, db_default=[])
+    refined_bounds = models.JSONField(null=True)
 
     class Meta:
         db_table = "request_record"

@@ -27,7 +27,7 @@ class RunningAnswer(NamedTuple):
 
 class LengthRefinements:
     """Takes what the runtime lists, and tells its scheduler the new bounds, with the next events that come anyway, and
-    the engines that run the answers."""
+    the engines that run the answers. Its record keeps the last ones."""
 
     def __init__(self, lengths: AnswerLengths, runtime: Runtime) -> None:
         self._lengths = lengths
@@ -57,6 +57,7 @@ class LengthRefinements:
         for each, found in zip(batch, bounds, strict=True):
             running = self._runtime.requests.get(each.request_id)
             if found is not None and running is not None:
+                running.refined = (each.produced, *found)
                 self._runtime.tell(ev.AnswerBounded(each.request_id, found[1]))
                 self._engines.add(running.instance, each.request_id, found)
         self._engines.send()

@@ -23,6 +23,7 @@ from controller.core.types import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors.records import decisions
 from controller.selectors.records import requests as records
+from controller.selectors.records.workflow_stages import refined_of
 from controller.selectors.roles import UserRole
 from controller.slo.request_types import request_type
 from controller.wording.misses import why_missed
@@ -116,6 +117,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
         "rejected": rejected,
         "outcome": outcome_in_words(row),
         "type": REQUEST_TYPES[request_type(row.workflow, row.target_deadline_s, row.decisions).value],
+        "refined": refined_of(row),
         "ended_at": None if row.e2e_s is None else row.arrived_at + timedelta(seconds=row.e2e_s),
     }
     return render(request, "console/traffic/request.html", {"whole": whole})

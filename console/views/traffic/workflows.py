@@ -23,7 +23,7 @@ from console.live.ttl_cache import TtlCache
 from console.views.paging import numbered_page
 from controller.models import RequestRecord
 from controller.selectors.records import decisions
-from controller.selectors.records.workflow_stages import due_of, predicted_of, stages_of
+from controller.selectors.records.workflow_stages import due_of, predicted_of, refined_of, stages_of
 from controller.selectors.records.workflows import (
     MOST_RECORDS,
     MOST_REQUESTS,
@@ -156,6 +156,7 @@ def _row(row: RequestRecord) -> dict[str, Any]:
         "due_at": due_at,
         "slack_s": None if due_at is None else (due_at - ended_at).total_seconds(),
         "predicted": predicted_of(row),
+        "refined": refined_of(row),
         "outcome": outcome_in_words(row),
         "left_s": share.get("left_s"),
         "share_s": share_s,
@@ -190,6 +191,8 @@ def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
     words += [f"share {share_s:.3g} s"] if share_s is not None else []
     if (predicted := predicted_of(row)) is not None:
         words.append(f"{row.output_tokens} tokens, predicted {predicted[0]} to {predicted[1]}")
+    if (refined := refined_of(row)) is not None:
+        words.append(f"after {refined[0]} tokens {refined[1]} to {refined[2]}")
     reasons = [str(step.get("reason")) for step in row.decisions]
     figures = [step.get("figures") or {} for step in row.decisions if step.get("reason") == "shared_call"]
     return DrawnRequest(

@@ -71,3 +71,9 @@ def predicted_of(row: RequestRecord) -> tuple[int, int] | None:
     """Bounds of its answer's tokens, as predicted at its arrival. None without a prediction."""
     bounds = row.length_bounds
     return (bounds[0], bounds[1]) if len(bounds) == 2 else None
+
+
+def refined_of(row: RequestRecord) -> tuple[int, int, int] | None:
+    """Its tokens when its bounds were predicted last while it ran, and these bounds. None if they never were."""
+    found = row.refined_bounds
+    return None if found is None or len(found) != 3 else (found[0], found[1], found[2])

@@ -106,8 +106,9 @@ def _row(record: RequestRecord) -> list[Any]:
         values["priority"] = max(-_INT_MAX, min(_INT_MAX, record.priority))
     for name in ("decisions", "token_times", "length_features", "length_bounds", "tool_steps"):
         values[name] = _json(values[name])
-    if record.parents is not None:
-        values["parents"] = _json(record.parents)
+    for name in ("parents", "refined_bounds"):
+        if values[name] is not None:
+            values[name] = _json(values[name])
     return list(values.values())
 
 

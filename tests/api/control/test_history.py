@@ -155,8 +155,10 @@ def test_requests_are_filtered(viewer, query, found):
 
 
 def test_one_request_shows_its_decisions_and_token_times(viewer):
-    name = stored()
+    name = stored(length_bounds=[5, 90], refined_bounds=[50, 60, 80])
     shown = viewer.get(f"/requests/{name}").data
+    assert (shown["length_bounds"], shown["refined_bounds"]) == ([5, 90], [50, 60, 80])
+    assert viewer.get(f"/requests/{stored()}").data["refined_bounds"] is None
     assert shown["decisions"] == [{"kind": "dispatch", "reason": "fits"}]
     assert shown["token_times"][0] == 0.2
     assert "decisions" not in viewer.get("/requests", id=name).data["items"][0]

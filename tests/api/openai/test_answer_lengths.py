@@ -64,7 +64,11 @@ def test_the_bound_of_a_running_answer_is_predicted_again_every_50_tokens():
             bounded = [event for event in told if isinstance(event, ev.AnswerBounded)]
             assert len(bounded) == 2
             assert 50 < bounded[0].most_tokens < bounded[1].most_tokens <= 300
-            assert bounded[0].request_id == bed.sink.records[-1].id
+            (record,) = bed.sink.records
+            assert bounded[0].request_id == record.id
+            produced, least, most = record.refined_bounds
+            assert 100 <= produced <= least <= most == bounded[1].most_tokens
+            assert record.length_bounds[1] != most, "what was predicted at its arrival stays"
 
     asyncio.run(run())
 
@@ -76,5 +80,6 @@ def test_without_a_forest_nothing_is_predicted_again():
             answer = await bed.ask(completion(max_tokens=300, stream=True))
             assert answer.status == 200
             assert bed.gateway.runtime.to_refine == []
+            assert bed.sink.records[-1].refined_bounds is None
 
     asyncio.run(run())

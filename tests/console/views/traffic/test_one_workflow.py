@@ -148,7 +148,17 @@ def cells(text, table):
 def test_stages_have_due_times_slack_and_predicted_lengths(viewer, acme, django_assert_max_num_queries):
     begin("w1", 60.0, stages=(("plan", 1.0), ("write", 3.0), ("check", 1.0)))
     factories.records_stored(
-        call("w1", 30, 20.0, left_s=60, steps_left=4, stage="plan", output_tokens=5, length_bounds=(2, 9)),
+        call(
+            "w1",
+            30,
+            20.0,
+            left_s=60,
+            steps_left=4,
+            stage="plan",
+            output_tokens=5,
+            length_bounds=(2, 9),
+            refined_bounds=[3, 4, 8],
+        ),
         call("w1", 9, 2.0, left_s=39, steps_left=3, stage="write", output_tokens=7, length_bounds=(4, 8)),
         call("w1", 8, 1.0, left_s=38, steps_left=2, stage="write", output_tokens=3, length_bounds=(1, 5)),
     )
@@ -162,7 +172,9 @@ def test_stages_have_due_times_slack_and_predicted_lengths(viewer, acme, django_
     none = {label: ["–"] for label in ("Due", "Ended", "Slack", "Predicted")}
     assert check == none | {label: ["0"] for label in ("Requests", "Tokens out", "Goodput tokens")}
     first, second, _ = cells(text, "workflow-requests")
-    assert (first["Slack"], first["Tokens out"]) == (["\u22125.00", "s"], ["5", "predicted", "2", "to", "9"])
+    assert first["Slack"] == ["\u22125.00", "s"]
+    assert first["Tokens out"] == ["5", "predicted", "2", "to", "9", "after", "3:", "4", "to", "8"]
+    assert "5 tokens, predicted 2 to 9, after 3 tokens 4 to 8" in text
     assert second["Slack"] == ["11.0", "s"]
 
 

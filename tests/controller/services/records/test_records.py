@@ -27,7 +27,9 @@ def test_the_columns_are_the_contracts_fields_in_order():
 
 
 def test_a_batch_is_stored_as_it_was():
-    record = factories.record(priority=2, target_deadline_s=9.0, queue_s=None, prefill_instance="engine-2")
+    record = factories.record(
+        priority=2, target_deadline_s=9.0, queue_s=None, prefill_instance="engine-2", refined_bounds=[50, 60, 90]
+    )
 
     assert factories.records_stored(record) == 1
 
