@@ -13,13 +13,14 @@ Calls of one session (Mooncake's are inferred from shared prefixes) are a workfl
 - `pinball`: mean loss at 0.9 at the arrival, in tokens, and of the constant quantile of the training answers.
 - `bound_over_truth`: P5, P50, P95 of bound / length by tokens produced (Fig. 4.1(b)).
 - `stage_error`, `match_ms`, `graph_bytes` (with `--traces`): pattern graphs of agents' runs, asked about others
-  (`benchmarks.analyzer.graphs`).
-- `live` (with `--live`): see `benchmarks.analyzer.live`.
+  (`benchmarks.analyzer.graphs`). `stage_error` is printed as a table for each trace, by step and rule.
+- `live` (not with `--no-live`): a gateway learns from its own requests, see `benchmarks.analyzer.live`. It starts
+  PostgreSQL, Redis, an engine and the gateway.
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
 Without `--traces DIR` (a folder with the traces under their names) only the Azure trace that is shipped is read.
-QUICK=1: its first 3,000 requests. Last line: JSON. Goals: adaptive coverage within 0.02 of 0.9 or 0.9 in its interval,
-`pinball` less by 30 % on azure2023_conv and 5 % on mooncake_conversation, `predict_ms.p99` 2,
+QUICK=1: its first 3,000 requests, and fewer live ones. Last line: JSON. Goals: adaptive coverage within 0.02 of 0.9 or
+0.9 in its interval, `pinball` less by 30 % on azure2023_conv and 5 % on mooncake_conversation, `predict_ms.p99` 2,
 `match_ms.p99` 1 at 500 graphs, `graph_bytes` 200.
 """
 
@@ -40,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.analyzer.graphs import graph_figures
+from benchmarks.analyzer.graphs import graph_figures, stage_table
 from benchmarks.analyzer.live import live
 from benchmarks.load.trials import note
 from controller.predict.answer_lengths import FEATURES, TARGET, AdaptiveLevel, LengthHistory
@@ -192,11 +193,13 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder with the traces; default: only the one that is shipped")
-    parser.add_argument("--live", action="store_true", help="also `live`: a gateway learns from its own requests")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--live", action=argparse.BooleanOptionalAction, default=True, help="a gateway learns from its own requests"
+    )
+    args = parser.parse_args(argv)
     quick = os.environ.get("QUICK", "") not in ("", "0")
     paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
     result: dict[str, Any] = {"coverage": {}, "pinball": {}, "bound_over_truth": {}, "train_s": {}, "seed": SEED}
@@ -221,8 +224,7 @@ def main() -> None:
         graphs = graph_figures(args.traces)
         result |= graphs
         for name, stages in graphs["stage_error"].items():
-            for stage, row in stages.items():
-                print(f"{name:30} from step {stage:>2}: {row}")
+            print(stage_table(name, stages))
         print(f"{'graphs':30} match_ms {graphs['match_ms']}, graph_bytes {graphs['graph_bytes']}")
     if args.live:
         result["live"] = live(

@@ -11,7 +11,7 @@ import csv
 import gzip
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,19 @@ def formulations(graphs: GraphSet, graph: int, calls: Sequence[Call], level: int
         f"due_{rule}": abs(stage_due(rule, seconds, level, first, began, whole) - first - truth * whole) / whole
         for rule in STAGE_DEADLINES
     }
+
+
+def stage_table(trace: str, stages: Mapping[str, Mapping[str, float]]) -> str:
+    """`stage_errors` for people: a row for each stage, and a column for each rule. A rule that was asked nowhere in a
+    stage has no figure there."""
+    columns = list(dict.fromkeys(name for row in stages.values() for name in row))
+    widths = [max(8, len(name)) for name in columns]
+    heads = [f"{name:>{width}}" for name, width in zip(columns, widths, strict=True)]
+    lines = ["  ".join([f"{trace:30}", *heads])]
+    for stage, row in stages.items():
+        cells = [f"{row.get(name, '-'):>{width}}" for name, width in zip(columns, widths, strict=True)]
+        lines.append("  ".join([f"{'from step ' + stage:>30}", *cells]))
+    return "\n".join(lines)
 
 
 def match_times(recorded: Sequence[Sequence[Call]], asked: Sequence[Sequence[Call]]) -> tuple[list[float], GraphSet]:

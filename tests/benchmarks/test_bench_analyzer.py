@@ -1,5 +1,11 @@
 """bench-analyzer trains on the first part of a trace and asks about the later one."""
 
+import json
+
+import pytest
+
+from benchmarks import bench_analyzer
+from benchmarks.analyzer.graphs import stage_table
 from benchmarks.bench_analyzer import PRODUCED, SHIPPED, Answer, cut, forest_of, interval, judged, pinball
 from controller.predict.answer_lengths import FEATURES
 
@@ -38,3 +44,24 @@ def test_figures():
     assert pinball(truth, bound) == (0.1 * 10 + 0.9 * 10) / 2
     assert interval(np.array([True] * 10), ["a"] * 10) == [1.0, 1.0]
     assert Answer("s", (1.0,), 3).tokens == 3
+
+
+@pytest.mark.parametrize(("options", "found"), [([], {"coverage": 0.9}), (["--no-live"], None)])
+def test_the_live_part_is_in_the_last_line_unless_it_is_left_out(monkeypatch, capsys, options, found):
+    asked = []
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(bench_analyzer, "QUICK_ROWS", 400)
+    monkeypatch.setattr(bench_analyzer, "live", lambda lengths, **how: asked.append(how) or {"coverage": 0.9})
+    bench_analyzer.main(options)
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last.get("live") == found
+    assert asked == ([] if found is None else [{"quick": True, "seed": bench_analyzer.SEED}])
+    assert "azure2023_conv" in last["coverage"]
+
+
+def test_errors_of_stages_are_a_table_by_stage_and_rule():
+    stages = {"0": {"steps": 40, "even_split": 0.2}, "10": {"steps": 7, "even_split": 0.125, "due_own_share": 0.05}}
+    heads, first, second = (line.split() for line in stage_table("a_trace", stages).splitlines())
+    assert heads == ["a_trace", "steps", "even_split", "due_own_share"]
+    assert first == ["from", "step", "0", "40", "0.2", "-"]
+    assert second == ["from", "step", "10", "7", "0.125", "0.05"]
