@@ -371,20 +371,21 @@ class ShadowInstance:
         self._prompts[request.tenant, request.slo_class] += request.prompt_tokens
         self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
         self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)
-        alone = self._alone
-        if alone is None:
-            return
         if not seen or self._others_count:
             self._alone = None
+        if (alone := self._alone) is None:
             return
+        # A batch is whole once a prefill of a later one has ended, or nothing is left that could be of it.
+        if alone.seconds >= OBSERVE_EVERY_S and not alone.same_batch(now):
+            self._learn_prefills(alone)
+            self._alone = alone = PrefillsAlone(alone.until)
         alone.add(sent.new_tokens, sent.squares, now)
-        goes_on = len(self.waiting) > 1 and not self.decodes
-        if (goes_on and alone.seconds < OBSERVE_EVERY_S) or not alone.seconds:
-            return
-        # The next prefill has begun when this one ended; where the sequence decodes from here on, nothing is alone.
-        self._alone = PrefillsAlone(now) if goes_on else None
-        predicted = self.latency.prefill_sums(alone.tokens, alone.squares)
-        if self._stalled(alone.seconds, predicted):
+        if self.decodes or len(self.waiting) <= 1:
+            self._alone = None  # where the sequence decodes from here on, nothing is alone
+            self._learn_prefills(alone)
+
+    def _learn_prefills(self, alone: PrefillsAlone) -> None:
+        if self._stalled(alone.seconds, self.latency.prefill_sums(alone.tokens, alone.squares)):
             return
         if self.fit.observe_prefills(alone.batches, alone.tokens, alone.squares, alone.seconds):
             self.refitted()

@@ -403,9 +403,13 @@ class PrefillsAlone:
         self.begun = self.until = begun
         self.batches = self.tokens = self.squares = 0
 
+    def same_batch(self, now: float) -> bool:
+        """Whether a prefill that ends now was computed in the newest batch here."""
+        return self.batches > 0 and now - self.until <= SAME_BATCH_S
+
     def add(self, tokens: int, squares: int, now: float) -> None:
         """One prefill ended. Those that end together were one batch."""
-        if now - self.until > SAME_BATCH_S or not self.batches:
+        if not self.same_batch(now):
             self.batches += 1
         self.until = now
         self.tokens += tokens

@@ -9,6 +9,7 @@ from benchmarks.bench_prune import plan, run
 from controller.core import events as ev
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
+from controller.predict.latency import LatencyModel
 from controller.scale import ScalingConfig
 from controller.simulator import Demand, InstanceSettings, LinkSettings, Simulation, SimulationSettings
 from controller.simulator.mapping import around
@@ -105,6 +106,23 @@ def test_a_prefill_instance_learns_from_the_prefills_that_end_there():
     predicted = learned.prefill_a + learned.prefill_b * 1500 + learned.prefill_c * 1500**2
     truth = A100.prefill_a + A100.prefill_b * 1500 + A100.prefill_c * 1500**2
     assert predicted == pytest.approx(truth, rel=0.15)
+
+
+def test_prompts_that_end_in_one_batch_are_learned_as_one_batch():
+    """Short and long prompts share batches that are longer than the least interval to learn from."""
+    prefill, decode = replace(QUICK, role="prefill"), replace(QUICK, role="decode", max_num_seqs=256)
+    rng = np.random.default_rng(11)
+    at, prompts = np.cumsum(rng.exponential(1 / 25, 600)), rng.choice([30, 60, 300, 1000], 600)
+    targets = Targets(1.0, 0.2, None, 10.0)
+    demands = [
+        Demand(f"r{i}", float(at[i]), int(prompts[i]), 10, targets, "c", max_tokens=10) for i in range(len(prompts))
+    ]
+    dispatcher = build_dispatcher("slackline")
+    settings = SimulationSettings((prefill, decode), links=LinkSettings())
+    Simulation(settings, dispatcher, demands, migrator=build_migrator("slackline")).run()
+    learned, truth = (LatencyModel(each) for each in (dispatcher.learned()["engine-0"], A100))
+    for tokens in (60, 300, 1000, 2000):
+        assert learned.prefill([tokens]) == pytest.approx(truth.prefill([tokens]), rel=0.15)
 
 
 @pytest.mark.parametrize("gateways", [2, 4])
