@@ -6,12 +6,16 @@ For each cell (benchmarks.fleets.cells) the knee of engine_priority_deadline is 
 multiples of it on the same requests. A table by cell and rate; last line: JSON with `by_fleet`, in which
 
 - `attainment`: by policy, the mean over the seeds;
+- `expired` and `refused`: by policy, requests of all seeds that ended without an answer, because their client gave up
+  or because they were refused;
+- `cost`: by policy, instance-seconds until the last request has ended, the mean over the seeds;
 - `refused_wrongly`: requests that the default refused although an instance of the fleet could have kept their targets
   alone, by its true latency;
-- `direction_changes_per_h`: how often its scaler went from out to in or back, and `cost`, in instance-seconds.
+- `direction_changes_per_h`: how often the scaler of one of its stages went from out to in or back.
 
 `lead` is the default's attainment over the best baseline's where that attains 0.5 to 0.9, `worst` its smallest
-difference to the best baseline over all cells.
+difference to the best baseline over all cells, `expired` the number of its requests that expired in all cells, and
+`cost_ratio` the mean of its cost over the best baseline's.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -35,7 +40,9 @@ from controller.simulator.report.summary import attainment
 from controller.simulator.runner import rates_of, run_once
 
 CONTESTED = (0.5, 0.9)  # where the best baseline attains this much, policies can make a difference
-SCALING = {"scale_out": 1, "scale_in": -1}
+SCALING = {"scale_out": 1, "scale_in": -1, "role_change": -1}  # its subject is the stage that gives the instance
+BY_POLICY = ("attainment", "expired", "refused", "cost")
+OF_DEFAULT = ("refused_wrongly", "direction_changes_per_h")
 
 
 def wrongly_refused(record: SimRecord, latencies: Sequence[LatencyCoefficients]) -> bool:
@@ -52,8 +59,12 @@ def wrongly_refused(record: SimRecord, latencies: Sequence[LatencyCoefficients])
 
 
 def direction_changes(result: RunResult) -> int:
-    signs = [SCALING[decision.kind] for decision in result.decisions if decision.kind in SCALING]
-    return sum(one != other for one, other in pairwise(signs))
+    """Counted for each stage by itself: prefill may need more while decode needs less."""
+    stages: dict[str, list[int]] = defaultdict(list)
+    for decision in result.decisions:
+        if decision.kind in SCALING:
+            stages[decision.subject].append(SCALING[decision.kind])
+    return sum(one != other for signs in stages.values() for one, other in pairwise(signs))
 
 
 def run_policy(plan: ExperimentPlan, contender: Contender, rate: float | None) -> dict[str, Any]:
@@ -61,8 +72,11 @@ def run_policy(plan: ExperimentPlan, contender: Contender, rate: float | None) -
     latencies = sorted({instance.latency for instance in plan.settings.instances})
     results = [run_once(plan, contender, rate, seed) for seed in plan.seeds]
     hours = sum(result.ended_at for result in results) / 3600
+    outcomes = Counter(record.outcome for result in results for record in result.records)
     return {
         "attainment": round(statistics.mean(attainment(result.records) for result in results), 4),
+        "expired": outcomes[Outcome.EXPIRED],
+        "refused": outcomes[Outcome.REFUSED],
         "refused_wrongly": sum(wrongly_refused(r, latencies) for result in results for r in result.records),
         "direction_changes_per_h": round(sum(map(direction_changes, results)) / hours, 1),
         "cost": round(statistics.mean(result.cost for result in results), 1),
@@ -80,14 +94,13 @@ def run_cell(name: str, duration_s: float | None) -> list[dict[str, Any]]:
     rates, knee = rates_of(fixed)
     for rate in rates:
         by_policy = {each.label: run_policy(plan, each, rate) for each in plan.contenders}
-        default = by_policy[DEFAULT]
         entries.append(
             {
                 "fleet": name,
                 "rate": None if rate is None else round(rate, 2),
                 "times_knee": round(rate / knee, 2) if rate and knee else None,
-                "attainment": {label: found["attainment"] for label, found in by_policy.items()},
-                **{key: default[key] for key in ("refused_wrongly", "direction_changes_per_h", "cost")},
+                **{key: {label: found[key] for label, found in by_policy.items()} for key in BY_POLICY},
+                **{key: by_policy[DEFAULT][key] for key in OF_DEFAULT},
             }
         )
     return entries
@@ -104,17 +117,40 @@ def best_baseline(entry: dict[str, Any]) -> tuple[str, float]:
 
 
 def summary(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    pairs = [(entry["attainment"][DEFAULT], best_baseline(entry)[1]) for entry in entries]
+    bests = [best_baseline(entry) for entry in entries]
+    pairs = [(entry["attainment"][DEFAULT], best) for entry, (_, best) in zip(entries, bests, strict=True)]
+    costs = [entry["cost"][DEFAULT] / entry["cost"][label] for entry, (label, _) in zip(entries, bests, strict=True)]
     contested = [ours / theirs for ours, theirs in pairs if CONTESTED[0] <= theirs <= CONTESTED[1]]
     return {
         "benchmark": "fleets",
         "lead": round(statistics.mean(contested), 4) if contested else None,
         "contested": len(contested),
         "worst": round(min(ours - theirs for ours, theirs in pairs), 4),
+        "expired": sum(entry["expired"][DEFAULT] for entry in entries),
+        "cost_ratio": round(statistics.mean(costs), 4),
         "refused_wrongly": sum(entry["refused_wrongly"] for entry in entries),
         "direction_changes_per_h": max(entry["direction_changes_per_h"] for entry in entries),
         "by_fleet": list(entries),
     }
+
+
+def heading() -> str:
+    of_policy = f"{'expired':>8}{'cost':>9}"
+    return (
+        f"{'fleet':<25}{'x knee':>7}{DEFAULT:>11}{of_policy}  {'best baseline':<31}{of_policy}"
+        f"{'wrongly refused':>17}{'changes/h':>10}"
+    )
+
+
+def row(entry: dict[str, Any]) -> str:
+    """An entry of the table: the default and the best baseline side by side."""
+    label, value = best_baseline(entry)
+    ours, theirs = (f"{entry['expired'][each]:>8}{entry['cost'][each]:>9.1f}" for each in (DEFAULT, label))
+    return (
+        f"{entry['fleet']:<25}{entry['times_knee'] or 0:>7.2f}{entry['attainment'][DEFAULT]:>11.4f}{ours}"
+        f"  {label + ' ' + format(value, '.4f'):<31}{theirs}"
+        f"{entry['refused_wrongly']:>17}{entry['direction_changes_per_h']:>10.1f}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -123,17 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--duration", type=float, help="seconds of traffic (default: as the cells say)")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     args = parser.parse_args(arguments)
-    print(f"{'fleet':<22}{'x knee':>7}{DEFAULT:>11}  {'best baseline':<32}{'refused':>8}{'changes/h':>10}{'cost':>9}")
+    print(heading())
     entries: list[dict[str, Any]] = []
     with ProcessPoolExecutor(args.workers) as pool:
         for found in pool.map(run_cell, args.cells, [args.duration] * len(args.cells)):
             for entry in found:
-                label, value = best_baseline(entry)
-                print(
-                    f"{entry['fleet']:<22}{entry['times_knee'] or 0:>7.2f}{entry['attainment'][DEFAULT]:>11.4f}"
-                    f"  {label + ' ' + format(value, '.4f'):<32}{entry['refused_wrongly']:>8}"
-                    f"{entry['direction_changes_per_h']:>10.1f}{entry['cost']:>9.1f}"
-                )
+                print(row(entry))
                 sys.stdout.flush()
             entries += found
     print(json.dumps(summary(entries)))

@@ -137,12 +137,19 @@ def cells() -> dict[str, dict[str, Any]]:
             "a scaler, long prompts and 256 sequences",
             instances(1, max_num_seqs=256), LONG_PROMPTS, 256, elastic=ELASTIC,
         ),
+        "elastic_gateways_2": cell("a scaler, two gateways", instances(1), elastic=ELASTIC, gateways=2),
+        "elastic_disaggregated": cell(
+            "a scaler for each stage", disaggregated(1, 1), links=LINKS, elastic={**ELASTIC, "decode": ELASTIC}
+        ),
         "unprofiled_gateways": cell("no profile, two gateways", instances(profiled=False), LONG_PROMPTS, gateways=2),
     }  # fmt: skip
     for prefill, decode in ((1, 1), (1, 3), (3, 1)):
         found[f"disaggregated_{prefill}_{decode}"] = cell(
             f"{prefill} prefill and {decode} decode instances", disaggregated(prefill, decode), links=LINKS
         )
+    found["disaggregated_gateways_2"] = cell(
+        "a prefill and a decode instance, two gateways", disaggregated(1, 1), links=LINKS, gateways=2
+    )
     prefills, decodes = disaggregated(2, 2)
     decodes |= {"max_num_seqs": 16, "first_token_with_kv": False}  # vLLM and SGLang; few slots, so that they are scarce
     found["disaggregated_in_a_slot"] = cell(

@@ -7,13 +7,21 @@ import pytest
 
 from benchmarks import bench_fleets
 from benchmarks.fleets.cells import DEFAULT, FOLDER, cells, text
+from controller.core.decisions import Decision
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.simulator.experiment import parse_experiment
+from controller.simulator.report.results import RunResult
 from controller.simulator.runner import run_once
 from controller.simulator.simulation import Simulation
 from tests.controller.simulator.runs import simulate, some_demands
 
 RATE = {"disaggregated_1_1": 20.0}
+WAVES = (  # requests/s for several instances and for one, and for how many seconds
+    ("elastic", (80.0, 20.0), (8.0, 40.0)),
+    ("elastic_mixed", (9.0, 40.0), (1.0, 60.0)),
+    ("elastic_gateways_2", (80.0, 20.0), (8.0, 40.0)),
+    ("elastic_disaggregated", (80.0, 20.0), (8.0, 40.0)),
+)
 
 
 def test_the_files_are_those_of_the_cells():
@@ -36,12 +44,12 @@ def test_in_every_fleet_all_requests_end_once_and_none_is_refused_wrongly(name):
     assert not any(bench_fleets.wrongly_refused(record, latencies) for record in result.records)
 
 
-@pytest.mark.parametrize(("cell", "busy", "quiet"), [("elastic", 80.0, 8.0), ("elastic_mixed", 9.0, 1.0)])
+@pytest.mark.parametrize(("cell", "busy", "quiet"), WAVES)
 def test_a_scaler_follows_a_wave_once_and_takes_no_instance_that_work_needs(cell, busy, quiet):
-    """40 s of traffic for three or four instances, 60 s for one, and 40 s again."""
+    """Traffic for three or four instances (of the stage that needs them), for one, and for as many again."""
     plan = parse_experiment(cells()[cell], bench_fleets._no_files, bench_fleets._no_files)
     demands, began = [], 0.0
-    for number, (seconds, rate) in enumerate(((40.0, busy), (60.0, quiet), (40.0, busy))):
+    for number, (rate, seconds) in enumerate((busy, quiet, busy)):
         phase = replace(plan.workload, duration_s=seconds).demands(rate, 1000 + number)
         demands += [replace(each, id=f"{number}.{each.id}", at=began + each.at) for each in phase]
         began += seconds
@@ -67,13 +75,40 @@ def test_a_refusal_is_wrong_only_where_an_instance_could_have_kept_the_targets()
     assert not bench_fleets.wrongly_refused(record, [quick])
 
 
+def test_a_stage_changes_direction_by_its_own_decisions():
+    result = RunResult("slackline")
+    for kind, role in (("scale_out", "prefill"), ("scale_in", "decode"), ("scale_out", "prefill")):
+        result.decisions.append(Decision(kind, "load", f"model/{role}", 1.0, {}))
+    result.decisions.append(Decision("role_change", "demand_diverged", "model/decode", 1.0, {}))
+    assert bench_fleets.direction_changes(result) == 0
+    result.decisions.append(Decision("role_change", "demand_diverged", "model/prefill", 2.0, {}))
+    assert bench_fleets.direction_changes(result) == 1
+
+
+def test_requests_that_were_given_up_count_for_each_policy_with_its_cost():
+    config = cells()["slots_8"]
+    config["workload"]["duration_s"], config["settings"]["cutoff_s"] = 2.0, 1.0
+    plan = parse_experiment(config, bench_fleets._no_files, bench_fleets._no_files)
+    contenders = {each.label: each for each in plan.contenders}
+    found = {label: bench_fleets.run_policy(plan, contenders[label], 200.0) for label in (DEFAULT, "scorpio")}
+    assert found[DEFAULT]["expired"] > 100
+    assert found[DEFAULT]["refused"] == 0
+    assert found["scorpio"]["refused"] > 100
+    assert all(2 * 2.0 <= each["cost"] <= 2 * 3.1 for each in found.values()), "two instances until clients give up"
+
+
 def test_the_last_line_is_json_with_every_fleet(capsys):
     bench_fleets.main(["--cells", "slots_8", "--duration", "3", "--workers", "1"])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    heading, *rows, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)
+    assert {len(each) for each in (heading, *rows)} == {len(heading)}
     assert {entry["fleet"] for entry in found["by_fleet"]} == {"slots_8"}
     assert found["refused_wrongly"] == 0
     entry = found["by_fleet"][0]
-    assert DEFAULT in entry["attainment"]
+    for key in bench_fleets.BY_POLICY:
+        assert DEFAULT in entry[key]
+        assert entry[key].keys() == entry["attainment"].keys()
+    assert found["expired"] == sum(entry["expired"][DEFAULT] for entry in found["by_fleet"])
     assert found["worst"] <= entry["attainment"][DEFAULT] - bench_fleets.best_baseline(entry)[1]
 
 
